@@ -1,0 +1,11 @@
+"""Train the ViT on MNIST.
+
+    python train.py data/loader=gpu_slice                      one run
+    python train.py -m data/loader=disk,ram batch_size=300     a sweep
+    python train.py --help                                     every group and key
+"""
+
+from vitmnist.__main__ import main
+
+if __name__ == "__main__":
+    main()

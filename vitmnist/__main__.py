@@ -1,0 +1,91 @@
+"""The command line: `python train.py`, `python -m vitmnist` and `vitmnist` are the same program."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from vitmnist.config import register_schema
+from vitmnist.errors import ConfigError, DataError, UserError
+from vitmnist.explain import explain
+
+log = logging.getLogger(__name__)
+
+PACKAGE = Path(__file__).resolve().parent
+# A wheel carries conf/ inside the package; in a source tree it stands beside it.
+CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
+
+# Hydra then hands its errors on, instead of printing them its own way; see `main`.
+SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
+os.environ["HYDRA_FULL_ERROR"] = "1"
+
+register_schema()
+
+
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+def train(composed: DictConfig) -> None:
+    """One run; Hydra calls this once for a run and once for each job of a sweep."""
+    from vitmnist.run import run  # imports torch: not before Hydra has answered --help
+
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    try:
+        run(composed, folder, list(job.overrides.task), chosen(job.runtime.choices))
+    except UserError as error:
+        if job.mode == RunMode.MULTIRUN:
+            log.error("job %s failed: %s", job.job.num, error)
+            raise
+        if isinstance(error, ConfigError | DataError):
+            discard(folder, job)
+        fail(error)
+    here = os.path.relpath(folder)
+    log.info("records in %s; look at them with\n    tensorboard --logdir %s", here, here)
+
+
+def chosen(choices: DictConfig) -> dict[str, str | None]:
+    """The chosen member of each of our groups: `{"model": "vit", "loader": "prefetch", "loader.base": "ram", …}`."""
+    names = {}
+    for group, choice in choices.items():
+        if not str(group).startswith("hydra/"):
+            names[str(group).split("@")[-1].replace("/", ".").removeprefix("data.")] = choice
+    return names
+
+
+def discard(folder: Path, job: DictConfig) -> None:
+    """Remove what a run left that never began; a folder that holds anything else stays."""
+    for file in (folder / "result.json", folder / f"{job.job.name}.log", *(folder / job.output_subdir).glob("*.yaml")):
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        for empty in (folder / job.output_subdir, folder, folder.parent):
+            empty.rmdir()
+
+
+def fail(error: BaseException) -> NoReturn:
+    """End with one message and exit code 1; with a traceback where it was asked for, or the program is at fault."""
+    message = explain(error, CONF)
+    if SHOW_TRACEBACK or message is None:
+        raise error
+    sys.exit(f"error: {message}")
+
+
+def main() -> None:
+    """Run the program."""
+    try:
+        train()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The schema of the configuration, and the checks that Hydra lacks.
+
+Hydra composes `conf/*.yaml` over `Config`, so that a wrong type is refused before anything starts. The options of a
+group with several members (a model, a loader, an optimizer) stand beside the code that reads them, and the member's
+registry turns them into its dataclass with `typed`. This file imports no torch: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from vitmnist.errors import ConfigError, choices
+
+Schema = TypeVar("Schema")
+
+
+def bounded(
+    default: Any = MISSING,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field whose number `typed` holds between bounds."""
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
+
+
+class Shuffle(str, Enum):
+    """How an epoch is ordered; see `vitmnist.data.order`."""
+
+    sample = "sample"
+    batch = "batch"
+    none = "none"
+
+
+@dataclass
+class DataConfig:
+    """`data`: what is loaded, in which order, and how."""
+
+    root: str = MISSING
+    shuffle: Shuffle = MISSING
+    drop_last: bool = MISSING
+    dataset: dict[str, Any] = MISSING
+    loader: dict[str, Any] = MISSING
+    augment: dict[str, Any] = MISSING
+
+
+@dataclass
+class Config:
+    """The whole configuration. Defaults stand in `conf/`, where each key is explained."""
+
+    batch_size: int = bounded(at_least=1)
+    epochs: int = bounded(at_least=1)
+    seed: int = bounded(at_least=0)
+    device: str = MISSING
+    model: dict[str, Any] = MISSING
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: dict[str, Any] = MISSING
+    schedule: dict[str, Any] = MISSING
+
+
+def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
+    """`values` as an instance of the dataclass `schema`.
+
+    Every key must be there and none may be unknown: struct mode lets `+model.detph=3` through, and a key deleted
+    with `~` would fall back to a default in silence.
+
+    Args:
+        key: where the values stand in the configuration, for the message.
+
+    Raises:
+        ConfigError: an unknown or missing key, a wrong type, a number out of its bounds.
+    """
+    _check_keys(schema, values, key)
+    try:
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(values)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{_join(key, error.full_key)}: {error.msg}") from error
+    _check_bounds(options, key)
+    return options  # type: ignore[return-value]
+
+
+def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
+    known = {field.name: field for field in fields(schema)}
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"{_join(key, name)}: there is no such key; {choices(name, known)}")
+    for name, item in known.items():
+        if values.get(name, MISSING) == MISSING:
+            raise ConfigError(f"{_join(key, name)} is missing: give it a value, as {_join(key, name)}=VALUE")
+        if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
+            _check_keys(item.default_factory, values[name], _join(key, name))
+
+
+def _check_bounds(options: Any, key: str) -> None:
+    holds = {
+        "at least": lambda value, bound: value >= bound,
+        "above": lambda value, bound: value > bound,
+        "at most": lambda value, bound: value <= bound,
+        "below": lambda value, bound: value < bound,
+    }
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if is_dataclass(value):
+            _check_bounds(value, _join(key, item.name))
+        # `not holds` also refuses NaN, which compares false with everything.
+        elif value is not None and any(not holds[name](value, bound) for name, bound in item.metadata.items()):
+            allowed = " and ".join(f"{name} {bound}" for name, bound in item.metadata.items())
+            raise ConfigError(f"{_join(key, item.name)}={value}: must be {allowed}")
+
+
+def _join(key: str, name: object) -> str:
+    return f"{key}.{name}" if key else str(name)
+
+
+def run_label(overrides: Sequence[str]) -> str:
+    """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`."""
+    parts = []
+    for override in overrides:
+        name, _, value = override.lstrip("+~").partition("=")
+        group = "/" in name or name in ("model", "optimizer", "schedule", "experiment")
+        short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
+        parts.append(value if group and "@" not in name else f"{short}{value}")
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
+
+
+_RUN_TOKEN = secrets.token_hex(3)
+
+
+def register_schema() -> None:
+    """Make the schema and the resolvers of `conf/config.yaml` known to Hydra."""
+    ConfigStore.instance().store(name="config_schema", node=Config)
+    OmegaConf.register_new_resolver("run_label", run_label, replace=True)
+    # Two runs may start in the same second, in two containers with the same process id.
+    OmegaConf.register_new_resolver("run_token", lambda: _RUN_TOKEN, use_cache=True, replace=True)

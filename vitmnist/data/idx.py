@@ -1,0 +1,119 @@
+"""Reading, verifying and unpacking the IDX files of the MNIST family (http://yann.lecun.com/exdb/mnist)."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitmnist.atomic import write_whole
+from vitmnist.errors import DataError
+
+log = logging.getLogger(__name__)
+
+UINT8 = 0x08  # the IDX code of the one element type this family uses
+
+
+@dataclass(frozen=True)
+class IdxFile:
+    """An IDX file, packed (`.gz`) or not.
+
+    Args:
+        path: the file that exists.
+        checksum: `sha256:…` or `md5:…` of that very file; None where nobody publishes one.
+        unpacked: where `on_disk` puts the unpacked file, if `path` is packed.
+    """
+
+    path: Path
+    checksum: str | None
+    unpacked: Path
+
+    def read(self) -> Tensor:
+        """The array in the file, verified: uint8, of the header's shape.
+
+        Raises:
+            DataError: the file cannot be read, has another checksum, or is not a whole IDX file of bytes.
+        """
+        return parse_idx(self._content(), self.path)
+
+    def on_disk(self) -> Path:
+        """The unpacked file, which can be mapped into memory; written first where only the packed one exists.
+
+        Raises:
+            DataError: as in `read`, or the folder cannot be written.
+        """
+        if self.path.suffix != ".gz":
+            return self.path
+        content = self._content()
+        if self.unpacked.exists():
+            if _digest("sha256", self.unpacked.read_bytes()) == _digest("sha256", content):
+                return self.unpacked
+            log.warning("%s was damaged and is unpacked again from %s", self.unpacked, self.path)
+        try:
+            self.unpacked.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.unpacked, content)
+        except OSError as error:
+            raise DataError(
+                f"cannot unpack {self.path.name} into {self.unpacked.parent}: {error.strerror}; "
+                "name a folder that can be written with data.root=FOLDER"
+            ) from error
+        return self.unpacked
+
+    def _content(self) -> bytes:
+        """The unpacked bytes; a file is verified before it is unpacked."""
+        try:
+            stored = self.path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if self.checksum:
+            algorithm, _, expected = self.checksum.partition(":")
+            found = _digest(algorithm, stored)
+            if found != expected:
+                raise DataError(f"{self.path} is damaged: expected {algorithm} {expected}, found {found}")
+        if self.path.suffix != ".gz":
+            return stored
+        try:
+            return gzip.decompress(stored)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{self.path} is damaged: {error}") from error
+
+
+def parse_idx(content: bytes, path: Path) -> Tensor:
+    """The array of an IDX file of bytes, uint8, of the header's shape, without a copy of its elements.
+
+    Raises:
+        DataError: the header is not IDX, the elements are not bytes, or the length does not match the shape.
+    """
+    shape = read_shape(content[:16], path)
+    start, elements = 4 + 4 * len(shape), math.prod(shape)
+    if len(content) != start + elements:
+        raise DataError(
+            f"{path} is damaged: its header promises {start + elements} bytes, it has {len(content)}"
+        )
+    # bytearray, because torch wants memory that it may write to
+    return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8, offset=start).reshape(shape))
+
+
+def read_shape(header: bytes, path: Path) -> tuple[int, ...]:
+    """The shape in the first 16 bytes of an IDX file of bytes with one to three dimensions.
+
+    Raises:
+        DataError: the header is not such a one.
+    """
+    zeros, element_type, dimensions = struct.unpack(">HBB", header[:4].ljust(4, b"\xff"))
+    if zeros != 0 or element_type != UINT8 or dimensions not in (1, 2, 3) or len(header) < 4 + 4 * dimensions:
+        raise DataError(f"{path} is not an IDX file of bytes: it begins with {header[:4].hex(' ')}")
+    return struct.unpack_from(f">{dimensions}I", header, 4)
+
+
+def _digest(algorithm: str, content: bytes) -> str:
+    return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()

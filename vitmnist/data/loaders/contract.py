@@ -1,0 +1,73 @@
+"""What every loader promises, and the registry of those that do."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from types import TracebackType
+
+from torch import Tensor
+from typing_extensions import Self
+
+from vitmnist.data.order import EpochOrder
+from vitmnist.registry import Registry
+
+Batch = tuple[Tensor, Tensor]
+"""Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or float32 and
+normalised. A batch may be a view of the loader's own set: read it, do not write to it."""
+
+Batches = Generator[Batch, None, None]
+
+
+class Loader(ABC):
+    """Delivers the batches that an `EpochOrder` names, on a device.
+
+    A subclass is built with (options, split, order, device) and writes `batches`. What an epoch needs belongs to its
+    generator, which gives it back in a `finally`; what all epochs share belongs to the loader, which gives it back in
+    `close`. Whatever goes wrong while a batch is made is raised, as it is, where that batch would have come.
+    """
+
+    def __init__(self, order: EpochOrder) -> None:
+        self.order = order
+        self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
+        # Also at the end of the interpreter, while threads and processes can still be told to stop.
+        weakref.finalize(self, _close_all, self._live)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.order)
+
+    def epoch(self, number: int, start: int = 0) -> Batches:
+        """The batches of epoch `number` from batch `start` on: a pure function of the order's seed and the number.
+
+        Iterators that live at the same time do not disturb each other. One that is abandoned is closed by Python as
+        soon as nothing refers to it.
+        """
+        iterator = self.batches(number, start)
+        self._live.add(iterator)
+        return iterator
+
+    @abstractmethod
+    def batches(self, number: int, start: int) -> Batches:
+        """The generator behind `epoch`."""
+
+    def close(self) -> None:
+        """End the iterators that still live, and release what the loader owns."""
+        _close_all(self._live)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close_all(iterators: weakref.WeakSet[Batches]) -> None:
+    for iterator in list(iterators):
+        iterator.close()
+
+
+LOADERS: Registry[Loader] = Registry("data/loader")

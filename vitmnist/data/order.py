@@ -1,0 +1,88 @@
+"""Which images make up batch k of epoch e: the one source of indices for every loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitmnist.config import Shuffle
+from vitmnist.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """The batches of an epoch as a pure function of (seed, epoch), drawn on the CPU whatever the run's device is.
+
+    `shuffle`:
+        sample: a full permutation of the set.
+        batch: contiguous blocks in random order, as in the article; each is a view of the set. The blocks are the
+            same in every epoch, and a short block stays last.
+        none: the set as it stands, for evaluation.
+
+    Args:
+        size: images in the set.
+        drop_last: leave out a last batch shorter than `batch_size`.
+
+    Raises:
+        ConfigError: no batch would be left.
+    """
+
+    size: int
+    batch_size: int
+    seed: int
+    shuffle: Shuffle = Shuffle.sample
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size}: must be at least 1")
+        if self.drop_last and self.batch_size > self.size:
+            raise ConfigError(
+                f"batch_size={self.batch_size} is above the set's {self.size} images, so data.drop_last=true leaves "
+                f"no batch; type batch_size={self.size} or less, or data.drop_last=false"
+            )
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        full, rest = divmod(self.size, self.batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    def images(self) -> int:
+        """Images in an epoch."""
+        return len(self) * self.batch_size if self.drop_last else self.size
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
+        """The indices of each batch from batch `start` on: a slice where they are contiguous, else int64 `[B]`.
+
+        A permutation is moved to `device` once, and its batches are views of it there.
+
+        Raises:
+            ValueError: there is no batch `start`, and it is not the end either.
+        """
+        if not 0 <= start <= len(self):
+            raise ValueError(f"start={start}: an epoch has {len(self)} batches")
+        generator = self._generator(epoch)
+        if self.shuffle == Shuffle.sample:
+            permutation = torch.randperm(self.size, generator=generator).to(device)
+            for span in self._spans(range(start, len(self))):
+                yield permutation[span]
+        elif self.shuffle == Shuffle.batch:
+            full = self.size // self.batch_size
+            blocks = torch.randperm(full, generator=generator).tolist() + list(range(full, len(self)))
+            yield from self._spans(blocks[start:])
+        else:
+            yield from self._spans(range(start, len(self)))
+
+    def _spans(self, blocks: range | list[int]) -> Iterator[slice]:
+        for block in blocks:
+            yield slice(block * self.batch_size, min((block + 1) * self.batch_size, self.size))
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        # torch's CPU generator keeps 32 bits of a seed, so that seed + epoch, or seed << 32, would make runs share
+        # epochs; SeedSequence mixes both well, and its output is fixed by NumPy's own promise.
+        (seed,) = np.random.SeedSequence((self.seed, epoch)).generate_state(1)
+        return torch.Generator().manual_seed(int(seed))

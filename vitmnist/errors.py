@@ -1,0 +1,30 @@
+"""Errors for the person who can mend them: each message says what was wrong, what is allowed, what to type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Shown as its message alone, without a traceback."""
+
+
+class ConfigError(UserError):
+    """A value of the configuration that cannot be used; the message names its key."""
+
+
+class DataError(UserError):
+    """A data file that is missing, damaged or not what it claims to be; the message names the file."""
+
+
+class TrainingError(UserError):
+    """Training that cannot go on, such as a loss that is not finite."""
+
+
+def choices(wrong: str, allowed: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest of the allowed names, then all of them."""
+    names = sorted(allowed)
+    near = get_close_matches(wrong, names, n=1, cutoff=0.5)
+    suggestion = f"did you mean {near[0]!r}? " if near else ""
+    return f"{suggestion}allowed: {', '.join(names) or 'none'}"

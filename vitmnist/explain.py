@@ -1,0 +1,71 @@
+"""Errors of Hydra and OmegaConf, said in one or two lines that name the key and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from vitmnist.errors import UserError, choices
+
+
+def explain(error: BaseException, conf: Path) -> str | None:
+    """What to tell the person; None if the error is not theirs to mend, and its traceback should be seen.
+
+    Args:
+        conf: the folder of the config groups.
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MissingConfigException):
+        return _unknown_choice(error)
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read; write KEY=VALUE, and put special characters in quotes"
+    if isinstance(error.__cause__, ConfigKeyError | ConfigAttributeError):
+        return _unknown_key(error.__cause__)
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        return f"{_override_in(error)}{_one_line(error.__cause__.msg)}"
+    if isinstance(error, HydraException):
+        return _unknown_group(str(error), conf) or _one_line(str(error))
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; name another folder with hydra.run.dir=FOLDER or hydra.sweep.dir=FOLDER"
+    return None
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    """`data/loader=ran`, where there is no such file in the group."""
+    group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
+    if not group or not error.options:
+        return _one_line(str(error))
+    return f"{group}={wrong}: there is no such choice; {choices(wrong, error.options)}"
+
+
+def _unknown_key(cause: OmegaConfBaseException) -> str:
+    """`bach_size=3`, where the configuration has no such key."""
+    known = [] if cause.parent_node is None else [str(key) for key in cause.parent_node]
+    if OmegaConf.is_dict(cause.parent_node) and "hydra" in known:
+        known.remove("hydra")
+    return f"{cause.full_key}: there is no such key; {choices(str(cause.key), known)}"
+
+
+def _unknown_group(message: str, conf: Path) -> str | None:
+    """`date/loader=ram`, where there is no such group."""
+    found = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", message)
+    if found is None:
+        return None
+    wrong = (found[1] or found[2]).partition("@")[0]
+    groups = {str(file.parent.relative_to(conf)) for file in conf.rglob("*.yaml") if file.parent != conf}
+    return f"{wrong}: there is no such config group; {choices(wrong, groups)}"
+
+
+def _override_in(error: BaseException) -> str:
+    """`batch_size=abc: `, where Hydra's message names the override."""
+    _, _, override = str(error).partition("Error merging override ")
+    return f"{_one_line(override)}: " if override else ""
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())

@@ -1,0 +1,52 @@
+"""A small convolutional network: fewer operations than the transformer, so that loading weighs more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vitmnist.config import bounded
+from vitmnist.errors import ConfigError
+from vitmnist.models.registry import MODELS
+
+
+@dataclass
+class CNNOptions:
+    """See `conf/model/cnn.yaml`."""
+
+    width: int = bounded(16, at_least=1)
+
+
+@MODELS.register("cnn", CNNOptions)
+class CNN(nn.Module):
+    """Two convolutions of 3×3, each halved by max pooling, and a linear layer.
+
+    Args:
+        shape: channels, height and width of an image.
+        classes: how many logits it gives.
+
+    Raises:
+        ConfigError: the image is too small to be halved twice.
+    """
+
+    def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < 4:
+            raise ConfigError(f"model=cnn halves the image twice, and {height}×{width} is below 4×4; try model=vit")
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, options.width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(options.width, 2 * options.width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(2 * options.width * (height // 4) * (width // 4), classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float `[B, C, H, W]` to logits `[B, classes]`."""
+        logits: Tensor = self.head(self.features(images))
+        return logits

@@ -1,0 +1,104 @@
+"""The articles' vision transformer (after Dosovitskiy et al., arXiv:2010.11929)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from vitmnist.config import bounded
+from vitmnist.errors import ConfigError
+from vitmnist.models.registry import MODELS
+
+
+@dataclass
+class ViTOptions:
+    """See `conf/model/vit.yaml`."""
+
+    patch_size: int = bounded(7, at_least=1)
+    dim: int = bounded(64, at_least=1)
+    depth: int = bounded(6, at_least=1)
+    heads: int = bounded(8, at_least=1)
+    head_dim: int = bounded(8, at_least=1)
+    mlp_dim: int = bounded(128, at_least=1)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; like the articles, it scales the logits by dim^-0.5, not by head_dim^-0.5."""
+
+    def __init__(self, options: ViTOptions) -> None:
+        super().__init__()
+        inner = options.heads * options.head_dim
+        self.heads = options.heads
+        self.scale = options.dim**-0.5
+        self.to_qkv = nn.Linear(options.dim, 3 * inner, bias=False)
+        self.to_out = nn.Linear(inner, options.dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[B, T, dim]` to the same shape."""
+        q, k, v = rearrange(self.to_qkv(tokens), "b t (qkv h d) -> qkv b h t d", qkv=3, h=self.heads)
+        attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        out: Tensor = self.to_out(rearrange(attended, "b h t d -> b t (h d)"))
+        return out
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: attention, then a GELU network, each added to its input."""
+
+    def __init__(self, options: ViTOptions) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(options.dim), Attention(options))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(options.dim),
+            nn.Linear(options.dim, options.mlp_dim),
+            nn.GELU(),
+            nn.Linear(options.mlp_dim, options.dim),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[B, T, dim]` to the same shape."""
+        tokens = tokens + self.attention(tokens)
+        return tokens + self.mlp(tokens)
+
+
+@MODELS.register("vit", ViTOptions)
+class ViT(nn.Module):
+    """Patches as tokens behind a class token, whose last state is classified.
+
+    Args:
+        shape: channels, height and width of an image.
+        classes: how many logits it gives.
+
+    Raises:
+        ConfigError: the patches do not tile the image.
+    """
+
+    def __init__(self, options: ViTOptions, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.patch = options.patch_size
+        if height % self.patch or width % self.patch:
+            fitting = [size for size in range(1, min(height, width) + 1) if height % size == width % size == 0]
+            raise ConfigError(
+                f"model.patch_size={self.patch} does not divide the image of {height}×{width}; "
+                f"allowed: {', '.join(map(str, fitting))}"
+            )
+        patches = (height // self.patch) * (width // self.patch)
+        self.embed = nn.Linear(channels * self.patch**2, options.dim)
+        self.class_token = nn.Parameter(torch.randn(1, 1, options.dim))
+        self.positions = nn.Parameter(torch.randn(1, patches + 1, options.dim))
+        self.blocks = nn.Sequential(*(Block(options) for _ in range(options.depth)))
+        self.head = nn.Sequential(
+            nn.Linear(options.dim, options.mlp_dim), nn.GELU(), nn.Linear(options.mlp_dim, classes)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float `[B, C, H, W]` to logits `[B, classes]`."""
+        patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
+        class_token = repeat(self.class_token, "1 1 d -> b 1 d", b=len(images))
+        tokens = torch.cat((class_token, self.embed(patches)), dim=1) + self.positions
+        logits: Tensor = self.head(self.blocks(tokens)[:, 0])
+        return logits

@@ -1,0 +1,74 @@
+"""How much memory a run took and how busy it kept the GPU; None where this machine cannot tell."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+
+MIB = 2**20
+
+
+def gpu_handle(device: torch.device) -> Any | None:
+    """The driver's (NVML's) handle of a CUDA device; None where there is none."""
+    if device.type != "cuda":
+        return None
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        # By UUID, because CUDA_VISIBLE_DEVICES renumbers devices for torch but not for the driver.
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return None
+
+
+class HardwareFigures:
+    """Peak memory since its making, and GPU use since the last reading."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._gpu = gpu_handle(device)
+        self._gpu_seen_us = 0
+        # A peak outlives the job that made it, and a sweep runs its jobs in one process.
+        self._host_reset = _reset_host_peak()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def host_peak_mib(self) -> float | None:
+        """Peak resident memory of this process, in MiB; not of its workers. Linux only."""
+        if not self._host_reset:
+            return None
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+        return None
+
+    def gpu_peak_mib(self) -> float | None:
+        """Peak memory that torch's allocator took from the device, in MiB."""
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_reserved(self._device) / MIB
+
+    def gpu_util_pct(self) -> float | None:
+        """Mean share of time in which a kernel ran, in percent, over the driver's samples since the last call."""
+        if self._gpu is None:
+            return None
+        try:
+            kind, samples = pynvml.nvmlDeviceGetSamples(
+                self._gpu, pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._gpu_seen_us
+            )
+        except pynvml.NVMLError:
+            return None
+        if not samples:
+            return None
+        self._gpu_seen_us = samples[-1].timeStamp
+        return float(sum(sample.sampleValue.uiVal for sample in samples) / len(samples))
+
+
+def _reset_host_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

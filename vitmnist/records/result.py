@@ -1,0 +1,106 @@
+"""`result.json`: what a run did and what came of it, as one object."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vitmnist.atomic import write_whole
+from vitmnist.engine import PassFigures
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """The figures of one epoch. Times in seconds, accuracies and shares in percent, memory in MiB.
+
+    `train_s` is `data_wait_s`, `compute_s` and everything else in the training pass; `epoch_s` adds the evaluation.
+    None where this machine has no such figure.
+    """
+
+    epoch: int
+    epoch_s: float
+    train_s: float
+    eval_s: float
+    data_wait_s: float
+    compute_s: float
+    train_loss: float
+    train_acc: float
+    val_loss: float
+    val_acc: float
+    images_per_s: float
+    host_peak_mib: float | None
+    gpu_peak_mib: float | None
+    gpu_util_pct: float | None
+
+    @property
+    def data_wait_pct(self) -> float:
+        """The share of the training pass that was spent waiting for data."""
+        return 100 * self.data_wait_s / self.train_s
+
+    @classmethod
+    def of(
+        cls,
+        epoch: int,
+        train: PassFigures,
+        val: PassFigures,
+        host_peak_mib: float | None,
+        gpu_peak_mib: float | None,
+        gpu_util_pct: float | None,
+    ) -> EpochRecord:
+        """The record of a training pass and the evaluation after it."""
+        return cls(
+            epoch=epoch,
+            epoch_s=train.seconds + val.seconds,
+            train_s=train.seconds,
+            eval_s=val.seconds,
+            data_wait_s=train.data_wait_s,
+            compute_s=train.compute_s,
+            train_loss=train.loss,
+            train_acc=train.accuracy,
+            val_loss=val.loss,
+            val_acc=val.accuracy,
+            images_per_s=train.images / train.seconds,
+            host_peak_mib=host_peak_mib,
+            gpu_peak_mib=gpu_peak_mib,
+            gpu_util_pct=gpu_util_pct,
+        )
+
+
+@dataclass(kw_only=True)
+class Result:
+    """Everything `result.json` says; `status` is completed, failed or interrupted."""
+
+    status: str = "failed"
+    error: str | None = None
+    overrides: list[str]
+    choices: dict[str, str | None]
+    batch_size: int
+    seed: int
+    device: str
+    setup_s: float | None = None
+    epochs: list[EpochRecord] = field(default_factory=list)
+    dataset: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+
+    def summary(self) -> dict[str, float | None]:
+        """The run in six figures; medians leave the first epoch out when there is more than one."""
+        if not self.epochs:
+            return {"setup_s": self.setup_s}
+        steady = self.epochs[1:] or self.epochs
+        return {
+            "val_acc_last": self.epochs[-1].val_acc,
+            "val_acc_best": max(epoch.val_acc for epoch in self.epochs),
+            "epoch_s_median": median(epoch.epoch_s for epoch in steady),
+            "data_wait_pct": median(epoch.data_wait_pct for epoch in steady),
+            "images_per_s": median(epoch.images_per_s for epoch in steady),
+            "setup_s": self.setup_s,
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write `result.json` into `folder`, whole or not at all."""
+        content = asdict(self) | {"summary": self.summary()}
+        del content["setup_s"]
+        write_whole(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())

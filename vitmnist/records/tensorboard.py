@@ -1,0 +1,57 @@
+"""A run's figures as TensorBoard scalars; the step is the epoch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+from torch.utils.tensorboard import SummaryWriter
+from typing_extensions import Self
+
+from vitmnist.records.result import EpochRecord, Result
+
+TAGS = {
+    "train_loss": "train/loss",
+    "train_acc": "train/acc",
+    "val_loss": "val/loss",
+    "val_acc": "val/acc",
+    "epoch_s": "time/epoch_s",
+    "train_s": "time/train_s",
+    "eval_s": "time/eval_s",
+    "data_wait_s": "time/data_wait_s",
+    "compute_s": "time/compute_s",
+    "data_wait_pct": "time/data_wait_pct",
+    "images_per_s": "throughput/images_per_s",
+    "host_peak_mib": "memory/host_mib",
+    "gpu_peak_mib": "memory/gpu_mib",
+    "gpu_util_pct": "gpu/util_pct",
+}
+
+
+class TensorBoard:
+    """One event file for one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = SummaryWriter(str(folder))
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Write an epoch's scalars and hand them to the file, so that a running TensorBoard shows them."""
+        figures = asdict(record) | {"data_wait_pct": record.data_wait_pct}
+        for name, tag in TAGS.items():
+            if figures[name] is not None:
+                self._writer.add_scalar(tag, figures[name], record.epoch)
+        self._writer.flush()
+
+    def summary(self, result: Result) -> None:
+        """Write the run's summary at its last epoch."""
+        for name, value in (result.summary() or {}).items():
+            self._writer.add_scalar(f"summary/{name}", value, result.epochs[-1].epoch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._writer.close()

@@ -1,0 +1,67 @@
+"""What a config group can start: names, each with its options and the code that builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from vitmnist.config import typed
+from vitmnist.errors import ConfigError, choices
+
+Built = TypeVar("Built")
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+@dataclass
+class NoOptions:
+    """The options of a member that has none."""
+
+
+class Registry(Generic[Built]):
+    """The members of one config group.
+
+    A configuration chooses by `name`, so what it can start is what was registered: no value of it becomes an import.
+    """
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self._members: dict[str, tuple[type, Callable[..., Built]]] = {}
+
+    def register(self, name: str, options: type = NoOptions) -> Callable[[Builder], Builder]:
+        """Class or function decorator: `name` is built by calling what is decorated with (options, *parts).
+
+        Args:
+            options: a dataclass; its fields are the keys of the member's YAML file besides `name`.
+        """
+
+        def decorate(builder: Builder) -> Builder:
+            self._members[name] = (options, builder)
+            return builder
+
+        return decorate
+
+    def names(self) -> list[str]:
+        """The registered names, sorted."""
+        return sorted(self._members)
+
+    def options_of(self, name: str) -> type:
+        """The options dataclass of `name`."""
+        return self._members[name][0]
+
+    def build(self, values: Mapping[str, Any], *parts: Any, key: str | None = None) -> Built:
+        """Build the member that `values["name"]` names, from its options and the given parts.
+
+        Args:
+            key: where the values stand in the configuration, if not at the group's own place.
+
+        Raises:
+            ConfigError: an unknown name, or options that do not fit it.
+        """
+        key = key or self.group.replace("/", ".")
+        options = dict(values)
+        name = options.pop("name", None)
+        if name not in self._members:
+            raise ConfigError(f"{key}.name={name}: not known; {choices(str(name), self._members)}")
+        schema, builder = self._members[name]
+        return builder(typed(schema, options, key), *parts)
