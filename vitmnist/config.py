@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vitmnist.errors import ConfigError, choices
+from vitmnist.errors import ConfigError, choices, first_line
 
 Schema = TypeVar("Schema")
 
@@ -86,7 +86,7 @@ def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Sch
     try:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(values)))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{_join(key, error.full_key)}: {error.msg}") from error
+        raise ConfigError(f"{_join(key, error.full_key)}: {first_line(error)}") from error
     _check_bounds(options, key)
     return options  # type: ignore[return-value]
 

@@ -28,3 +28,8 @@ def choices(wrong: str, allowed: Iterable[str]) -> str:
     near = get_close_matches(wrong, names, n=1, cutoff=0.5)
     suggestion = f"did you mean {near[0]!r}? " if near else ""
     return f"{suggestion}allowed: {', '.join(names) or 'none'}"
+
+
+def first_line(error: BaseException) -> str:
+    """An error's message without the details that OmegaConf writes below it."""
+    return str(error).partition("\n")[0]

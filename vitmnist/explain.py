@@ -9,7 +9,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from vitmnist.errors import UserError, choices
+from vitmnist.errors import UserError, choices, first_line
 
 
 def explain(error: BaseException, conf: Path) -> str | None:
@@ -25,11 +25,13 @@ def explain(error: BaseException, conf: Path) -> str | None:
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read; write KEY=VALUE, and put special characters in quotes"
     if isinstance(error.__cause__, ConfigKeyError | ConfigAttributeError):
-        return _unknown_key(error.__cause__)
+        key = str(error.__cause__.full_key)
+        return _unknown_group(key, conf) if "/" in key else _unknown_key(error.__cause__)
     if isinstance(error.__cause__, OmegaConfBaseException):
-        return f"{_override_in(error)}{_one_line(error.__cause__.msg)}"
+        return f"{_override_in(error)}{first_line(error.__cause__)}"
     if isinstance(error, HydraException):
-        return _unknown_group(str(error), conf) or _one_line(str(error))
+        group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", str(error))
+        return _unknown_group(group[1] or group[2], conf) if group else _one_line(str(error))
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; name another folder with hydra.run.dir=FOLDER or hydra.sweep.dir=FOLDER"
     return None
@@ -51,13 +53,10 @@ def _unknown_key(cause: OmegaConfBaseException) -> str:
     return f"{cause.full_key}: there is no such key; {choices(str(cause.key), known)}"
 
 
-def _unknown_group(message: str, conf: Path) -> str | None:
+def _unknown_group(key: str, conf: Path) -> str:
     """`date/loader=ram`, where there is no such group."""
-    found = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", message)
-    if found is None:
-        return None
-    wrong = (found[1] or found[2]).partition("@")[0]
-    groups = {str(file.parent.relative_to(conf)) for file in conf.rglob("*.yaml") if file.parent != conf}
+    wrong = key.partition("@")[0]
+    groups = {file.parent.relative_to(conf).as_posix() for file in conf.rglob("*.yaml") if file.parent != conf}
     return f"{wrong}: there is no such config group; {choices(wrong, groups)}"
 
 

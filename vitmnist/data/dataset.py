@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -150,6 +151,9 @@ def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
             reason = "the download left files out"
         except (RuntimeError, URLError, OSError) as error:
             reason = " ".join(str(error).split())
+            with contextlib.suppress(OSError):  # the downloader leaves its empty folders behind
+                raw.rmdir()
+                raw.parent.rmdir()
         found = _find_files(source, root)
         if found is None:
             raise DataError(

@@ -82,7 +82,7 @@ class EpochOrder:
             yield slice(block * self.batch_size, min((block + 1) * self.batch_size, self.size))
 
     def _generator(self, epoch: int) -> torch.Generator:
-        # torch's CPU generator keeps 32 bits of a seed, so that seed + epoch, or seed << 32, would make runs share
-        # epochs; SeedSequence mixes both well, and its output is fixed by NumPy's own promise.
-        (seed,) = np.random.SeedSequence((self.seed, epoch)).generate_state(1)
+        # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or both side by side, runs would share
+        # epochs. SeedSequence mixes them well, and NumPy promises that its output stays.
+        (seed,) = np.random.SeedSequence(self.seed, spawn_key=(epoch,)).generate_state(1)
         return torch.Generator().manual_seed(int(seed))

@@ -1,0 +1,72 @@
+"""What the tests share: tiny data, and the program as its users start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitmnist.data.dataset import FILES, Dataset, load_dataset
+
+REPOSITORY = Path(__file__).parent.parent
+SIZES = {"train_size": None, "test_size": None}
+
+Train = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def write_idx(path: Path, array: torch.Tensor) -> None:
+    header = struct.pack(f">HBB{array.dim()}I", 0, 8, array.dim(), *array.shape)
+    path.write_bytes(header + array.numpy().tobytes())
+
+
+def write_mnist_like(folder: Path, train: int = 23, test: int = 7, side: int = 28) -> None:
+    """Four unpacked IDX files of random images, in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    for names, size in ((FILES[:2], train), (FILES[2:], test)):
+        images = torch.randint(0, 256, (size, side, side), generator=generator, dtype=torch.uint8)
+        labels = torch.randint(0, 10, (size,), generator=generator, dtype=torch.uint8)
+        write_idx(folder / names[0], images)
+        write_idx(folder / names[1], labels)
+
+
+@pytest.fixture(scope="session")
+def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root whose `kmnist` has 23 training and 7 test images."""
+    root = tmp_path_factory.mktemp("data")
+    write_mnist_like(root / "KMNIST" / "raw")
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_root: Path) -> Dataset:
+    return load_dataset({"name": "kmnist", **SIZES}, str(tiny_root))
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Train:
+    """Start `train.py` in an empty folder with the given arguments, as a process."""
+
+    def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(REPOSITORY / "train.py"), *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    return start
+
+
+def result_of(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
