@@ -1,0 +1,94 @@
+"""The models compute what their articles say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitmnist.errors import ConfigError
+from vitmnist.models import MODELS
+from vitmnist.models.vit import ViT, ViTOptions
+
+VIT = {"name": "vit", "patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
+CNN = {"name": "cnn", "width": 16}
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def written_out(model: ViT, options: ViTOptions, images: Tensor) -> Tensor:
+    """The articles' forward pass, formula by formula, without einops, nn modules or fused attention."""
+    w = dict(model.state_dict())
+    p, heads, width = options.patch_size, options.heads, options.head_dim
+    batch, _, height, _ = images.shape
+    tokens = []
+    for row in range(0, height, p):
+        for column in range(0, height, p):
+            patch = images[:, :, row : row + p, column : column + p].permute(0, 2, 3, 1).reshape(batch, -1)
+            tokens.append(patch @ w["embed.weight"].T + w["embed.bias"])
+    x = torch.stack([w["class_token"][0].expand(batch, -1), *tokens], dim=1) + w["positions"]
+    for block in range(options.depth):
+        name = f"blocks.{block}"
+        normed = layer_norm(x, w[f"{name}.attention.0.weight"], w[f"{name}.attention.0.bias"])
+        q, k, v = (normed @ w[f"{name}.attention.1.to_qkv.weight"].T).chunk(3, dim=-1)
+        outputs = []
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            logits = q[..., part] @ k[..., part].transpose(1, 2) * options.dim**-0.5
+            weights = logits.exp() / logits.exp().sum(-1, keepdim=True)
+            outputs.append(weights @ v[..., part])
+        out = torch.cat(outputs, -1) @ w[f"{name}.attention.1.to_out.weight"].T
+        x = x + out + w[f"{name}.attention.1.to_out.bias"]
+        normed = layer_norm(x, w[f"{name}.mlp.0.weight"], w[f"{name}.mlp.0.bias"])
+        hidden = gelu(normed @ w[f"{name}.mlp.1.weight"].T + w[f"{name}.mlp.1.bias"])
+        x = x + hidden @ w[f"{name}.mlp.3.weight"].T + w[f"{name}.mlp.3.bias"]
+    hidden = gelu(x[:, 0] @ w["head.0.weight"].T + w["head.0.bias"])
+    return hidden @ w["head.2.weight"].T + w["head.2.bias"]
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 14, 14)])
+def test_the_transformer_is_the_formula_written_out(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    options = ViTOptions()
+    model = ViT(options, shape, classes=10).double()
+    images = torch.randn(3, *shape, dtype=torch.float64)
+    torch.testing.assert_close(model(images), written_out(model, options, images), rtol=1e-10, atol=1e-10)
+
+
+def test_the_transformer_has_the_articles_parts() -> None:
+    model = MODELS.build(VIT, (1, 28, 28), 10)
+    assert model.positions.shape == (1, 17, 64)  # 16 patches and a class token
+    assert sum(parameter.numel() for parameter in model.parameters()) == 213_642
+
+
+@pytest.mark.parametrize("options", [VIT, CNN], ids=["vit", "cnn"])
+def test_a_model_learns(options: dict) -> None:
+    torch.manual_seed(0)
+    model = MODELS.build(options, (1, 28, 28), 10)
+    images, labels = torch.randn(20, 1, 28, 28), torch.arange(20) % 10
+    optimizer = torch.optim.Adam(model.parameters(), 0.003)
+    for _ in range(40):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert model(images).shape == (20, 10)
+    assert loss < 0.5
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7"):
+        MODELS.build({**VIT, "patch_size": 5}, (1, 28, 28), 10)
+    with pytest.raises(ConfigError, match=r"model\.depth=0: must be at least 1"):
+        MODELS.build({**VIT, "depth": 0}, (1, 28, 28), 10)
+    with pytest.raises(ConfigError, match="3×3 is below 4×4"):
+        MODELS.build(CNN, (1, 3, 3), 10)
