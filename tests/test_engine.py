@@ -87,7 +87,7 @@ class CountReads(TorchDispatchMode):
         self.steps: Counter[int] = Counter()
         self.step = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
             self.steps[self.step] += 1
         return func(*args, **(kwargs or {}))
@@ -112,7 +112,10 @@ def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset) -> None:
 
 
 def test_a_loss_that_is_not_finite_names_its_step(tiny: Dataset) -> None:
-    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) in epoch 0, step [1-4], at learning rate 1e\+38; .*optimizer\.lr"):
+    with pytest.raises(
+        TrainingError,
+        match=r"the loss is (nan|inf) in epoch 0, step [1-4], at learning rate 1e\+38; .*optimizer\.lr",
+    ):
         train_epoch(make_model(), tiny, lr=1e38)
     model = make_model()
     nn.init.constant_(model[1].weight, float("nan"))
@@ -122,7 +125,7 @@ def test_a_loss_that_is_not_finite_names_its_step(tiny: Dataset) -> None:
 
 def test_an_exception_of_the_loader_comes_through(tiny: Dataset) -> None:
     class Broken(Loader):
-        def batches(self, number: int, start: int):  # noqa: ANN202
+        def batches(self, number: int, start: int):
             yield tiny.train.images[:5], tiny.train.labels[:5]
             raise OSError("the disk is gone")
 

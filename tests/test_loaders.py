@@ -20,7 +20,13 @@ from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
 
-DISK = {"name": "disk", "num_workers": 0, "pin_memory": True, "prefetch_factor": 2, "persistent_workers": True}
+DISK = {
+    "name": "disk",
+    "num_workers": 0,
+    "pin_memory": True,
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+}
 LOADER_OPTIONS = {
     "disk": DISK,
     "disk, 1 worker": {**DISK, "num_workers": 1, "persistent_workers": False},
@@ -80,9 +86,7 @@ def assert_same(found: list[tuple[Tensor, Tensor]], wanted: list[tuple[Tensor, T
 
 @pytest.mark.parametrize("shuffle", Shuffle)
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_every_loader_delivers_the_same_batches(
-    build: Build, tiny: Dataset, shuffle: Shuffle, drop_last: bool
-) -> None:
+def test_every_loader_delivers_the_same_batches(build: Build, tiny: Dataset, shuffle: Shuffle, drop_last: bool) -> None:
     loader = build(shuffle=shuffle, drop_last=drop_last)
     for number in (0, 1):
         batches = normalised(tiny.train, loader.epoch(number))
@@ -174,8 +178,8 @@ def test_unknown_loaders_and_options_are_refused_by_name(tiny: Dataset) -> None:
         LOADERS.build({"name": "gpu_slce"}, tiny.train, order, CPU)
     with pytest.raises(ConfigError, match=r"data\.loader\.num_worker: .*did you mean 'num_workers'"):
         LOADERS.build({**DISK, "num_worker": 1}, tiny.train, order, CPU)
+    base = {**DISK, "num_workers": -1}
     with pytest.raises(ConfigError, match=r"data\.loader\.base\.num_workers=-1: must be at least 0"):
-        base = {**DISK, "num_workers": -1}
         LOADERS.build({"name": "prefetch", "queue_size": 2, "base": base}, tiny.train, order, CPU)
     with pytest.raises(ConfigError, match=r"data\.loader\.queue_size=0: must be at least 1"):
         LOADERS.build({"name": "prefetch", "queue_size": 0, "base": {"name": "ram"}}, tiny.train, order, CPU)

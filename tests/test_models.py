@@ -86,7 +86,9 @@ def test_a_model_learns(options: dict) -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7"):
+    with pytest.raises(
+        ConfigError, match=r"model\.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7"
+    ):
         MODELS.build({**VIT, "patch_size": 5}, (1, 28, 28), 10)
     with pytest.raises(ConfigError, match=r"model\.depth=0: must be at least 1"):
         MODELS.build({**VIT, "depth": 0}, (1, 28, 28), 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,9 +18,7 @@ shapes = st.tuples(st.integers(1, 60), st.integers(1, 70))
 
 
 def indices_of(batches: list[slice | Tensor]) -> list[list[int]]:
-    return [
-        list(range(batch.start, batch.stop)) if isinstance(batch, slice) else batch.tolist() for batch in batches
-    ]
+    return [list(range(batch.start, batch.stop)) if isinstance(batch, slice) else batch.tolist() for batch in batches]
 
 
 def epoch(order: EpochOrder, number: int, start: int = 0) -> list[list[int]]:
@@ -26,13 +26,11 @@ def epoch(order: EpochOrder, number: int, start: int = 0) -> list[list[int]]:
 
 
 @given(shape=shapes, shuffle=st.sampled_from(Shuffle), number=st.integers(0, 1000), seed=st.integers(0, 2**40))
-def test_an_epoch_shows_every_image_once(
-    shape: tuple[int, int], shuffle: Shuffle, number: int, seed: int
-) -> None:
+def test_an_epoch_shows_every_image_once(shape: tuple[int, int], shuffle: Shuffle, number: int, seed: int) -> None:
     size, batch_size = shape
     order = EpochOrder(size, batch_size, seed, shuffle)
     batches = epoch(order, number)
-    assert sorted(sum(batches, [])) == list(range(size))
+    assert sorted(chain.from_iterable(batches)) == list(range(size))
     assert len(batches) == len(order)
     assert all(len(batch) == batch_size for batch in batches[:-1])
 
@@ -43,7 +41,7 @@ def test_drop_last_leaves_out_the_short_batch_alone(shape: tuple[int, int], shuf
     order = EpochOrder(size, batch_size, seed=1, shuffle=shuffle, drop_last=True)
     batches = epoch(order, 3)
     assert [len(batch) for batch in batches] == [batch_size] * (size // batch_size)
-    assert len(set(sum(batches, []))) == order.images() == batch_size * len(order)
+    assert len(set(chain.from_iterable(batches))) == order.images() == batch_size * len(order)
 
 
 @given(shape=shapes, shuffle=st.sampled_from(Shuffle), start=st.integers(0, 60))

@@ -55,7 +55,7 @@ def test_an_exception_arrives_where_its_batch_would_have(
 ) -> None:
     prefetch.base.fail_at, prefetch.base.error = fail_at, error
     seen = []
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(type(error)) as caught:  # noqa: PT012
         for images, _ in prefetch.epoch(0):
             seen.append(int(images))
     assert seen == list(range(fail_at))
@@ -120,7 +120,5 @@ batches = producer.run()
 next(batches)
 print("live", flush=True)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "live\n", "")

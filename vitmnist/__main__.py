@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -24,9 +25,7 @@ PACKAGE = Path(__file__).resolve().parent
 # A wheel carries conf/ inside the package; in a source tree it stands beside it.
 CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
 
-# Hydra then hands its errors on, instead of printing them its own way; see `main`.
 SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
-os.environ["HYDRA_FULL_ERROR"] = "1"
 
 register_schema()
 
@@ -51,21 +50,22 @@ def train(composed: DictConfig) -> None:
     log.info("records in %s; look at them with\n    tensorboard --logdir %s", here, here)
 
 
-def chosen(choices: DictConfig) -> dict[str, str | None]:
+def chosen(choices: dict[str, str | None]) -> dict[str, str | None]:
     """The chosen member of each of our groups: `{"model": "vit", "loader": "prefetch", "loader.base": "ram", …}`."""
-    names = {}
-    for group, choice in choices.items():
-        if not str(group).startswith("hydra/"):
-            names[str(group).split("@")[-1].replace("/", ".").removeprefix("data.")] = choice
-    return names
+    return {
+        group.split("@")[-1].replace("/", ".").removeprefix("data."): choice
+        for group, choice in choices.items()
+        if not group.startswith("hydra/")
+    }
 
 
-def discard(folder: Path, job: DictConfig) -> None:
+def discard(folder: Path, job: HydraConf) -> None:
     """Remove what a run left that never began; a folder that holds anything else stays."""
-    for file in (folder / "result.json", folder / f"{job.job.name}.log", *(folder / job.output_subdir).glob("*.yaml")):
+    record = folder / (job.output_subdir or ".hydra")
+    for file in (folder / "result.json", folder / f"{job.job.name}.log", *record.glob("*.yaml")):
         file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty
-        for empty in (folder / job.output_subdir, folder, folder.parent):
+    for empty in (record, folder, folder.parent):
+        with contextlib.suppress(OSError):  # it holds something else, or is not there
             empty.rmdir()
 
 
@@ -79,12 +79,17 @@ def fail(error: BaseException) -> NoReturn:
 
 def main() -> None:
     """Run the program."""
+    # Hydra then hands its errors on, instead of printing them its own way.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         train()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         fail(error)
+    finally:
+        if not SHOW_TRACEBACK:
+            del os.environ["HYDRA_FULL_ERROR"]
 
 
 if __name__ == "__main__":

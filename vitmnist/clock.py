@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import torch
 
@@ -38,7 +39,7 @@ class StepClock:
     def read(self) -> tuple[float, float]:
         """Seconds waited and seconds computed up to the last `step_done`; waits for the device."""
         synchronize(self._device)
-        spans = [_seconds(begin, end) for begin, end in zip(self._marks, self._marks[1:])]
+        spans = [_seconds(begin, end) for begin, end in pairwise(self._marks)]
         return sum(spans[0::2]), sum(spans[1::2])
 
     def _mark(self) -> None:
@@ -52,5 +53,5 @@ class StepClock:
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
     if isinstance(begin, torch.cuda.Event):
-        return float(begin.elapsed_time(end)) / 1000
-    return float(end) - begin  # type: ignore[arg-type]
+        return float(begin.elapsed_time(end)) / 1000  # type: ignore[arg-type]
+    return end - begin  # type: ignore[operator]

@@ -131,7 +131,10 @@ def run_label(overrides: Sequence[str]) -> str:
         name, _, value = override.lstrip("+~").partition("=")
         group = "/" in name or name in ("model", "optimizer", "schedule", "experiment")
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
-        parts.append(value if group and "@" not in name else f"{short}{value}")
+        if override.startswith("~"):
+            parts.append(f"no_{short}")
+        else:
+            parts.append(value if group and "@" not in name else f"{short}{value}")
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 
 

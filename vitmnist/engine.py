@@ -133,9 +133,7 @@ def _first_not_finite(losses: list[float]) -> int | None:
     return next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
 
 
-def _figures(
-    losses: list[float], sizes: list[int], right: int, started: float, clock: StepClock
-) -> PassFigures:
+def _figures(losses: list[float], sizes: list[int], right: int, started: float, clock: StepClock) -> PassFigures:
     waited, computed = clock.read()
     images = sum(sizes)
     # A short last batch weighs as many images as it has.

@@ -25,7 +25,7 @@ class TrainingError(UserError):
 def choices(wrong: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest of the allowed names, then all of them."""
     names = sorted(allowed)
-    near = get_close_matches(wrong, names, n=1, cutoff=0.5)
+    near = get_close_matches(wrong, names, n=1)
     suggestion = f"did you mean {near[0]!r}? " if near else ""
     return f"{suggestion}allowed: {', '.join(names) or 'none'}"
 

@@ -33,7 +33,8 @@ def explain(error: BaseException, conf: Path) -> str | None:
         group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", str(error))
         return _unknown_group(group[1] or group[2], conf) if group else _one_line(str(error))
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}; name another folder with hydra.run.dir=FOLDER or hydra.sweep.dir=FOLDER"
+        advice = "name another folder with hydra.run.dir=FOLDER or hydra.sweep.dir=FOLDER"
+        return f"{error.filename}: {error.strerror}; {advice}"
     return None
 
 

@@ -40,17 +40,13 @@ class SGDOptions:
 @OPTIMIZERS.register("adam", AdamOptions)
 def adam(options: AdamOptions, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """Adam (Kingma, Ba, arXiv:1412.6980); weight decay is an L2 penalty in the gradient."""
-    return torch.optim.Adam(
-        parameters, options.lr, (options.beta1, options.beta2), options.eps, options.weight_decay
-    )
+    return torch.optim.Adam(parameters, options.lr, (options.beta1, options.beta2), options.eps, options.weight_decay)
 
 
 @OPTIMIZERS.register("adamw", AdamOptions)
 def adamw(options: AdamOptions, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks the weights directly."""
-    return torch.optim.AdamW(
-        parameters, options.lr, (options.beta1, options.beta2), options.eps, options.weight_decay
-    )
+    return torch.optim.AdamW(parameters, options.lr, (options.beta1, options.beta2), options.eps, options.weight_decay)
 
 
 @OPTIMIZERS.register("sgd", SGDOptions)

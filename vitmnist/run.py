@@ -161,9 +161,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def train_and_evaluate(
-    trainee: Trainee, epoch: int, device: torch.device, hardware: HardwareFigures
-) -> EpochRecord:
+def train_and_evaluate(trainee: Trainee, epoch: int, device: torch.device, hardware: HardwareFigures) -> EpochRecord:
     """One epoch of training and the evaluation after it."""
     with progress_bar(f"epoch {epoch + 1} train", len(trainee.train_loader)) as bar:
         train = engine.train_epoch(
@@ -177,12 +175,8 @@ def train_and_evaluate(
             bar.update,
         )
     with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
-        val = engine.evaluate(
-            trainee.model, trainee.test_loader, trainee.test_preprocess, device, bar.update
-        )
-    return EpochRecord.of(
-        epoch, train, val, hardware.host_peak_mib(), hardware.gpu_peak_mib(), hardware.gpu_util_pct()
-    )
+        val = engine.evaluate(trainee.model, trainee.test_loader, trainee.test_preprocess, device, bar.update)
+    return EpochRecord.of(epoch, train, val, hardware.host_peak_mib(), hardware.gpu_peak_mib(), hardware.gpu_util_pct())
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:

@@ -63,9 +63,7 @@ class Dataset:
             "test_images": self.test.images,
             "test_labels": self.test.labels,
         }
-        return {
-            name: hashlib.sha256(memoryview(array.numpy()).cast("B")).hexdigest() for name, array in arrays.items()
-        }
+        return {name: hashlib.sha256(array.numpy().data).hexdigest() for name, array in arrays.items()}
 
 
 DATASETS: Registry[Dataset] = Registry("data/dataset")
@@ -158,7 +156,8 @@ def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
         if found is None:
             raise DataError(
                 f"{source.__name__} is not in {root} and could not be downloaded ({reason[:200]}).\n"
-                f"Put {', '.join(f'{name}.gz' for name in FILES)} into {raw}, or name their folder with data.root=FOLDER"
+                f"Put {', '.join(f'{name}.gz' for name in FILES)} into {raw}, "
+                "or name their folder with data.root=FOLDER"
             )
     return found
 
@@ -207,7 +206,9 @@ def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: 
 
 def _check_pair(path: Path, images: Tensor, labels: Tensor, classes: int) -> None:
     if images.dim() != 3 or labels.dim() != 1:
-        raise DataError(f"{path}: expected images [N, H, W] and labels [N], found {images.dim()} and {labels.dim()} dimensions")
+        raise DataError(
+            f"{path}: expected images [N, H, W] and labels [N], found {images.dim()} and {labels.dim()} dimensions"
+        )
     if len(images) != len(labels) or not images.numel():
         raise DataError(f"{path}: holds {len(images)} images of {_size(images)} for {len(labels)} labels")
     if int(labels.max()) >= classes:

@@ -96,9 +96,7 @@ def parse_idx(content: bytes, path: Path) -> Tensor:
     shape = read_shape(content[:16], path)
     start, elements = 4 + 4 * len(shape), math.prod(shape)
     if len(content) != start + elements:
-        raise DataError(
-            f"{path} is damaged: its header promises {start + elements} bytes, it has {len(content)}"
-        )
+        raise DataError(f"{path} is damaged: its header promises {start + elements} bytes, it has {len(content)}")
     # bytearray, because torch wants memory that it may write to
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8, offset=start).reshape(shape))
 

@@ -61,7 +61,8 @@ class Block(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """`[B, T, dim]` to the same shape."""
         tokens = tokens + self.attention(tokens)
-        return tokens + self.mlp(tokens)
+        mixed: Tensor = tokens + self.mlp(tokens)
+        return mixed
 
 
 @MODELS.register("vit", ViTOptions)

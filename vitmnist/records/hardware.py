@@ -55,7 +55,7 @@ class HardwareFigures:
         if self._gpu is None:
             return None
         try:
-            kind, samples = pynvml.nvmlDeviceGetSamples(
+            _kind, samples = pynvml.nvmlDeviceGetSamples(
                 self._gpu, pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._gpu_seen_us
             )
         except pynvml.NVMLError:

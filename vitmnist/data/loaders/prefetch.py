@@ -78,9 +78,7 @@ class Producer:
         stream: the CUDA stream that the thread's work is queued on, or None.
     """
 
-    def __init__(
-        self, source: Callable[[], Iterator[Batch]], size: int, stream: torch.cuda.Stream | None
-    ) -> None:
+    def __init__(self, source: Callable[[], Iterator[Batch]], size: int, stream: torch.cuda.Stream | None) -> None:
         self._source = source
         self._stream = stream
         self._queue: Queue[Ready | Failure | None] = Queue(size)  # None: the end

@@ -1,0 +1,159 @@
+"""How long a training epoch takes with each loader, beside a loop written by hand.
+
+    python benchmarks/epoch.py --batch-size 500 --rounds 5 --output benchmarks/results/epoch-bs500.md
+
+In one process every candidate trains one epoch of the articles' ViT on MNIST, in turn, once a round; a round's ratio is
+a candidate's epoch over the hand-written loop's epoch of the same round, so that a machine that slows down slows all of
+them. The first round is left out. Medians and the range of the ratios are written as Markdown.
+
+Inside the clock: taking the batches, normalising, forward, backward and optimizer step, up to the moment when the
+device is done. Not inside: evaluation, setting up, and starting the workers that `disk` keeps from epoch to epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from vitmnist import engine
+from vitmnist.clock import synchronize
+from vitmnist.config import Shuffle
+from vitmnist.data.dataset import Split, load_dataset
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.order import EpochOrder
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.models.vit import ViT, ViTOptions
+from vitmnist.optimizer import AdamOptions, adam
+from vitmnist.records.environment import describe_environment
+from vitmnist.run import choose_device
+from vitmnist.schedule import SCHEDULES
+
+BARE = "bare loop"
+LOADERS_COMPARED: dict[str, dict[str, object]] = {
+    "gpu_slice": {"name": "gpu_slice"},
+    "ram": {"name": "ram"},
+    "prefetch of ram": {"name": "prefetch", "queue_size": 2, "base": {"name": "ram"}},
+}
+DISK = {"name": "disk", "pin_memory": True, "prefetch_factor": 2, "persistent_workers": True}
+
+Epoch = Callable[[int], tuple[float, float]]
+"""Trains epoch number n; gives its seconds and the percentage of them spent waiting for data."""
+
+
+def new_model(split: Split, device: torch.device) -> torch.nn.Module:
+    """The articles' ViT, always with the same weights."""
+    torch.manual_seed(42)
+    _, channels, height, width = split.images.shape
+    return ViT(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
+
+
+def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
+    """What one writes by hand for a normalised float32 set on the device."""
+    model = new_model(split, device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    images = Preprocess(split)(split.images).to(device)
+    labels = split.labels.to(device)
+
+    def epoch(number: int) -> tuple[float, float]:
+        synchronize(device)
+        started = time.perf_counter()
+        total = torch.zeros((), device=device)
+        permutation = torch.randperm(len(images), device=device)
+        for start in range(0, len(images), batch_size):
+            indices = permutation[start : start + batch_size]
+            loss = F.cross_entropy(model(images[indices]), labels[indices])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        total.item()
+        return time.perf_counter() - started, float("nan")
+
+    return epoch
+
+
+def our_loop(
+    options: dict[str, object], split: Split, batch_size: int, device: torch.device, stack: ExitStack
+) -> Epoch:
+    """The engine with one loader."""
+    order = EpochOrder(len(split), batch_size, seed=42, shuffle=Shuffle.sample)
+    loader = stack.enter_context(LOADERS.build(options, split, order, device))
+    model = new_model(split, device)
+    optimizer = adam(AdamOptions(), model.parameters())
+    schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
+    preprocess = Preprocess(split).to(device)
+
+    def epoch(number: int) -> tuple[float, float]:
+        parts = (model, loader, number, preprocess, optimizer, schedule, device)
+        figures = engine.train_epoch(*parts, advance=lambda: None)
+        return figures.seconds, 100 * figures.data_wait_s / figures.seconds
+
+    return epoch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds, after one that is not")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="for disk: one candidate each")
+    parser.add_argument("--train-size", type=int, default=None, help="the first N images; all if not given")
+    parser.add_argument("--root", default="~/.cache/vitmnist", help="where disk keeps the unpacked set")
+    parser.add_argument("--output", type=Path, help="write the table here too")
+    arguments = parser.parse_args()
+
+    device = choose_device(arguments.device)
+    sizes = {"train_size": arguments.train_size, "test_size": None}
+    split = load_dataset({"name": "mnist", **sizes}, arguments.root).train
+    compared = LOADERS_COMPARED | {
+        f"disk, {workers} workers": {**DISK, "num_workers": workers} for workers in arguments.num_workers
+    }
+    with ExitStack() as stack:
+        candidates = {BARE: bare_loop(split, arguments.batch_size, device)}
+        for name, options in compared.items():
+            candidates[name] = our_loop(options, split, arguments.batch_size, device, stack)
+        rounds = [
+            {name: epoch(number) for name, epoch in candidates.items()}
+            for number in tqdm(range(arguments.rounds + 1), desc="round")
+        ]
+    report = markdown(rounds[1:], split, arguments.batch_size, device)
+    print(report)
+    if arguments.output:
+        arguments.output.write_text(report)
+
+
+def markdown(rounds: list[dict[str, tuple[float, float]]], split: Split, batch_size: int, device: torch.device) -> str:
+    """The table, under the machine and the versions that it holds for."""
+    machine = describe_environment(device)
+    lines = [
+        f"# A training epoch of {len(split):,} images at batch {batch_size}, by loader",
+        "",
+        f"{date.today()}, {machine['gpu'] or machine['cpu']}, {machine['cpu_count']} CPU cores, "
+        f"torch {machine['torch']}, Python {machine['python']}, commit {str(machine['git_commit'])[:10]}; "
+        f"median of {len(rounds)} rounds. Written by "
+        f"`python benchmarks/epoch.py --batch-size {batch_size} --rounds {len(rounds)}`.",
+        "",
+        "| candidate | seconds | × bare loop | range of the ratio | waiting for data |",
+        "|---|---|---|---|---|",
+    ]
+    for name in rounds[0]:
+        seconds = [figures[name][0] for figures in rounds]
+        ratios = [figures[name][0] / figures[BARE][0] for figures in rounds]
+        wait = "–" if name == BARE else f"{median(figures[name][1] for figures in rounds):.1f}%"
+        spread = f"{min(ratios):.3f}–{max(ratios):.3f}"
+        lines.append(f"| {name} | {median(seconds):.2f} | {median(ratios):.3f} | {spread} | {wait} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The program as it is used: runs, sweeps, their records, and one message for each mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Train, result_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vitmnist.__main__ import main
+from vitmnist.records.tensorboard import TAGS
+
+
+@pytest.fixture
+def quick(tiny_root: Path) -> list[str]:
+    """Overrides for a run of a second."""
+    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn"]
+
+
+def scalars(folder: Path) -> dict[str, list]:
+    (file,) = folder.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def test_a_run_leaves_its_records(train: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train(*quick, "data/loader=gpu_slice", "seed=5")
+    assert ended.returncode == 0, ended.stderr
+    (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in ended.stdout
+    result = result_of(folder)
+    assert result["status"] == "completed"
+    assert result["error"] is None
+    assert "data/loader=gpu_slice" in result["overrides"]
+    assert result["choices"]["loader"] == "gpu_slice"
+    assert result["choices"]["model"] == "cnn"
+    assert (result["batch_size"], result["seed"], result["device"]) == (6, 5, "cpu")
+    assert (result["dataset"]["train_size"], result["dataset"]["test_size"]) == (23, 7)
+    assert len(set(result["dataset"]["sha256"].values())) == 4
+    assert result["environment"]["torch"]
+    assert [epoch["epoch"] for epoch in result["epochs"]] == [0, 1]
+    for epoch in result["epochs"]:
+        assert epoch["epoch_s"] == pytest.approx(epoch["train_s"] + epoch["eval_s"])
+        assert 0 < epoch["data_wait_s"] + epoch["compute_s"] <= epoch["train_s"]
+        assert epoch["images_per_s"] == pytest.approx(23 / epoch["train_s"])
+        assert epoch["host_peak_mib"] is None or epoch["host_peak_mib"] > 50
+        assert epoch["gpu_peak_mib"] is None
+    assert result["summary"]["epoch_s_median"] == result["epochs"][1]["epoch_s"]
+    assert result["summary"]["val_acc_last"] == result["epochs"][1]["val_acc"]
+    assert {file.name for file in (folder / ".hydra").iterdir()} == {
+        "config.yaml",
+        "hydra.yaml",
+        "overrides.yaml",
+    }
+
+    written = scalars(folder)
+    for name, tag in TAGS.items():
+        figures = [epoch.get(name) for epoch in result["epochs"]]
+        if name == "data_wait_pct":
+            figures = [100 * epoch["data_wait_s"] / epoch["train_s"] for epoch in result["epochs"]]
+        if None in figures:
+            assert tag not in written
+        else:
+            assert [event.step for event in written[tag]] == [0, 1]
+            assert [event.value for event in written[tag]] == pytest.approx(figures)
+    assert {tag for tag in written if tag.startswith("summary/")} == {f"summary/{key}" for key in result["summary"]}
+
+
+def test_a_sweep_over_every_loader_ends_in_the_same_figures(train: Train, quick: list[str], tmp_path: Path) -> None:
+    loaders = ("disk", "ram", "gpu_slice", "prefetch")
+    ended = train("-m", *quick, "model=vit", "model.depth=1", f"data/loader={','.join(loaders)}", "batch_size=6,9")
+    assert ended.returncode == 0, ended.stderr
+    (sweep,) = (tmp_path / "outputs" / "sweeps").glob("*/*")
+    jobs = {
+        (r["choices"]["loader"], r["batch_size"]): (f.parent.name, r)
+        for f in sweep.glob("*/result.json")
+        for r in [json.loads(f.read_text())]
+    }
+    assert set(jobs) == {(loader, size) for loader in loaders for size in (6, 9)}
+    for number, (size, loader) in enumerate((size, loader) for size in (6, 9) for loader in loaders):
+        assert jobs[loader, size][0] == f"{number}-kmnist-root{_root(quick)}-bs{size}-epochs2-vit-depth1-{loader}"[:82]
+    for size in (6, 9):
+        losses = {
+            loader: [
+                (e["train_loss"], e["train_acc"], e["val_loss"], e["val_acc"]) for e in jobs[loader, size][1]["epochs"]
+            ]
+            for loader in loaders
+        }
+        assert all(losses[loader] == losses["ram"] for loader in loaders), losses
+
+
+def test_a_job_that_fails_does_not_stop_the_sweep(train: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001")
+    assert ended.returncode == 1
+    assert "job 0 failed: the loss is" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    results = [result_of(folder) for folder in sorted((tmp_path / "outputs" / "sweeps").glob("*/*/[01]-*"))]
+    assert [result["status"] for result in results] == ["failed", "completed"]
+    assert "learning rate 1e+30" in results[0]["error"]
+
+
+def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train("-m", *quick, "data/loader=ram,rom")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: data/loader=rom: there is no such choice; did you mean 'ram'? allowed: ")
+    assert ended.stderr.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+MISTAKES = {
+    "data/loader=gpu_slise": "data/loader=gpu_slise: there is no such choice; did you mean 'gpu_slice'? allowed: ",
+    "model=vitt": "model=vitt: there is no such choice; did you mean 'vit'? allowed: cnn, vit",
+    "experiment=artcle": "did you mean 'article'?",
+    "bach_size=3": "bach_size: there is no such key; did you mean 'batch_size'? allowed: ",
+    "model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
+    "+model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
+    "+epoch=3": "epoch: there is no such key; did you mean 'epochs'?",
+    "+model._target_=os.system": "model._target_: there is no such key",
+    "date/loader=ram": "date/loader: there is no such config group; did you mean 'data/loader'?",
+    "~model": "model is missing",
+    "~model.depth": "model.depth is missing",
+    "~batch_size": "batch_size is missing",
+    "batch_size=many": "batch_size=many: Value 'many' of type 'str' could not be converted to Integer",
+    "model.depth=deep": "model.depth: Value 'deep' of type 'str' could not be converted to Integer",
+    "data.shuffle=all": "data.shuffle=all: Invalid value 'all', expected one of [sample, batch, none]",
+    "batch_size=[1": "batch_size=[1: cannot be read",
+    "batch_size=0": "batch_size=0: must be at least 1",
+    "epochs=-1": "epochs=-1: must be at least 1",
+    "seed=-1": "seed=-1: must be at least 0",
+    "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
+    "batch_size=24 data.drop_last=true": "batch_size=24 is above the set's 23 images",
+    "data.dataset.train_size=24": "data.dataset.train_size=24: the set has 23 images",
+    "model.patch_size=5": "model.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7, 14, 28",
+    "model.name=vitt": "model.name=vitt: not known; did you mean 'vit'? allowed: cnn, vit",
+    "device=tpu": "device=tpu: not known; allowed: auto, cpu, cuda",
+    "device=cuda:99": "device=cuda:99: torch sees ",
+    "data/loader=prefetch data/loader@data.loader.base=prefetch": "prefetch cannot wrap itself",
+    "data/loader=prefetch data.loader.queue_size=0": "data.loader.queue_size=0: must be at least 1",
+    "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_message_and_leaves_nothing(
+    mistake: str, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    base = [] if "root" in mistake else [f"data.root={tiny_root}"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "data/dataset=kmnist", *base, *mistake.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    message = str(ended.value.code)  # Python prints it to stderr and exits with 1
+    assert message.startswith("error: ")
+    assert MISTAKES[mistake] in message
+    assert message.count("\n") <= 1
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
+
+
+def test_a_mistake_ends_the_process_with_1_and_without_a_traceback(train: Train, quick: list[str]) -> None:
+    ended = train(*quick, "+model.xyz=3")
+    assert ended.returncode == 1
+    assert ended.stderr == "error: model.xyz: there is no such key; allowed: width\n"
+
+
+def test_the_traceback_is_there_for_who_asks(train: Train, quick: list[str]) -> None:
+    ended = train(*quick, "batch_size=0", HYDRA_FULL_ERROR="1")
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+    assert "batch_size=0: must be at least 1" in ended.stderr
+
+
+def test_a_folder_that_holds_something_is_not_removed(train: Train, quick: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    assert train(*quick, "batch_size=0", "hydra.run.dir=mine").returncode == 1
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_loss_that_is_not_finite_fails_with_its_place(train: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train(*quick, "optimizer.lr=1e30")
+    assert ended.returncode == 1
+    assert "in epoch 0, step" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert result_of(folder)["status"] == "failed"
+    assert result_of(folder)["error"] in ended.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "--cfg=job", "--info=defaults"])
+def test_questions_are_answered_without_torch(flag: str) -> None:
+    program = (
+        "import sys; sys.argv = ['train.py', *sys.argv[1:]]; from vitmnist.__main__ import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *flag.split("=")], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "data/loader" in ended.stdout or "batch_size: 500" in ended.stdout
+
+
+def test_two_runs_of_the_same_second_keep_apart(quick: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=1"]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)
+    ]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 2
+
+
+def test_the_wheel_carries_configuration_and_data(tmp_path: Path, quick: list[str]) -> None:
+    """What pip installs works without the repository, from any folder."""
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path / "wheel"),
+    ]
+    subprocess.run([*build, str(REPOSITORY)], check=True, capture_output=True)
+    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    names = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    assert {"vitmnist/py.typed", "vitmnist/conf/config.yaml", "vitmnist/data/mnist/README.md"} <= names
+    assert len([name for name in names if name.endswith("-ubyte.gz")]) == 4
+    assert not [name for name in names if name.startswith(("tests/", "outputs/", "conf/"))]
+    ended = subprocess.run(
+        [sys.executable, "-m", "vitmnist", *quick, "epochs=1"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 1
+
+
+def _root(quick: list[str]) -> str:
+    return next(item for item in quick if item.startswith("data.root=")).partition("=")[2].replace("/", "_")

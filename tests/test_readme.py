@@ -1,0 +1,99 @@
+"""The README's commands run, and its example of a loader is one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line
+]
+SMALL = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def train_commands() -> list[list[str]]:
+    """Each `python train.py …` of the README, without what comes before a `&&`."""
+    commands = [shlex.split(part) for line in COMMANDS for part in line.split("&&")]
+    return [command for command in commands if command[:2] == ["python", "train.py"]]
+
+
+def run_small(arguments: list[str], folder: Path, program: Path) -> subprocess.CompletedProcess[str]:
+    small = [] if any(argument.startswith("--") for argument in arguments) else SMALL
+    return subprocess.run(
+        [sys.executable, str(program), *arguments, *small, f"data.root={folder / 'data'}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", train_commands(), ids=" ".join)
+def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path) -> None:
+    ended = run_small(command[2:], tmp_path, REPOSITORY / "train.py")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
+    tested = {"python train.py", "pip install", "pytest", "tensorboard --logdir"}
+    for line in COMMANDS:
+        for part in line.split("&&"):
+            assert any(part.strip().startswith(start) for start in tested), part
+
+
+def test_tensorboard_shows_a_run(tmp_path: Path) -> None:
+    assert run_small(["data/loader=ram"], tmp_path, REPOSITORY / "train.py").returncode == 0
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        "outputs",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            address = next(found[0] for line in server.stderr if (found := re.search(r"http://\S+", line)))
+            deadline = time.monotonic() + 60
+            while b"time/epoch_s" not in (tags := _get(f"{address}data/plugin/scalars/tags")):
+                assert time.monotonic() < deadline, tags
+                time.sleep(0.5)
+        finally:
+            server.terminate()
+
+
+def _get(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return answer.read()
+
+
+def test_the_readmes_loader_works_with_one_module_and_one_yaml_file(tmp_path: Path) -> None:
+    for name in ("vitmnist", "conf"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "train.py", tmp_path)
+    for content in blocks("python") + blocks("yaml"):
+        path = content.partition("\n")[0].removeprefix("# ")
+        (tmp_path / path).write_text(content)
+    ended = run_small(["data/loader=indexed"], tmp_path, tmp_path / "train.py")
+    reference = run_small(["data/loader=ram"], tmp_path, tmp_path / "train.py")
+    assert ended.returncode == reference.returncode == 0, ended.stderr
+    epochs = [re.search(r"train loss .*?  val loss \S+ acc \S+", end.stdout) for end in (ended, reference)]
+    assert epochs[0][0] == epochs[1][0]

@@ -1,0 +1,95 @@
+"""The figures that a run leaves are whole, and true of the run alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitmnist.atomic import write_whole
+from vitmnist.engine import PassFigures
+from vitmnist.records import hardware
+from vitmnist.records.environment import describe_environment
+from vitmnist.records.hardware import HardwareFigures
+from vitmnist.records.result import EpochRecord, Result
+
+CPU = torch.device("cpu")
+PASS = PassFigures(images=100, loss=1.0, accuracy=50.0, seconds=4.0, data_wait_s=1.0, compute_s=2.5)
+RESULT = {"overrides": [], "choices": {}, "batch_size": 1, "seed": 1, "device": "cpu"}
+
+
+def record(number: int, seconds: float, accuracy: float) -> EpochRecord:
+    return EpochRecord.of(number, replace(PASS, seconds=seconds), replace(PASS, accuracy=accuracy), None, None, None)
+
+
+def test_medians_leave_the_first_epoch_out() -> None:
+    result = Result(**RESULT, epochs=[record(0, 90.0, 10.0), record(1, 4.0, 30.0), record(2, 6.0, 20.0)])
+    summary = result.summary()
+    assert summary["epoch_s_median"] == (8.0 + 10.0) / 2  # each with an evaluation of 4 s
+    assert summary["images_per_s"] == pytest.approx((100 / 4 + 100 / 6) / 2)
+    assert summary["data_wait_pct"] == pytest.approx((100 / 4 + 100 / 6) / 2)
+    assert (summary["val_acc_last"], summary["val_acc_best"]) == (20.0, 30.0)
+    assert Result(**RESULT, epochs=[record(0, 90.0, 10.0)]).summary()["epoch_s_median"] == 94.0
+
+
+def test_a_result_without_epochs_is_whole_json(tmp_path: Path) -> None:
+    Result(**RESULT, error="why").write(tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["error"], result["epochs"]) == ("failed", "why", [])
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "result.json"
+    write_whole(file, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(file, b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("result.json", b"old")]
+
+
+def test_a_peak_of_memory_does_not_outlive_its_job() -> None:
+    first = HardwareFigures(CPU)
+    if first.host_peak_mib() is None:
+        pytest.skip("this system does not let a process reset its peak")
+    block = torch.ones(300 * hardware.MIB, dtype=torch.uint8)
+    high = first.host_peak_mib()
+    del block
+    assert HardwareFigures(CPU).host_peak_mib() < high - 250
+
+
+def test_gpu_use_is_the_mean_of_the_samples_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the driver replaced, which this machine need not have."""
+
+    def sample(stamp: int, percent: int) -> SimpleNamespace:
+        return SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=percent))
+
+    buffer = [sample(1, 10), sample(2, 30), sample(3, 80)]
+
+    def samples(handle: object, kind: int, since: int) -> tuple[int, list[SimpleNamespace]]:
+        return 0, [item for item in buffer if item.timeStamp > since]
+
+    monkeypatch.setattr(hardware, "gpu_handle", lambda device: "handle")
+    monkeypatch.setattr(hardware.pynvml, "nvmlDeviceGetSamples", samples)
+    figures = HardwareFigures(CPU)
+    assert figures.gpu_util_pct() == 40.0
+    assert figures.gpu_util_pct() is None
+    buffer.append(sample(4, 60))
+    assert figures.gpu_util_pct() == 60.0
+
+
+def test_the_environment_names_the_commit_of_the_source_tree() -> None:
+    environment = describe_environment(CPU)
+    root = Path(__file__).parent.parent
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    assert environment["git_commit"] == (head.stdout.strip() or None)
+    assert environment["gpu"] is None
+    json.dumps(environment)
