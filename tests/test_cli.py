@@ -95,13 +95,14 @@ def test_a_sweep_over_every_loader_ends_in_the_same_figures(train: Train, quick:
 
 
 def test_a_job_that_fails_does_not_stop_the_sweep(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001")
+    ended = train("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001,-1")
     assert ended.returncode == 1
     assert "job 0 failed: the loss is" in ended.stdout
     assert "Traceback" not in ended.stderr
-    results = [result_of(folder) for folder in sorted((tmp_path / "outputs" / "sweeps").glob("*/*/[01]-*"))]
-    assert [result["status"] for result in results] == ["failed", "completed"]
+    results = [result_of(folder) for folder in sorted((tmp_path / "outputs" / "sweeps").glob("*/*/[012]-*"))]
+    assert [result["status"] for result in results] == ["failed", "completed", "failed"]
     assert "learning rate 1e+30" in results[0]["error"]
+    assert results[2]["error"] == "optimizer.lr=-1.0: must be above 0"
 
 
 def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], tmp_path: Path) -> None:

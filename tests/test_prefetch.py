@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,16 +109,19 @@ def test_one_stream_per_loader_and_none_on_the_cpu(tiny: Dataset) -> None:
     assert loader.stream is None
 
 
-def test_the_interpreter_ends_at_once_under_a_live_iterator() -> None:
-    program = """
+def test_the_interpreter_ends_at_once_under_a_live_iterator(tiny_root: Path) -> None:
+    program = f"""
 import torch
-from vitmnist.data.loaders.prefetch import Producer
-def source():
-    while True:
-        yield torch.zeros(1), torch.zeros(1)
-producer = Producer(source, 2, None)
-batches = producer.run()
-next(batches)
+from vitmnist.data.dataset import load_dataset
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.order import EpochOrder
+split = load_dataset({{"name": "kmnist", "train_size": None, "test_size": None}}, {str(tiny_root)!r}).train
+disk = {{"name": "disk", "num_workers": 1, "pin_memory": False, "prefetch_factor": 2, "persistent_workers": True}}
+for base in (disk, {{"name": "ram"}}):
+    options = {{"name": "prefetch", "queue_size": 1, "base": base}}
+    batches = LOADERS.build(options, split, EpochOrder(23, 2, 0), torch.device("cpu")).epoch(0)
+    next(batches)
+    globals()["kept " + base["name"]] = batches
 print("live", flush=True)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
+from vitmnist.data.loaders import LOADERS
+
 README = (REPOSITORY / "README.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line
@@ -50,10 +52,21 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path) -> Non
 
 
 def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
-    tested = {"python train.py", "pip install", "pytest", "tensorboard --logdir"}
+    tested = {"python train.py", "pip install", "pytest", "tensorboard --logdir", "python benchmarks/epoch.py"}
     for line in COMMANDS:
         for part in line.split("&&"):
             assert any(part.strip().startswith(start) for start in tested), part
+
+
+def test_the_benchmark_compares_every_loader_with_the_bare_loop(tmp_path: Path) -> None:
+    (command,) = (shlex.split(line) for line in COMMANDS if line.startswith("python benchmarks/epoch.py"))
+    small = ["--train-size=60", "--batch-size=20", "--rounds=1", f"--root={tmp_path}", f"--output={tmp_path / 'table'}"]
+    program = str(REPOSITORY / command[1])
+    ended = subprocess.run([sys.executable, program, *command[2:], *small], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "table").read_text() == ended.stdout
+    rows = re.findall(r"^\| ([^|]+?) \| [\d.]+ \| [\d.]+ \|", ended.stdout, re.MULTILINE)
+    assert {row.partition(",")[0].partition(" of ")[0] for row in rows} == {"bare loop", *LOADERS.names()}
 
 
 def test_tensorboard_shows_a_run(tmp_path: Path) -> None:

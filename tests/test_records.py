@@ -20,7 +20,7 @@ from vitmnist.records.result import EpochRecord, Result
 
 CPU = torch.device("cpu")
 PASS = PassFigures(images=100, loss=1.0, accuracy=50.0, seconds=4.0, data_wait_s=1.0, compute_s=2.5)
-RESULT = {"overrides": [], "choices": {}, "batch_size": 1, "seed": 1, "device": "cpu"}
+RESULT = {"overrides": [], "choices": {}}
 
 
 def record(number: int, seconds: float, accuracy: float) -> EpochRecord:
@@ -66,11 +66,11 @@ def test_a_peak_of_memory_does_not_outlive_its_job() -> None:
     assert HardwareFigures(CPU).host_peak_mib() < high - 250
 
 
-def test_gpu_use_is_the_mean_of_the_samples_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_use_is_the_mean_of_the_samples_since_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the driver replaced, which this machine need not have."""
 
-    def sample(stamp: int, percent: int) -> SimpleNamespace:
-        return SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=percent))
+    def sample(second: int, percent: int) -> SimpleNamespace:
+        return SimpleNamespace(timeStamp=second * 1_000_000, sampleValue=SimpleNamespace(uiVal=percent))
 
     buffer = [sample(1, 10), sample(2, 30), sample(3, 80)]
 
@@ -80,10 +80,9 @@ def test_gpu_use_is_the_mean_of_the_samples_since_the_last_reading(monkeypatch: 
     monkeypatch.setattr(hardware, "gpu_handle", lambda device: "handle")
     monkeypatch.setattr(hardware.pynvml, "nvmlDeviceGetSamples", samples)
     figures = HardwareFigures(CPU)
-    assert figures.gpu_util_pct() == 40.0
-    assert figures.gpu_util_pct() is None
-    buffer.append(sample(4, 60))
-    assert figures.gpu_util_pct() == 60.0
+    assert figures.gpu_util_pct(since=0.5) == 40.0
+    assert figures.gpu_util_pct(since=1.5) == 55.0
+    assert figures.gpu_util_pct(since=3.0) is None
 
 
 def test_the_environment_names_the_commit_of_the_source_tree() -> None:

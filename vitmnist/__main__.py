@@ -39,9 +39,10 @@ def train(composed: DictConfig) -> None:
     folder = Path(job.runtime.output_dir)
     try:
         run(composed, folder, list(job.overrides.task), chosen(job.runtime.choices))
-    except UserError as error:
+    except Exception as error:
         if job.mode == RunMode.MULTIRUN:
-            log.error("job %s failed: %s", job.job.num, error)
+            # At once, and into the job's own log: Hydra tells of it when all the other jobs are done.
+            log.error("job %s failed: %s", job.job.num, error, exc_info=not isinstance(error, UserError))
             raise
         if isinstance(error, ConfigError | DataError):
             discard(folder, job)

@@ -82,9 +82,10 @@ def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Sch
     Raises:
         ConfigError: an unknown or missing key, a wrong type, a number out of its bounds.
     """
-    _check_keys(schema, values, key)
     try:
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(values)))
+        plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[call-overload]
+        _check_keys(schema, plain, key)  # type: ignore[arg-type]
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{_join(key, error.full_key)}: {first_line(error)}") from error
     _check_bounds(options, key)
@@ -95,12 +96,15 @@ def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
     known = {field.name: field for field in fields(schema)}
     for name in values:
         if name not in known:
-            raise ConfigError(f"{_join(key, name)}: there is no such key; {choices(name, known)}")
+            raise ConfigError(f"{_join(key, name)}: there is no such key; {choices(str(name), known)}")
     for name, item in known.items():
+        full = _join(key, name)
         if values.get(name, MISSING) == MISSING:
-            raise ConfigError(f"{_join(key, name)} is missing: give it a value, as {_join(key, name)}=VALUE")
+            is_group = str(item.type).startswith("dict")
+            example = f"{full.replace('.', '/')}=CHOICE" if is_group else f"{full}=VALUE"
+            raise ConfigError(f"{full} is missing; type {example}")
         if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
-            _check_keys(item.default_factory, values[name], _join(key, name))
+            _check_keys(item.default_factory, values[name], full)
 
 
 def _check_bounds(options: Any, key: str) -> None:

@@ -29,6 +29,8 @@ def explain(error: BaseException, conf: Path) -> str | None:
         return _unknown_group(key, conf) if "/" in key else _unknown_key(error.__cause__)
     if isinstance(error.__cause__, OmegaConfBaseException):
         return f"{_override_in(error)}{first_line(error.__cause__)}"
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key}: {first_line(error)}"
     if isinstance(error, HydraException):
         group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", str(error))
         return _unknown_group(group[1] or group[2], conf) if group else _one_line(str(error))

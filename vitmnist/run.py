@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,32 +47,28 @@ def run(composed: Mapping[str, Any], folder: Path, overrides: list[str], choices
         UserError: the configuration, the data or the training is at fault.
     """
     started = time.perf_counter()
-    config = typed(Config, composed)
-    device = choose_device(config.device)
-    result = Result(
-        overrides=overrides,
-        choices=choices,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        device=str(device),
-    )
+    result = Result(overrides=overrides, choices=choices)
     try:
+        config = typed(Config, composed)
+        device = choose_device(config.device)
+        result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
         with ExitStack() as stack:
             hardware = HardwareFigures(device)
             trainee = prepare(config, device, stack)
             result.dataset = describe_dataset(trainee.dataset)
             result.environment = describe_environment(device)
             log.info(
-                "%s on %s: %s with %s batches of %d from the %s loader, on %s",
+                "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
                 choices["model"],
+                f"{sum(parameter.numel() for parameter in trainee.model.parameters()):,}",
                 trainee.dataset.name,
-                f"{sum(parameter.numel() for parameter in trainee.model.parameters()):,} parameters",
+                choices["loader"],
                 f"{len(trainee.train_loader):,}",
                 config.batch_size,
-                choices["loader"],
+                config.device,
                 device,
             )
-            board = stack.enter_context(TensorBoard(folder))
+            board = stack.enter_context(closing(TensorBoard(folder)))
             result.setup_s = time.perf_counter() - started
             for epoch in range(config.epochs):
                 record = train_and_evaluate(trainee, epoch, device, hardware)
@@ -163,6 +159,7 @@ def choose_device(name: str) -> torch.device:
 
 def train_and_evaluate(trainee: Trainee, epoch: int, device: torch.device, hardware: HardwareFigures) -> EpochRecord:
     """One epoch of training and the evaluation after it."""
+    started = time.time()
     with progress_bar(f"epoch {epoch + 1} train", len(trainee.train_loader)) as bar:
         train = engine.train_epoch(
             trainee.model,
@@ -176,7 +173,9 @@ def train_and_evaluate(trainee: Trainee, epoch: int, device: torch.device, hardw
         )
     with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
         val = engine.evaluate(trainee.model, trainee.test_loader, trainee.test_preprocess, device, bar.update)
-    return EpochRecord.of(epoch, train, val, hardware.host_peak_mib(), hardware.gpu_peak_mib(), hardware.gpu_util_pct())
+    return EpochRecord.of(
+        epoch, train, val, hardware.host_peak_mib(), hardware.gpu_peak_mib(), hardware.gpu_util_pct(started)
+    )
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:

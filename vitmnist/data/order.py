@@ -51,10 +51,6 @@ class EpochOrder:
         full, rest = divmod(self.size, self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
-    def images(self) -> int:
-        """Images in an epoch."""
-        return len(self) * self.batch_size if self.drop_last else self.size
-
     def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """The indices of each batch from batch `start` on: a slice where they are contiguous, else int64 `[B]`.
 

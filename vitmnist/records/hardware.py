@@ -24,12 +24,11 @@ def gpu_handle(device: torch.device) -> Any | None:
 
 
 class HardwareFigures:
-    """Peak memory since its making, and GPU use since the last reading."""
+    """Peak memory since its making, and GPU use since a given time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._gpu = gpu_handle(device)
-        self._gpu_seen_us = 0
         # A peak outlives the job that made it, and a sweep runs its jobs in one process.
         self._host_reset = _reset_host_peak()
         if device.type == "cuda":
@@ -45,25 +44,26 @@ class HardwareFigures:
         return None
 
     def gpu_peak_mib(self) -> float | None:
-        """Peak memory that torch's allocator took from the device, in MiB."""
+        """Peak memory of torch's tensors on the device, in MiB."""
         if self._device.type != "cuda":
             return None
-        return torch.cuda.max_memory_reserved(self._device) / MIB
+        return torch.cuda.max_memory_allocated(self._device) / MIB
 
-    def gpu_util_pct(self) -> float | None:
-        """Mean share of time in which a kernel ran, in percent, over the driver's samples since the last call."""
+    def gpu_util_pct(self, since: float) -> float | None:
+        """Mean share of time in which a kernel ran, in percent, over the driver's samples.
+
+        Args:
+            since: seconds since 1970, as `time.time()` gives them.
+        """
         if self._gpu is None:
             return None
-        try:
-            _kind, samples = pynvml.nvmlDeviceGetSamples(
-                self._gpu, pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._gpu_seen_us
+        with contextlib.suppress(pynvml.NVMLError):
+            _, samples = pynvml.nvmlDeviceGetSamples(
+                self._gpu, pynvml.NVML_GPU_UTILIZATION_SAMPLES, int(since * 1_000_000)
             )
-        except pynvml.NVMLError:
-            return None
-        if not samples:
-            return None
-        self._gpu_seen_us = samples[-1].timeStamp
-        return float(sum(sample.sampleValue.uiVal for sample in samples) / len(samples))
+            if samples:
+                return float(sum(sample.sampleValue.uiVal for sample in samples) / len(samples))
+        return None
 
 
 def _reset_host_peak() -> bool:

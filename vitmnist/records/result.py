@@ -77,9 +77,9 @@ class Result:
     error: str | None = None
     overrides: list[str]
     choices: dict[str, str | None]
-    batch_size: int
-    seed: int
-    device: str
+    batch_size: int | None = None
+    seed: int | None = None
+    device: str | None = None
     setup_s: float | None = None
     epochs: list[EpochRecord] = field(default_factory=list)
     dataset: dict[str, Any] | None = None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
-from typing_extensions import Self
 
 from vitmnist.records.result import EpochRecord, Result
 
@@ -48,10 +46,6 @@ class TensorBoard:
         for name, value in (result.summary() or {}).items():
             self._writer.add_scalar(f"summary/{name}", value, result.epochs[-1].epoch)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Hand everything to the file and close it."""
         self._writer.close()

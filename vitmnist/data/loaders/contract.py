@@ -5,10 +5,8 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from types import TracebackType
 
 from torch import Tensor
-from typing_extensions import Self
 
 from vitmnist.data.order import EpochOrder
 from vitmnist.registry import Registry
@@ -56,12 +54,10 @@ class Loader(ABC):
         """End the iterators that still live, and release what the loader owns."""
         _close_all(self._live)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

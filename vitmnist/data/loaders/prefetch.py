@@ -35,10 +35,11 @@ class PrefetchLoader(Loader):
     """
 
     def __init__(self, options: PrefetchOptions, split: Split, order: EpochOrder, device: torch.device) -> None:
-        super().__init__(order)
         if options.base.get("name") == "prefetch":
             raise ConfigError("data.loader.base.name=prefetch: prefetch cannot wrap itself; choose another base")
         self.base = LOADERS.build(options.base, split, order, device, key="data.loader.base")
+        # After the base: at its end the interpreter closes the younger first, and this one's thread runs the base.
+        super().__init__(order)
         self.queue_size = options.queue_size
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
