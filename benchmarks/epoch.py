@@ -127,7 +127,7 @@ def main() -> None:
             for number in tqdm(range(arguments.rounds + 1), desc="round")
         ]
     report = markdown(rounds[1:], split, arguments.batch_size, device)
-    print(report)
+    print(report, end="")
     if arguments.output:
         arguments.output.write_text(report)
 
