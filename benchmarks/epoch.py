@@ -13,6 +13,7 @@ device is done. Not inside: evaluation, setting up, and starting the workers tha
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from vitmnist.data.dataset import Split, load_dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import UserError
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optimizer import AdamOptions, adam
 from vitmnist.records.environment import describe_environment
@@ -111,7 +113,20 @@ def main() -> None:
     parser.add_argument("--root", default="~/.cache/vitmnist", help="where disk keeps the unpacked set")
     parser.add_argument("--output", type=Path, help="write the table here too")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    try:
+        compare(arguments)
+    except UserError as error:
+        parser.error(str(error))
 
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Run the rounds; print and write the table.
+
+    Raises:
+        UserError: a device, a size or a number of workers that cannot be.
+    """
     device = choose_device(arguments.device)
     sizes = {"train_size": arguments.train_size, "test_size": None}
     split = load_dataset({"name": "mnist", **sizes}, arguments.root).train
@@ -122,10 +137,12 @@ def main() -> None:
         candidates = {BARE: bare_loop(split, arguments.batch_size, device)}
         for name, options in compared.items():
             candidates[name] = our_loop(options, split, arguments.batch_size, device, stack)
-        rounds = [
-            {name: epoch(number) for name, epoch in candidates.items()}
-            for number in tqdm(range(arguments.rounds + 1), desc="round")
-        ]
+        names = list(candidates)
+        rounds = []
+        for number in tqdm(range(arguments.rounds + 1), desc="round"):
+            turn = number % len(names)  # another one goes first each round: no place in the order is a candidate's own
+            figures = {name: candidates[name](number) for name in names[turn:] + names[:turn]}
+            rounds.append({name: figures[name] for name in names})
     report = markdown(rounds[1:], split, arguments.batch_size, device)
     print(report, end="")
     if arguments.output:
@@ -139,9 +156,9 @@ def markdown(rounds: list[dict[str, tuple[float, float]]], split: Split, batch_s
         f"# A training epoch of {len(split):,} images at batch {batch_size}, by loader",
         "",
         f"{date.today()}, {machine['gpu'] or machine['cpu']}, {machine['cpu_count']} CPU cores, "
-        f"torch {machine['torch']}, Python {machine['python']}, commit {str(machine['git_commit'])[:10]}; "
-        f"median of {len(rounds)} rounds. Written by "
-        f"`python benchmarks/epoch.py --batch-size {batch_size} --rounds {len(rounds)}`.",
+        f"torch {machine['torch']}, Python {machine['python']}, commit {str(machine['git_commit'])[:10]}"
+        f"{' and changes' if machine['git_dirty'] else ''}. Median of {len(rounds)} rounds; the ratio is the median of "
+        f"the rounds' ratios. Written by `{shlex.join(['python', *sys.argv])}`.",
         "",
         "| candidate | seconds | × bare loop | range of the ratio | waiting for data |",
         "|---|---|---|---|---|",

@@ -58,7 +58,7 @@ def train(tmp_path: Path) -> Train:
         return subprocess.run(
             [sys.executable, str(REPOSITORY / "train.py"), *arguments],
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0", **environment},
             capture_output=True,
             text=True,
             timeout=200,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import zipfile
@@ -83,7 +85,7 @@ def test_a_sweep_over_every_loader_ends_in_the_same_figures(train: Train, quick:
     }
     assert set(jobs) == {(loader, size) for loader in loaders for size in (6, 9)}
     for number, (size, loader) in enumerate((size, loader) for size in (6, 9) for loader in loaders):
-        assert jobs[loader, size][0] == f"{number}-kmnist-root{_root(quick)}-bs{size}-epochs2-vit-depth1-{loader}"[:82]
+        assert jobs[loader, size][0] == f"{number}-kmnist-bs{size}-epochs2-vit-depth1-{loader}"
     for size in (6, 9):
         losses = {
             loader: [
@@ -105,12 +107,22 @@ def test_a_job_that_fails_does_not_stop_the_sweep(train: Train, quick: list[str]
     assert results[2]["error"] == "optimizer.lr=-1.0: must be above 0"
 
 
+def test_a_divergence_that_evaluation_sees_first_names_its_place(
+    train: Train, quick: list[str], tmp_path: Path
+) -> None:
+    ended = train(*quick, "batch_size=23", "optimizer.lr=1e30", "hydra.run.dir=here")
+    assert ended.returncode == 1
+    assert re.search(r"the validation loss is (nan|inf) after epoch 1, step 1, at learning rate 1e\+30", ended.stderr)
+    assert "failed; records in here" in ended.stdout
+    assert result_of(tmp_path / "here")["status"] == "failed"
+
+
 def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], tmp_path: Path) -> None:
     ended = train("-m", *quick, "data/loader=ram,rom")
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: data/loader=rom: there is no such choice; did you mean 'ram'? allowed: ")
     assert ended.stderr.count("\n") == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 MISTAKES = {
@@ -126,13 +138,25 @@ MISTAKES = {
     "~model": "model is missing",
     "~model.depth": "model.depth is missing",
     "~batch_size": "batch_size is missing",
-    "batch_size=many": "batch_size=many: Value 'many' of type 'str' could not be converted to Integer",
-    "model.depth=deep": "model.depth: Value 'deep' of type 'str' could not be converted to Integer",
-    "data.shuffle=all": "data.shuffle=all: Invalid value 'all', expected one of [sample, batch, none]",
+    "batch_size=many": "batch_size=many: must be a whole number",
+    "model.depth=deep": "model.depth=deep: must be a whole number",
+    "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
+    "data.drop_last=perhaps": "data.drop_last=perhaps: must be true or false",
+    "data.dataset.train_size=few": "data.dataset.train_size=few: must be a whole number or null",
+    "data.shuffle=all": "data.shuffle=all: must be one of sample, batch, none",
+    "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=CHOICE",
+    "model=null": "a config group cannot be null",
+    "batch_size=${nope}": "batch_size: Interpolation key 'nope' not found",
+    "model.depth=${nope}": "model.depth: Interpolation key 'nope' not found",
+    "data/loader@data.loader.base=disk": "nothing that was chosen has a data/loader at data.loader.base",
+    "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",
     "batch_size=[1": "batch_size=[1: cannot be read",
     "batch_size=0": "batch_size=0: must be at least 1",
     "epochs=-1": "epochs=-1: must be at least 1",
     "seed=-1": "seed=-1: must be at least 0",
+    "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
+    "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: cnn, vit",
+    "data.loader.name=gpu_slce": "data.loader.name=gpu_slce: not known; did you mean 'gpu_slice'?",
     "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
     "batch_size=24 data.drop_last=true": "batch_size=24 is above the set's 23 images",
     "data.dataset.train_size=24": "data.dataset.train_size=24: the set has 23 images",
@@ -153,6 +177,7 @@ def test_a_mistake_gets_one_message_and_leaves_nothing(
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     base = [] if "root" in mistake else [f"data.root={tiny_root}"]
+    monkeypatch.setattr("vitmnist.__main__.SHOW_TRACEBACK", False)
     monkeypatch.setattr(sys, "argv", ["train.py", "data/dataset=kmnist", *base, *mistake.split()])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -160,7 +185,7 @@ def test_a_mistake_gets_one_message_and_leaves_nothing(
     assert message.startswith("error: ")
     assert MISTAKES[mistake] in message
     assert message.count("\n") <= 1
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
 
 def test_a_mistake_ends_the_process_with_1_and_without_a_traceback(train: Train, quick: list[str]) -> None:
@@ -176,17 +201,42 @@ def test_the_traceback_is_there_for_who_asks(train: Train, quick: list[str]) -> 
     assert "batch_size=0: must be at least 1" in ended.stderr
 
 
-def test_a_folder_that_holds_something_is_not_removed(train: Train, quick: list[str], tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
+def test_a_refused_run_takes_nothing_that_was_there_before(train: Train, quick: list[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / ".hydra").mkdir(parents=True)
+    for name in ("notes.txt", "result.json", "vitmnist.log", ".hydra/mine.yaml"):
+        (mine / name).write_text("keep")
     assert train(*quick, "batch_size=0", "hydra.run.dir=mine").returncode == 1
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    for name in ("notes.txt", "result.json", "vitmnist.log", ".hydra/mine.yaml"):
+        assert (mine / name).read_text() == "keep"
+
+
+def test_a_run_is_not_overwritten_by_the_next(train: Train, quick: list[str], tmp_path: Path) -> None:
+    assert train(*quick, "epochs=1", "hydra.run.dir=here").returncode == 0
+    before = (tmp_path / "here" / "result.json").read_text()
+    ended = train(*quick, "epochs=1", "hydra.run.dir=here")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("here holds a run already; name another folder with hydra.run.dir=FOLDER\n")
+    assert (tmp_path / "here" / "result.json").read_text() == before
+
+
+def test_an_interrupted_run_says_so(quick: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=100000", "hydra.run.dir=here"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stdout if "epoch 3/" in line)
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+    assert process.returncode == 130
+    assert "interrupted; records in here" in printed
+    result = result_of(tmp_path / "here")
+    assert result["status"] == "interrupted"
+    assert len(result["epochs"]) >= 3
 
 
 def test_a_loss_that_is_not_finite_fails_with_its_place(train: Train, quick: list[str], tmp_path: Path) -> None:
     ended = train(*quick, "optimizer.lr=1e30")
     assert ended.returncode == 1
-    assert "in epoch 0, step" in ended.stderr
+    assert "in epoch 1, step" in ended.stderr
     assert "Traceback" not in ended.stderr
     (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
     assert result_of(folder)["status"] == "failed"
@@ -246,7 +296,3 @@ def test_the_wheel_carries_configuration_and_data(tmp_path: Path, quick: list[st
     )
     assert ended.returncode == 0, ended.stderr
     assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 1
-
-
-def _root(quick: list[str]) -> str:
-    return next(item for item in quick if item.startswith("data.root=")).partition("=")[2].replace("/", "_")

@@ -65,6 +65,7 @@ def test_an_existing_folder_is_used_as_it_is(
             (folder / name).unlink()
             checksums.append((f"{name}.gz", _md5(folder / f"{name}.gz")))
         monkeypatch.setattr(torchvision_datasets.KMNIST, "resources", checksums)
+        (folder / FILES[0]).write_bytes(b"a whole .gz beside it comes first, for it can be verified")
     before = sorted(folder.rglob("*"))
     assert torch.equal(kmnist(tmp_path).train.images, tiny.train.images)
     assert sorted(folder.rglob("*")) == before
@@ -150,6 +151,15 @@ def test_unpacking_is_verified_and_repaired(tmp_path: Path, caplog: pytest.LogCa
     assert packed.on_disk().read_bytes() == whole
     assert "was damaged and is unpacked again" in caplog.text
     assert [file.name for file in path.parent.iterdir()] == [name]
+
+
+def test_what_the_user_keeps_in_the_root_is_not_written_to(tmp_path: Path) -> None:
+    mine = tmp_path / "MNIST" / "raw" / FILES[3]
+    mine.parent.mkdir(parents=True)
+    mine.write_text("my own variant")
+    path = load_dataset({"name": "mnist", **SIZES}, str(tmp_path)).test.images_file.on_disk()
+    assert path.is_relative_to(tmp_path / dataset_module.UNPACKED)
+    assert mine.read_text() == "my own variant"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

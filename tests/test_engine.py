@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitmnist import engine
-from vitmnist.clock import StepClock
 from vitmnist.config import Shuffle
 from vitmnist.data.dataset import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
+from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import TrainingError
@@ -72,55 +71,68 @@ def test_evaluation_changes_nothing_and_counts_every_image(tiny: Dataset) -> Non
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_the_times_fit_into_the_pass(tiny: Dataset) -> None:
-    figures = train_epoch(make_model(), tiny)
-    assert figures.data_wait_s > 0
-    assert figures.compute_s > 0
-    assert figures.data_wait_s + figures.compute_s <= figures.seconds
+def test_every_second_goes_to_its_account(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that only moves where the test says: 1 s a batch, 10 s a step, 100 s for the progress bar."""
+    now = 0.0
 
+    def spend(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
-class CountReads(TorchDispatchMode):
-    """Counts the operations by which a value leaves the device."""
+    class Slow(Loader):
+        def batches(self, number: int, start: int) -> Batches:
+            for indices in self.order.batches(number, start):
+                spend(1)
+                yield tiny.train.images[indices], tiny.train.labels[indices]
+            spend(1000)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: Counter[int] = Counter()
-        self.step = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
-            self.steps[self.step] += 1
-        return func(*args, **(kwargs or {}))
-
-    def advance(self) -> None:
-        self.step += 1
-
-
-def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: now)
     model = make_model()
+    model.register_forward_hook(lambda *_: spend(10))
+    loader = Slow(EpochOrder(23, 5, 3))
+    figures = engine.evaluate(model, loader, Preprocess(tiny.train), CPU, lambda: spend(100))
+    assert (figures.data_wait_s, figures.compute_s, figures.seconds) == (5, 50, 1555)
+
+
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+
+
+def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way in which Python can ask a tensor for its value is watched, and each read noted with its step."""
+    reads: list[int] = []
+    step = 0
+
+    def watched(name: str) -> Callable[..., object]:
+        original = getattr(torch.Tensor, name)
+
+        def read(tensor: torch.Tensor, *arguments: object) -> object:
+            reads.append(step)
+            return original(tensor, *arguments)
+
+        return read
+
+    def advance() -> None:
+        nonlocal step
+        step += 1
+
+    model, loader, preprocess = make_model(), make_loader(tiny), Preprocess(tiny.train)
     # Not Adam: on the CPU it reads its own step count, which never leaves the host.
     optimizer = torch.optim.SGD(model.parameters())
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
-    loader, preprocess = make_loader(tiny), Preprocess(tiny.train)
-    with CountReads() as reads:
-        engine.train_epoch(model, loader, 0, preprocess, optimizer, schedule, CPU, reads.advance)
-        assert set(reads.steps) == {len(loader)}  # after the last step the figures are read, and only then
-        reads.step = 0
-        reads.steps.clear()
-        engine.evaluate(model, loader, preprocess, CPU, reads.advance)
-    assert set(reads.steps) == {len(loader)}
+    for name in READS:
+        monkeypatch.setattr(torch.Tensor, name, watched(name))
+    engine.train_epoch(model, loader, 0, preprocess, optimizer, schedule, CPU, advance)
+    engine.evaluate(model, loader, preprocess, CPU, advance)
+    # After the last step of a pass its figures are read, and only then.
+    assert set(reads) == {len(loader), 2 * len(loader)}
 
 
 def test_a_loss_that_is_not_finite_names_its_step(tiny: Dataset) -> None:
     with pytest.raises(
         TrainingError,
-        match=r"the loss is (nan|inf) in epoch 0, step [1-4], at learning rate 1e\+38; .*optimizer\.lr",
+        match=r"the loss is (nan|inf) in epoch 1, step [2-5], at learning rate 1e\+38; .*optimizer\.lr",
     ):
         train_epoch(make_model(), tiny, lr=1e38)
-    model = make_model()
-    nn.init.constant_(model[1].weight, float("nan"))
-    with pytest.raises(TrainingError, match="the validation loss is nan in batch 0"):
-        engine.evaluate(model, make_loader(tiny), Preprocess(tiny.train), CPU, lambda: None)
 
 
 def test_an_exception_of_the_loader_comes_through(tiny: Dataset) -> None:
@@ -132,13 +144,3 @@ def test_an_exception_of_the_loader_comes_through(tiny: Dataset) -> None:
     model = make_model()
     with pytest.raises(OSError, match="the disk is gone"):
         engine.evaluate(model, Broken(EpochOrder(23, 5, 3)), Preprocess(tiny.train), CPU, lambda: None)
-
-
-def test_the_clock_keeps_two_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([0.0, 1.0, 1.5, 3.5, 4.0])
-    monkeypatch.setattr("vitmnist.clock.time.perf_counter", lambda: next(readings))
-    clock = StepClock(CPU)
-    for _ in range(2):
-        clock.data_ready()
-        clock.step_done()
-    assert clock.read() == (3.0, 1.0)

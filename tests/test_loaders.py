@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,6 +137,19 @@ def test_an_abandoned_or_closed_epoch_leaves_no_thread_and_no_process(build: Bui
     assert set(threading.enumerate()) <= before
     assert not multiprocessing.active_children()
     assert list(kept) == []
+
+
+def test_a_worker_that_fails_is_named_and_leaves_no_process(tiny: Dataset, tmp_path: Path) -> None:
+    """Even while somebody keeps the exception, whose traceback refers to the iterator."""
+    file = tmp_path / "images"
+    file.write_bytes(tiny.train.images_file.path.read_bytes())
+    split = replace(tiny.train, images_file=replace(tiny.train.images_file, path=file))
+    loader = LOADERS.build({**DISK, "num_workers": 2}, split, EpochOrder(23, 5, 1), CPU)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match="images") as kept:
+        list(loader.epoch(0))
+    assert not multiprocessing.active_children()
+    assert kept.value.__traceback__ is not None
 
 
 def test_the_global_generator_is_left_alone(build: Build) -> None:

@@ -7,15 +7,16 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from vitmnist.data.dataset import Dataset
-from vitmnist.data.loaders import LOADERS
 from vitmnist.data.loaders.contract import Batches, Loader
-from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions
+from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
 from vitmnist.data.order import EpochOrder
 
 BATCHES = 6
@@ -27,12 +28,14 @@ class Source(Loader):
     fail_at: int | None = None
     error: BaseException = OSError("the disk is gone")
     made = 0
+    before_batch: ClassVar[dict[int, Callable[[], object]]] = {}
 
     def batches(self, number: int, start: int) -> Batches:
         for index in range(start, BATCHES + 1):
             if index == self.fail_at:
                 raise self.error
             if index < BATCHES:
+                self.before_batch.get(index, int)()
                 self.made += 1
                 yield torch.full((1,), index), torch.full((1,), number)
 
@@ -103,10 +106,33 @@ def test_loading_and_computing_overlap(prefetch: PrefetchLoader) -> None:
     batches.close()
 
 
-def test_one_stream_per_loader_and_none_on_the_cpu(tiny: Dataset) -> None:
-    options = {"name": "prefetch", "queue_size": 2, "base": {"name": "ram"}}
-    loader = LOADERS.build(options, tiny.train, EpochOrder(23, 5, 1), torch.device("cpu"))
-    assert loader.stream is None
+def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: PrefetchLoader) -> None:
+    blocked = threading.Event()
+    prefetch.base.before_batch = {2: blocked.wait}
+    seen = []
+    consumer = threading.Thread(target=lambda: seen.extend(numbers(prefetch.epoch(0))))
+    consumer.start()
+    while prefetch.base.made < 2:
+        time.sleep(0.01)
+    prefetch.close()  # the base is amid a batch, which cannot be interrupted
+    consumer.join(timeout=5)
+    assert not consumer.is_alive()
+    assert seen in ([], [0], [0, 1])
+    blocked.set()
+    assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
+
+
+def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> None:
+    """Python may run the `finally` of an abandoned iterator in any thread."""
+
+    def source() -> Batches:
+        producer.stop()
+        yield torch.zeros(1), torch.zeros(1)
+
+    producer = Producer(source, 1, None)
+    producer._thread.start()
+    producer._thread.join(timeout=5)
+    assert not producer._thread.is_alive()
 
 
 def test_the_interpreter_ends_at_once_under_a_live_iterator(tiny_root: Path) -> None:

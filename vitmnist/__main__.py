@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
-from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.config import register_schema
 from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.explain import explain
+from vitmnist.folders import take_back, take_back_unbegun_sweep
 
 log = logging.getLogger(__name__)
 
@@ -33,41 +33,35 @@ register_schema()
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> None:
     """One run; Hydra calls this once for a run and once for each job of a sweep."""
-    from vitmnist.run import run  # imports torch: not before Hydra has answered --help
+    # These import torch: not before Hydra has answered --help.
+    from vitmnist.records.result import Result
+    from vitmnist.run import choices_of, run
 
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
+    shown = os.path.relpath(folder)
+    overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
     try:
-        run(composed, folder, list(job.overrides.task), chosen(job.runtime.choices))
+        run(composed, folder, overrides)
+    except KeyboardInterrupt:
+        log.info("interrupted; records in %s", shown)
+        raise
     except Exception as error:
+        refused = isinstance(error, ConfigError | DataError)
         if job.mode == RunMode.MULTIRUN:
+            if refused:
+                Result(overrides=overrides, choices=choices_of(composed), error=str(error)).write(folder)
             # At once, and into the job's own log: Hydra tells of it when all the other jobs are done.
             log.error("job %s failed: %s", job.job.num, error, exc_info=not isinstance(error, UserError))
+            # Hydra keeps the error to the end of the sweep, and its frames would keep the model and the loaders.
+            traceback.clear_frames(error.__traceback__)
             raise
-        if isinstance(error, ConfigError | DataError):
-            discard(folder, job)
+        if refused:
+            take_back()
+        else:
+            log.info("failed; records in %s", shown)
         fail(error)
-    here = os.path.relpath(folder)
-    log.info("records in %s; look at them with\n    tensorboard --logdir %s", here, here)
-
-
-def chosen(choices: dict[str, str | None]) -> dict[str, str | None]:
-    """The chosen member of each of our groups: `{"model": "vit", "loader": "prefetch", "loader.base": "ram", …}`."""
-    return {
-        group.split("@")[-1].replace("/", ".").removeprefix("data."): choice
-        for group, choice in choices.items()
-        if not group.startswith("hydra/")
-    }
-
-
-def discard(folder: Path, job: HydraConf) -> None:
-    """Remove what a run left that never began; a folder that holds anything else stays."""
-    record = folder / (job.output_subdir or ".hydra")
-    for file in (folder / "result.json", folder / f"{job.job.name}.log", *record.glob("*.yaml")):
-        file.unlink(missing_ok=True)
-    for empty in (record, folder, folder.parent):
-        with contextlib.suppress(OSError):  # it holds something else, or is not there
-            empty.rmdir()
+    log.info("records in %s; look at them with\n    tensorboard --logdir %s", shown, shown)
 
 
 def fail(error: BaseException) -> NoReturn:
@@ -80,17 +74,18 @@ def fail(error: BaseException) -> NoReturn:
 
 def main() -> None:
     """Run the program."""
-    # Hydra then hands its errors on, instead of printing them its own way.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    logging.raiseExceptions = False  # a closed pipe behind the program must not bury it in messages about itself
+    before = os.environ.get("HYDRA_FULL_ERROR", "0")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its errors on, instead of printing them its own way
     try:
         train()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
+        take_back_unbegun_sweep()
         fail(error)
     finally:
-        if not SHOW_TRACEBACK:
-            del os.environ["HYDRA_FULL_ERROR"]
+        os.environ["HYDRA_FULL_ERROR"] = before
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from typing import Literal
 
 import torch
+
+Account = Literal["waiting", "computing", "other"]
 
 
 def synchronize(device: torch.device) -> None:
@@ -14,41 +17,35 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class StepClock:
-    """Splits a loop of steps into waiting for data and computing, in seconds.
+class Clock:
+    """Charges the seconds of a loop to accounts; begins with waiting.
 
     On the CPU the marks are readings of the host's clock. With CUDA the host runs ahead of the device, and its clock
     would charge the wrong account; there the marks are events on the device's own stream, read only at the end:
-    waiting is the time between the end of one step and the start of the next, copies and gathers on that stream
-    included.
+    waiting is the time between one step and the next on that stream, copies and gathers on it included.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._accounts: list[Account] = []
         self._marks: list[float | torch.cuda.Event] = []
-        self._mark()
+        self.begin("waiting")
 
-    def data_ready(self) -> None:
-        """The batch is there; computing begins."""
-        self._mark()
-
-    def step_done(self) -> None:
-        """The step is done, or queued; waiting begins."""
-        self._mark()
-
-    def read(self) -> tuple[float, float]:
-        """Seconds waited and seconds computed up to the last `step_done`; waits for the device."""
-        synchronize(self._device)
-        spans = [_seconds(begin, end) for begin, end in pairwise(self._marks)]
-        return sum(spans[0::2]), sum(spans[1::2])
-
-    def _mark(self) -> None:
+    def begin(self, account: Account) -> None:
+        """From now on time goes to `account`."""
+        self._accounts.append(account)
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
             self._marks.append(event)
         else:
             self._marks.append(time.perf_counter())
+
+    def seconds(self, account: Account) -> float:
+        """What `account` was charged up to the last `begin`; waits for the device."""
+        synchronize(self._device)
+        spans = zip(self._accounts, pairwise(self._marks), strict=False)  # the last account is still open
+        return sum(_seconds(begin, end) for charged, (begin, end) in spans if charged == account)
 
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:

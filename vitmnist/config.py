@@ -7,20 +7,22 @@ registry turns them into its dataclass with `typed`. This file imports no torch:
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from vitmnist.errors import ConfigError, choices, first_line
 
 Schema = TypeVar("Schema")
+NoneType = type(None)
 
 
 def bounded(
@@ -62,7 +64,7 @@ class Config:
 
     batch_size: int = bounded(at_least=1)
     epochs: int = bounded(at_least=1)
-    seed: int = bounded(at_least=0)
+    seed: int = bounded(at_least=0, at_most=2**63 - 1)
     device: str = MISSING
     model: dict[str, Any] = MISSING
     data: DataConfig = field(default_factory=DataConfig)
@@ -86,10 +88,28 @@ def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Sch
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[call-overload]
         _check_keys(schema, plain, key)  # type: ignore[arg-type]
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+    except ValidationError as error:
+        raise ConfigError(wrong_type(schema, error, key)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{_join(key, error.full_key)}: {first_line(error)}") from error
     _check_bounds(options, key)
     return options  # type: ignore[return-value]
+
+
+def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
+    """What to say where OmegaConf could not convert a value to the type of its field in `schema`."""
+    wanted: Any = schema
+    for name in str(error.full_key).split("."):
+        wanted = get_type_hints(wanted).get(name, Any) if is_dataclass(wanted) else Any
+    full = _join(key, error.full_key)
+    value = "null" if error.value is None else error.value
+    if get_origin(wanted) is dict:
+        return f"{full}={value}: this is a config group; type {full.replace('.', '/')}=CHOICE"
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return f"{full}={value}: must be one of {', '.join(member.name for member in wanted)}"
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    allowed = " or ".join(kinds[kind] for kind in (get_args(wanted) or (wanted,)) if kind in kinds)
+    return f"{full}={value}: must be {allowed}" if allowed else f"{full}={value}: {first_line(error)}"
 
 
 def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
@@ -118,7 +138,9 @@ def _check_bounds(options: Any, key: str) -> None:
         value = getattr(options, item.name)
         if is_dataclass(value):
             _check_bounds(value, _join(key, item.name))
-        # `not holds` also refuses NaN, which compares false with everything.
+        # `not holds` also refuses NaN, which compares false with everything; infinity would pass a lower bound.
+        elif item.metadata and isinstance(value, float) and math.isinf(value):
+            raise ConfigError(f"{_join(key, item.name)}={value}: must be finite")
         elif value is not None and any(not holds[name](value, bound) for name, bound in item.metadata.items()):
             allowed = " and ".join(f"{name} {bound}" for name, bound in item.metadata.items())
             raise ConfigError(f"{_join(key, item.name)}={value}: must be {allowed}")
@@ -128,8 +150,10 @@ def _join(key: str, name: object) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
-def run_label(overrides: Sequence[str]) -> str:
+def run_label(overrides: Sequence[str] | ListConfig) -> str:
     """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`."""
+    if isinstance(overrides, ListConfig):
+        overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # as typed, interpolations too
     parts = []
     for override in overrides:
         name, _, value = override.lstrip("+~").partition("=")
@@ -137,7 +161,7 @@ def run_label(overrides: Sequence[str]) -> str:
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
-        else:
+        elif name != "data.root":  # a place on a machine tells nothing of the run
             parts.append(value if group and "@" not in name else f"{short}{value}")
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 

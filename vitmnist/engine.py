@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vitmnist.clock import StepClock, synchronize
+from vitmnist.clock import Clock, synchronize
 from vitmnist.data.loaders import Loader
 from vitmnist.errors import TrainingError
 
@@ -77,9 +77,9 @@ def train_epoch(
     rates: list[float] = []
     synchronize(device)
     started = time.perf_counter()
-    clock = StepClock(device)
+    clock = Clock(device)
     for images, labels in loader.epoch(epoch):
-        clock.data_ready()
+        clock.begin("computing")
         logits = model(preprocess(images))
         loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
@@ -88,14 +88,16 @@ def train_epoch(
         optimizer.step()
         schedule.step()
         tally.add(loss, logits, labels)
-        clock.step_done()
+        clock.begin("other")
         advance()
+        clock.begin("waiting")
     losses, sizes, right = tally.read()
-    if (step := _first_not_finite(losses)) is not None:
-        raise TrainingError(
-            f"the loss is {losses[step]} in epoch {epoch}, step {step}, at learning rate {rates[step]:g}; "
-            "try a smaller optimizer.lr"
-        )
+    for step, (value, rate) in enumerate(zip(losses, rates, strict=True), start=1):
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss is {value} in epoch {epoch + 1}, step {step}, at learning rate {rate:g}; "
+                "try a smaller optimizer.lr"
+            )
     return _figures(losses, sizes, right, started, clock)
 
 
@@ -106,35 +108,25 @@ def evaluate(
     device: torch.device,
     advance: Callable[[], object],
 ) -> PassFigures:
-    """Run the model over the loader's epoch 0 without changing it; arguments as in `train_epoch`.
-
-    Raises:
-        TrainingError: a loss was not finite.
-    """
+    """Run the model over the loader's epoch 0 without changing it; arguments as in `train_epoch`."""
     model.eval()
     tally = Tally(len(loader), device)
     synchronize(device)
     started = time.perf_counter()
-    clock = StepClock(device)
+    clock = Clock(device)
     with torch.inference_mode():
         for images, labels in loader.epoch(0):
-            clock.data_ready()
+            clock.begin("computing")
             logits = model(preprocess(images))
             tally.add(F.cross_entropy(logits, labels), logits, labels)
-            clock.step_done()
+            clock.begin("other")
             advance()
+            clock.begin("waiting")
     losses, sizes, right = tally.read()
-    if (batch := _first_not_finite(losses)) is not None:
-        raise TrainingError(f"the validation loss is {losses[batch]} in batch {batch}; try a smaller optimizer.lr")
     return _figures(losses, sizes, right, started, clock)
 
 
-def _first_not_finite(losses: list[float]) -> int | None:
-    return next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
-
-
-def _figures(losses: list[float], sizes: list[int], right: int, started: float, clock: StepClock) -> PassFigures:
-    waited, computed = clock.read()
+def _figures(losses: list[float], sizes: list[int], right: int, started: float, clock: Clock) -> PassFigures:
     images = sum(sizes)
     # A short last batch weighs as many images as it has.
     total = math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True))
@@ -142,7 +134,7 @@ def _figures(losses: list[float], sizes: list[int], right: int, started: float, 
         images=images,
         loss=total / images,
         accuracy=100 * right / images,
-        seconds=time.perf_counter() - started,
-        data_wait_s=waited,
-        compute_s=computed,
+        seconds=time.perf_counter() - started,  # the tally was read: the device is at rest
+        data_wait_s=clock.seconds("waiting"),
+        compute_s=clock.seconds("computing"),
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from vitmnist.config import Config, wrong_type
 from vitmnist.errors import UserError, choices, first_line
 
 
@@ -27,16 +28,21 @@ def explain(error: BaseException, conf: Path) -> str | None:
     if isinstance(error.__cause__, ConfigKeyError | ConfigAttributeError):
         key = str(error.__cause__.full_key)
         return _unknown_group(key, conf) if "/" in key else _unknown_key(error.__cause__)
+    if isinstance(error.__cause__, ValidationError):
+        return wrong_type(Config, error.__cause__)
     if isinstance(error.__cause__, OmegaConfBaseException):
-        return f"{_override_in(error)}{first_line(error.__cause__)}"
+        return f"{error.__cause__.full_key}: {first_line(error.__cause__)}"
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key}: {first_line(error)}"
     if isinstance(error, HydraException):
         group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", str(error))
         return _unknown_group(group[1] or group[2], conf) if group else _one_line(str(error))
-    if isinstance(error, OSError) and error.filename:
-        advice = "name another folder with hydra.run.dir=FOLDER or hydra.sweep.dir=FOLDER"
-        return f"{error.filename}: {error.strerror}; {advice}"
+    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+        return "a config group cannot be null; choose one of its members, as in model=vit (--help lists them)"
+    for cause in (error, error.__cause__):  # logging wraps what it meets
+        if isinstance(cause, OSError) and cause.filename:
+            advice = "name another folder with hydra.run.dir=FOLDER or hydra.sweep.dir=FOLDER"
+            return f"{cause.filename}: {cause.strerror}; {advice}"
     return None
 
 
@@ -57,16 +63,14 @@ def _unknown_key(cause: OmegaConfBaseException) -> str:
 
 
 def _unknown_group(key: str, conf: Path) -> str:
-    """`date/loader=ram`, where there is no such group."""
-    wrong = key.partition("@")[0]
+    """`date/loader=ram`, where there is no such group, or a group at a place that the configuration has not."""
+    wrong, _, place = key.partition("@")
     groups = {file.parent.relative_to(conf).as_posix() for file in conf.rglob("*.yaml") if file.parent != conf}
+    if wrong in groups:
+        return (
+            f"{key}: nothing that was chosen has a {wrong} at {place}; data/loader=prefetch has one at data.loader.base"
+        )
     return f"{wrong}: there is no such config group; {choices(wrong, groups)}"
-
-
-def _override_in(error: BaseException) -> str:
-    """`batch_size=abc: `, where Hydra's message names the override."""
-    _, _, override = str(error).partition("Error merging override ")
-    return f"{_one_line(override)}: " if override else ""
 
 
 def _one_line(message: object) -> str:

@@ -61,7 +61,7 @@ class Registry(Generic[Built]):
         key = key or self.group.replace("/", ".")
         options = dict(values)
         name = options.pop("name", None)
-        if name not in self._members:
+        if not isinstance(name, str) or name not in self._members:
             raise ConfigError(f"{key}.name={name}: not known; {choices(str(name), self._members)}")
         schema, builder = self._members[name]
         return builder(typed(schema, options, key), *parts)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,7 +22,7 @@ from vitmnist.data.dataset import Dataset, Split, load_dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import AUGMENTS, Preprocess
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.models import MODELS
 from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.records.environment import describe_environment
@@ -34,20 +35,23 @@ from vitmnist.schedule import SCHEDULES
 log = logging.getLogger(__name__)
 
 
-def run(composed: Mapping[str, Any], folder: Path, overrides: list[str], choices: dict[str, str | None]) -> Result:
+def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
     """Train and evaluate as configured, and leave the records in `folder`.
 
     Args:
         composed: the configuration, as `conf/` composes it.
         folder: an existing folder; gets `result.json` and a TensorBoard event file.
         overrides: what was typed, for the record.
-        choices: the chosen member of each config group, for the record.
 
     Raises:
-        UserError: the configuration, the data or the training is at fault.
+        ConfigError: the configuration, or its folder, cannot be used; nothing is recorded.
+        DataError: the data cannot be used; nothing is recorded.
+        TrainingError: training could not go on; recorded.
     """
     started = time.perf_counter()
-    result = Result(overrides=overrides, choices=choices)
+    if (folder / "result.json").exists():
+        raise ConfigError(f"{folder} holds a run already; name another folder with hydra.run.dir=FOLDER")
+    result = Result(overrides=overrides, choices=choices_of(composed))
     try:
         config = typed(Config, composed)
         device = choose_device(config.device)
@@ -59,10 +63,10 @@ def run(composed: Mapping[str, Any], folder: Path, overrides: list[str], choices
             result.environment = describe_environment(device)
             log.info(
                 "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
-                choices["model"],
+                result.choices["model"],
                 f"{sum(parameter.numel() for parameter in trainee.model.parameters()):,}",
                 trainee.dataset.name,
-                choices["loader"],
+                result.choices["loader"],
                 f"{len(trainee.train_loader):,}",
                 config.batch_size,
                 config.device,
@@ -77,15 +81,28 @@ def run(composed: Mapping[str, Any], folder: Path, overrides: list[str], choices
                 log_epoch(record, config.epochs)
             board.summary(result)
         result.status = "completed"
-    except KeyboardInterrupt:
-        result.status = "interrupted"
-        raise
+    except (ConfigError, DataError):
+        raise  # refused before it began: there is nothing to record
     except BaseException as error:
+        result.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         result.error = str(error) or type(error).__name__
-        raise
-    finally:
         result.write(folder)
+        raise
+    result.write(folder)
     return result
+
+
+def choices_of(composed: DictConfig) -> dict[str, str]:
+    """The registered name that each config group came down to: `{"model": "vit", "loader": "ram", …}`."""
+    places = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
+    names = {}
+    for place in places:
+        node: Any = OmegaConf.to_container(composed)
+        for key in (*place.split("."), "name"):  # a refused configuration may lack any of it
+            node = node.get(key) if isinstance(node, dict) else None
+        if node is not None:
+            names[place.removeprefix("data.")] = str(node)
+    return names
 
 
 @dataclass(frozen=True)
@@ -146,7 +163,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
@@ -158,7 +175,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def train_and_evaluate(trainee: Trainee, epoch: int, device: torch.device, hardware: HardwareFigures) -> EpochRecord:
-    """One epoch of training and the evaluation after it."""
+    """One epoch of training and the evaluation after it.
+
+    Raises:
+        TrainingError: a loss was not finite.
+    """
     started = time.time()
     with progress_bar(f"epoch {epoch + 1} train", len(trainee.train_loader)) as bar:
         train = engine.train_epoch(
@@ -173,6 +194,12 @@ def train_and_evaluate(trainee: Trainee, epoch: int, device: torch.device, hardw
         )
     with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
         val = engine.evaluate(trainee.model, trainee.test_loader, trainee.test_preprocess, device, bar.update)
+    if not math.isfinite(val.loss):
+        rate = trainee.optimizer.param_groups[0]["lr"]
+        raise TrainingError(
+            f"the validation loss is {val.loss} after epoch {epoch + 1}, step {len(trainee.train_loader)}, "
+            f"at learning rate {rate:g}; try a smaller optimizer.lr"
+        )
     return EpochRecord.of(
         epoch, train, val, hardware.host_peak_mib(), hardware.gpu_peak_mib(), hardware.gpu_util_pct(started)
     )

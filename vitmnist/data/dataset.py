@@ -90,6 +90,7 @@ BUNDLED_SHA256 = (
     "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 )
+UNPACKED = "vitmnist-unpacked"  # a folder of our own: what stands elsewhere in data.root is never written to
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -109,14 +110,17 @@ def load_dataset(values: Mapping[str, Any], root: str) -> Dataset:
         ConfigError: an unknown name or a size that the set does not have.
         DataError: a file that is missing or damaged.
     """
-    return DATASETS.build(values, Path(root).expanduser())
+    try:
+        return DATASETS.build(values, Path(root).expanduser())
+    except OSError as error:
+        raise DataError(f"data.root={root}: {error.filename or ''}: {error.strerror}") from error
 
 
 @DATASETS.register("mnist", Sizes)
 def mnist(sizes: Sizes, root: Path) -> Dataset:
     """MNIST (LeCun, Cortes, Burges), from the four official files that this package carries."""
     files = [
-        IdxFile(BUNDLED_MNIST / f"{name}.gz", f"sha256:{sha256}", root / "MNIST" / "raw" / name)
+        IdxFile(BUNDLED_MNIST / f"{name}.gz", f"sha256:{sha256}", root / UNPACKED / "mnist" / name)
         for name, sha256 in zip(FILES, BUNDLED_SHA256, strict=True)
     ]
     return _from_idx("mnist", files, DIGITS, sizes)
@@ -163,18 +167,20 @@ def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
 
 
 def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
-    """The files in the first of torchvision's layouts that holds all four; an unpacked one comes before its `.gz`."""
+    """The files in the first of torchvision's layouts that holds all four; a `.gz` can be verified and comes first."""
     md5 = {Path(name).stem: checksum for name, checksum in source.resources}
     raw = root / source.__name__ / "raw"
     for folder in (raw, raw.parent, root / "raw", root):
         files = []
         for name in FILES:
-            if (folder / name).is_file():
+            if (folder / f"{name}.gz").is_file():
+                unpacked = root / UNPACKED / source.__name__ / name
+                files.append(IdxFile(folder / f"{name}.gz", f"md5:{md5[name]}", unpacked))
+            elif (folder / name).is_file():
                 files.append(IdxFile(folder / name, None, folder / name))
-            elif (folder / f"{name}.gz").is_file():
-                files.append(IdxFile(folder / f"{name}.gz", f"md5:{md5[name]}", raw / name))
         if len(files) == len(FILES):
-            log.info("%s from %s", source.__name__, folder)
+            unverified = "" if all(file.checksum for file in files) else "; unpacked files have no known checksum"
+            log.info("%s from %s%s", source.__name__, folder, unverified)
             return files
     return None
 

@@ -54,11 +54,11 @@ class IdxFile:
         if self.path.suffix != ".gz":
             return self.path
         content = self._content()
-        if self.unpacked.exists():
-            if _digest("sha256", self.unpacked.read_bytes()) == _digest("sha256", content):
-                return self.unpacked
-            log.warning("%s was damaged and is unpacked again from %s", self.unpacked, self.path)
         try:
+            if self.unpacked.exists():
+                if _digest("sha256", self.unpacked.read_bytes()) == _digest("sha256", content):
+                    return self.unpacked
+                log.warning("%s was damaged and is unpacked again from %s", self.unpacked, self.path)
             self.unpacked.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.unpacked, content)
         except OSError as error:
@@ -88,7 +88,7 @@ class IdxFile:
 
 
 def parse_idx(content: bytes, path: Path) -> Tensor:
-    """The array of an IDX file of bytes, uint8, of the header's shape, without a copy of its elements.
+    """The array of an IDX file of bytes, uint8, of the header's shape.
 
     Raises:
         DataError: the header is not IDX, the elements are not bytes, or the length does not match the shape.
@@ -97,7 +97,7 @@ def parse_idx(content: bytes, path: Path) -> Tensor:
     start, elements = 4 + 4 * len(shape), math.prod(shape)
     if len(content) != start + elements:
         raise DataError(f"{path} is damaged: its header promises {start + elements} bytes, it has {len(content)}")
-    # bytearray, because torch wants memory that it may write to
+    # Copied once, because torch wants memory that it may write to.
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8, offset=start).reshape(shape))
 
 
@@ -109,7 +109,7 @@ def read_shape(header: bytes, path: Path) -> tuple[int, ...]:
     """
     zeros, element_type, dimensions = struct.unpack(">HBB", header[:4].ljust(4, b"\xff"))
     if zeros != 0 or element_type != UINT8 or dimensions not in (1, 2, 3) or len(header) < 4 + 4 * dimensions:
-        raise DataError(f"{path} is not an IDX file of bytes: it begins with {header[:4].hex(' ')}")
+        raise DataError(f"{path} is not an IDX file of bytes: it begins with {header[:4].hex(' ') or 'nothing'}")
     return struct.unpack_from(f">{dimensions}I", header, 4)
 
 

@@ -71,12 +71,12 @@ class EpochRecord:
 
 @dataclass(kw_only=True)
 class Result:
-    """Everything `result.json` says; `status` is completed, failed or interrupted."""
+    """Everything `result.json` says; `status` is completed, failed or interrupted, and failed until it is known."""
 
     status: str = "failed"
     error: str | None = None
     overrides: list[str]
-    choices: dict[str, str | None]
+    choices: dict[str, str]
     batch_size: int | None = None
     seed: int | None = None
     device: str | None = None
@@ -87,15 +87,13 @@ class Result:
 
     def summary(self) -> dict[str, float | None]:
         """The run in six figures; medians leave the first epoch out when there is more than one."""
-        if not self.epochs:
-            return {"setup_s": self.setup_s}
         steady = self.epochs[1:] or self.epochs
         return {
-            "val_acc_last": self.epochs[-1].val_acc,
-            "val_acc_best": max(epoch.val_acc for epoch in self.epochs),
-            "epoch_s_median": median(epoch.epoch_s for epoch in steady),
-            "data_wait_pct": median(epoch.data_wait_pct for epoch in steady),
-            "images_per_s": median(epoch.images_per_s for epoch in steady),
+            "val_acc_last": self.epochs[-1].val_acc if self.epochs else None,
+            "val_acc_best": max((epoch.val_acc for epoch in self.epochs), default=None),
+            "epoch_s_median": median(epoch.epoch_s for epoch in steady) if steady else None,
+            "data_wait_pct": median(epoch.data_wait_pct for epoch in steady) if steady else None,
+            "images_per_s": median(epoch.images_per_s for epoch in steady) if steady else None,
             "setup_s": self.setup_s,
         }
 

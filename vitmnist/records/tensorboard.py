@@ -43,7 +43,7 @@ class TensorBoard:
 
     def summary(self, result: Result) -> None:
         """Write the run's summary at its last epoch."""
-        for name, value in (result.summary() or {}).items():
+        for name, value in result.summary().items():
             self._writer.add_scalar(f"summary/{name}", value, result.epochs[-1].epoch)
 
     def close(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -29,8 +31,9 @@ class Loader(ABC):
     def __init__(self, order: EpochOrder) -> None:
         self.order = order
         self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._lock = threading.Lock()  # prefetching asks for epochs in threads
         # Also at the end of the interpreter, while threads and processes can still be told to stop.
-        weakref.finalize(self, _close_all, self._live)
+        weakref.finalize(self, _close_all, self._live, self._lock)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -43,7 +46,8 @@ class Loader(ABC):
         soon as nothing refers to it.
         """
         iterator = self.batches(number, start)
-        self._live.add(iterator)
+        with self._lock:
+            self._live.add(iterator)
         return iterator
 
     @abstractmethod
@@ -52,7 +56,7 @@ class Loader(ABC):
 
     def close(self) -> None:
         """End the iterators that still live, and release what the loader owns."""
-        _close_all(self._live)
+        _close_all(self._live, self._lock)
 
     def __enter__(self) -> Loader:
         return self
@@ -61,9 +65,12 @@ class Loader(ABC):
         self.close()
 
 
-def _close_all(iterators: weakref.WeakSet[Batches]) -> None:
-    for iterator in list(iterators):
-        iterator.close()
+def _close_all(iterators: weakref.WeakSet[Batches], lock: threading.Lock) -> None:
+    with lock:
+        live = list(iterators)
+    for iterator in live:
+        with suppress(ValueError):  # it runs in another thread right now, which will close it
+            iterator.close()
 
 
 LOADERS: Registry[Loader] = Registry("data/loader")

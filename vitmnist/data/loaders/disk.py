@@ -88,16 +88,27 @@ class DiskLoader(Loader):
         self._idle: list[tuple[data.DataLoader[Batch], EpochBatches]] = []
 
     def batches(self, number: int, start: int) -> Batches:
-        dataloader, batches = self._idle.pop() if self._idle else self._build()
+        try:
+            dataloader, batches = self._idle.pop()
+        except IndexError:
+            dataloader, batches = self._build()
         batches.number, batches.start = number, start
-        for images, labels in dataloader:
-            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-        if not self._idle:
-            self._idle.append((dataloader, batches))
+        samples = iter(dataloader)
+        finished = False
+        try:
+            for images, labels in samples:
+                yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+            finished = True
+        finally:
+            if finished and not self._idle:
+                self._idle.append((dataloader, batches))
+            elif self.options.num_workers:
+                # torch leaves this to the garbage collector, but the traceback of an exception keeps the iterator.
+                samples._shutdown_workers()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         super().close()
-        # The workers end with the DataLoader's iterator, which nothing else refers to.
+        # Nothing else refers to an idle DataLoader, and its workers end with it.
         self._idle.clear()
 
     def _build(self) -> tuple[data.DataLoader[Batch], EpochBatches]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from queue import Empty, Queue
+from queue import Empty, Full, Queue
 from typing import Any
 
 import torch
@@ -42,22 +43,26 @@ class PrefetchLoader(Loader):
         super().__init__(order)
         self.queue_size = options.queue_size
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     def batches(self, number: int, start: int) -> Batches:
         producer = Producer(lambda: self.base.epoch(number, start), self.queue_size, self.stream)
+        self._producers.add(producer)
         try:
             yield from producer.run()
         finally:
             producer.stop()
 
     def close(self) -> None:
+        for producer in list(self._producers):
+            producer.stop()
         super().close()
         self.base.close()
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A batch, and the event on the producer's stream after which its memory holds it; None where nothing is queued."""
+    """A batch, and the event on the producer's stream after which its memory holds it; None on the CPU."""
 
     batch: Batch
     event: torch.cuda.Event | None
@@ -92,17 +97,21 @@ class Producer:
         while (item := self._queue.get()) is not None:
             if isinstance(item, Failure):
                 raise item.error
-            yield self._received(item)
+            yield _received(item)
 
     def stop(self) -> None:
         """End the thread once the batch it is making is done; wait for that, a second at most."""
         self._stopped.set()
-        # After this the thread puts at most one more item, for which there is now room.
+        # Python may collect an abandoned iterator in any thread, also in this one amid its own use of the queue.
+        if threading.current_thread() is self._thread:
+            return
         with suppress(Empty):
             while True:
                 self._queue.get_nowait()
         if self._thread.is_alive():
             self._thread.join(timeout=1)
+        with suppress(Full):
+            self._queue.put_nowait(None)  # for a consumer that waits in another thread
 
     def _produce(self) -> None:
         try:
@@ -116,14 +125,17 @@ class Producer:
             self._put(Failure(error))
 
     def _put(self, item: Ready | Failure | None) -> None:
-        if not self._stopped.is_set():
-            self._queue.put(item)
+        while not self._stopped.is_set():
+            with suppress(Full):
+                self._queue.put(item, timeout=0.1)
+                return
 
-    def _received(self, item: Ready) -> Batch:
-        if item.event is not None:
-            consumer = torch.cuda.current_stream(self._stream.device if self._stream else None)
-            consumer.wait_event(item.event)
-            for tensor in item.batch:
-                # Allocated on the producer's stream: it must not be used again there while the consumer reads it.
-                tensor.record_stream(consumer)
-        return item.batch
+
+def _received(item: Ready) -> Batch:
+    if item.event is not None:
+        consumer = torch.cuda.current_stream(item.batch[0].device)
+        consumer.wait_event(item.event)
+        for tensor in item.batch:
+            # Allocated on the producer's stream: it must not be used again there while the consumer reads it.
+            tensor.record_stream(consumer)
+    return item.batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitmnist.config import Shuffle
 from vitmnist.data.dataset import Split
 from vitmnist.data.loaders.contract import LOADERS, Batches, Loader
 from vitmnist.data.order import EpochOrder
@@ -23,8 +24,10 @@ class RamLoader(Loader):
         super().__init__(order)
         self.device = device
         self.pinned = device.type == "cuda"
-        self.images = split.images.pin_memory() if self.pinned else split.images
-        self.labels = split.labels.pin_memory() if self.pinned else split.labels
+        # Only contiguous batches are copied to the device straight from the set.
+        straight = self.pinned and order.shuffle != Shuffle.sample
+        self.images = split.images.pin_memory() if straight else split.images
+        self.labels = split.labels.pin_memory() if straight else split.labels
 
     def batches(self, number: int, start: int) -> Batches:
         rows = self.images.flatten(1)
