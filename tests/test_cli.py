@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
@@ -15,7 +16,9 @@ from conftest import REPOSITORY, Train, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vitmnist.__main__ import main
+from vitmnist.models.cnn import CNN
 from vitmnist.records.tensorboard import TAGS
+from vitmnist.run import prepare
 
 
 @pytest.fixture
@@ -105,6 +108,25 @@ def test_a_job_that_fails_does_not_stop_the_sweep(train: Train, quick: list[str]
     assert [result["status"] for result in results] == ["failed", "completed", "failed"]
     assert "learning rate 1e+30" in results[0]["error"]
     assert results[2]["error"] == "optimizer.lr=-1.0: must be above 0"
+
+
+def test_a_job_that_failed_leaves_no_model_to_the_next(
+    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra keeps the exceptions of a sweep to its end; they must not keep the memory."""
+    alive = []
+
+    def prepare_and_count(*arguments: object) -> object:
+        gc.collect()
+        alive.append(sum(type(item) is CNN for item in gc.get_objects()))
+        return prepare(*arguments)
+
+    monkeypatch.setattr("vitmnist.run.prepare", prepare_and_count)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", *quick, "optimizer.lr=1e30,1e31,1e32"])
+    with pytest.raises(SystemExit):
+        main()
+    assert alive == [alive[0]] * 3
 
 
 def test_a_divergence_that_evaluation_sees_first_names_its_place(
@@ -213,11 +235,11 @@ def test_a_refused_run_takes_nothing_that_was_there_before(train: Train, quick: 
 
 def test_a_run_is_not_overwritten_by_the_next(train: Train, quick: list[str], tmp_path: Path) -> None:
     assert train(*quick, "epochs=1", "hydra.run.dir=here").returncode == 0
-    before = (tmp_path / "here" / "result.json").read_text()
-    ended = train(*quick, "epochs=1", "hydra.run.dir=here")
+    files = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    ended = train(*quick, "epochs=2", "hydra.run.dir=here")
     assert ended.returncode == 1
-    assert ended.stderr.endswith("here holds a run already; name another folder with hydra.run.dir=FOLDER\n")
-    assert (tmp_path / "here" / "result.json").read_text() == before
+    assert ended.stderr.startswith("error: hydra.run.dir=here: holds records already")
+    assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == files
 
 
 def test_an_interrupted_run_says_so(quick: list[str], tmp_path: Path) -> None:

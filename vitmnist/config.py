@@ -166,12 +166,9 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 
 
-_RUN_TOKEN = secrets.token_hex(3)
-
-
 def register_schema() -> None:
     """Make the schema and the resolvers of `conf/config.yaml` known to Hydra."""
     ConfigStore.instance().store(name="config_schema", node=Config)
     OmegaConf.register_new_resolver("run_label", run_label, replace=True)
     # Two runs may start in the same second, in two containers with the same process id.
-    OmegaConf.register_new_resolver("run_token", lambda: _RUN_TOKEN, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)

@@ -1,9 +1,13 @@
-"""Taking back the folders of a run or a sweep that was refused; Hydra makes them before it asks us."""
+"""The folders of runs and sweeps: never one that holds records already, and none left by what was refused.
+
+Hydra makes a folder before it asks us, so both need its callbacks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +18,21 @@ _made: list[Path] = []
 
 
 class NewFolders(Callback):
-    """Remembers which folders Hydra is about to make. Hydra calls it because `conf/config.yaml` names it."""
+    """Looks at a folder before Hydra makes it; `conf/config.yaml` names this class."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a single run is made."""
-        self._remember(config.hydra.run.dir)
+        self._look_at(Path(config.hydra.run.dir), "result.json", "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a sweep is made, and before its jobs are checked."""
-        self._remember(config.hydra.sweep.dir)
+        self._look_at(Path(config.hydra.sweep.dir), "*/result.json", "hydra.sweep.dir")
 
-    def _remember(self, folder: str) -> None:
-        path = Path(folder).absolute()
+    def _look_at(self, folder: Path, records: str, key: str) -> None:
+        if any(folder.glob(records)):
+            # Hydra turns an exception of a callback into a warning and goes on; this it does not catch.
+            sys.exit(f"error: {key}={folder}: holds records already, which would be overwritten; name another folder")
+        path = folder.absolute()
         _made[:] = [missing for missing in (path, *path.parents) if not missing.exists()]
 
 

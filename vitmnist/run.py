@@ -44,13 +44,11 @@ def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
         overrides: what was typed, for the record.
 
     Raises:
-        ConfigError: the configuration, or its folder, cannot be used; nothing is recorded.
+        ConfigError: the configuration cannot be used; nothing is recorded.
         DataError: the data cannot be used; nothing is recorded.
         TrainingError: training could not go on; recorded.
     """
     started = time.perf_counter()
-    if (folder / "result.json").exists():
-        raise ConfigError(f"{folder} holds a run already; name another folder with hydra.run.dir=FOLDER")
     result = Result(overrides=overrides, choices=choices_of(composed))
     try:
         config = typed(Config, composed)
