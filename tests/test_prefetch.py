@@ -106,6 +106,14 @@ def test_loading_and_computing_overlap(prefetch: PrefetchLoader) -> None:
     batches.close()
 
 
+def test_the_thread_leaves_the_cores_to_the_model(prefetch: PrefetchLoader) -> None:
+    before, beside = torch.get_num_threads(), []
+    prefetch.base.before_batch = {1: lambda: beside.append(torch.get_num_threads())}
+    numbers(prefetch.epoch(0))
+    assert beside == [1]
+    assert torch.get_num_threads() == before
+
+
 def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: PrefetchLoader) -> None:
     blocked = threading.Event()
     prefetch.base.before_batch = {2: blocked.wait}
