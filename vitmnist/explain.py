@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from vitmnist.config import Config, wrong_type
@@ -56,9 +55,7 @@ def _unknown_choice(error: MissingConfigException) -> str:
 
 def _unknown_key(cause: OmegaConfBaseException) -> str:
     """`bach_size=3`, where the configuration has no such key."""
-    known = [] if cause.parent_node is None else [str(key) for key in cause.parent_node]
-    if OmegaConf.is_dict(cause.parent_node) and "hydra" in known:
-        known.remove("hydra")
+    known = [str(key) for key in cause.parent_node or () if key != "hydra"]
     return f"{cause.full_key}: there is no such key; {choices(str(cause.key), known)}"
 
 

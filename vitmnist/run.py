@@ -93,9 +93,10 @@ def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
 def choices_of(composed: DictConfig) -> dict[str, str]:
     """The registered name that each config group came down to: `{"model": "vit", "loader": "ram", …}`."""
     places = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
+    plain = OmegaConf.to_container(composed)
     names = {}
     for place in places:
-        node: Any = OmegaConf.to_container(composed)
+        node: Any = plain
         for key in (*place.split("."), "name"):  # a refused configuration may lack any of it
             node = node.get(key) if isinstance(node, dict) else None
         if node is not None:

@@ -53,9 +53,6 @@ class EpochBatches(data.Sampler[list[int]]):
         self.number = 0
         self.start = 0
 
-    def __len__(self) -> int:
-        return len(self.order) - self.start
-
     def __iter__(self) -> Iterator[list[int]]:
         for indices in self.order.batches(self.number, self.start):
             if isinstance(indices, slice):
