@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from vitmnist import engine
+from vitmnist.accelerator import choose_device
 from vitmnist.clock import synchronize
 from vitmnist.config import Shuffle
-from vitmnist.data.dataset import Split, load_dataset
+from vitmnist.data.datasets import Split, load_dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
@@ -37,14 +38,13 @@ from vitmnist.errors import UserError
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optimizer import AdamOptions, adam
 from vitmnist.records.environment import describe_environment
-from vitmnist.run import choose_device
 from vitmnist.schedule import SCHEDULES
 
 BARE = "bare loop"
 LOADERS_COMPARED: dict[str, dict[str, object]] = {
     "gpu_slice": {"name": "gpu_slice"},
     "ram": {"name": "ram"},
-    "prefetch of ram": {"name": "prefetch", "queue_size": 2, "base": {"name": "ram"}},
+    "prefetch of ram": {"name": "prefetch", "queue_size": 2, "timeout_s": 300.0, "base": {"name": "ram"}},
 }
 DISK = {"name": "disk", "pin_memory": True, "prefetch_factor": 2, "persistent_workers": True}
 
@@ -128,8 +128,7 @@ def compare(arguments: argparse.Namespace) -> None:
         UserError: a device, a size or a number of workers that cannot be.
     """
     device = choose_device(arguments.device)
-    sizes = {"train_size": arguments.train_size, "test_size": None}
-    split = load_dataset({"name": "mnist", **sizes}, arguments.root).train
+    split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
     compared = LOADERS_COMPARED | {
         f"disk, {workers} workers": {**DISK, "num_workers": workers} for workers in arguments.num_workers
     }

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitmnist.data.dataset import FILES, Dataset, load_dataset
+from vitmnist.data.datasets import Dataset, load_dataset
+from vitmnist.data.datasets.mnist_family import FILES
 
 REPOSITORY = Path(__file__).parent.parent
-SIZES = {"train_size": None, "test_size": None}
 
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -47,7 +47,7 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_root: Path) -> Dataset:
-    return load_dataset({"name": "kmnist", **SIZES}, str(tiny_root))
+    return load_dataset("kmnist", root=str(tiny_root))
 
 
 @pytest.fixture

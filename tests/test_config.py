@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitmnist.config import Config, DataConfig, run_label, typed
-from vitmnist.data.dataset import DATASETS
+from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.datasets import DATASETS
 from vitmnist.data.loaders import LOADERS
-from vitmnist.data.preprocess import AUGMENTS
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.vit import ViTOptions
@@ -36,8 +36,13 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
         values = yaml.safe_load(file.read_text())
         assert values.pop("name") == file.stem
         subgroups = {key for default in values.pop("defaults", []) for key in default if default != "_self_"}
-        keys = set(values) | {key.partition("@")[2] for key in subgroups if "@" in key}
-        assert keys == {field.name for field in fields(registry.options_of(file.stem))}, file
+        keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
+        options = registry.options_of(file.stem)
+        assert keys == {field.name for field in fields(options)}, file
+        if registry in (AUGMENTS, DATASETS, LOADERS):
+            defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
+            for key, value in values.items():
+                assert value == defaults[key] or "${" in str(value), (file, key)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))

@@ -8,28 +8,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SIZES, write_idx, write_mnist_like
+from conftest import write_idx, write_mnist_like
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torchvision import datasets as torchvision_datasets
 
-from vitmnist.data import dataset as dataset_module
-from vitmnist.data.dataset import FILES, channel_statistics, load_dataset
-from vitmnist.data.idx import IdxFile, parse_idx
+from vitmnist.data.datasets import Dataset, load_dataset, mnist_family
+from vitmnist.data.datasets.idx import IdxFile, parse_idx
+from vitmnist.data.datasets.mnist_family import FILES
+from vitmnist.data.statistics import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
 
-def kmnist(root: Path, **sizes: int) -> dataset_module.Dataset:
-    return load_dataset({"name": "kmnist", **SIZES, **sizes}, str(root))
+def kmnist(root: Path, **sizes: int) -> Dataset:
+    return load_dataset("kmnist", root=str(root), **sizes)
 
 
 def test_the_bundled_mnist_is_the_one_torchvision_downloads(tmp_path: Path) -> None:
     """Same MD5 as torchvision checks, same arrays as torchvision reads."""
-    mnist = load_dataset({"name": "mnist", **SIZES}, str(tmp_path))
+    mnist = load_dataset("mnist", root=str(tmp_path))
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name, md5 in torchvision_datasets.MNIST.resources:
-        packed = dataset_module.BUNDLED_MNIST / name
+        packed = mnist_family.BUNDLED_MNIST / name
         assert IdxFile(packed, f"md5:{md5}", raw).read().dtype == torch.uint8
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed.read_bytes()))
     for split, is_train in ((mnist.train, True), (mnist.test, False)):
@@ -41,20 +42,20 @@ def test_the_bundled_mnist_is_the_one_torchvision_downloads(tmp_path: Path) -> N
     assert (round(mnist.train.mean[0], 4), round(mnist.train.std[0], 4)) == (0.1307, 0.3081)
 
 
-def test_sizes_take_the_first_images(tiny_root: Path, tiny: dataset_module.Dataset) -> None:
+def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
     small = kmnist(tiny_root, train_size=4, test_size=3)
     assert torch.equal(small.train.images, tiny.train.images[:4])
     assert torch.equal(small.test.labels, tiny.test.labels[:3])
     with pytest.raises(ConfigError, match=r"data\.dataset\.train_size=24: the set has 23 images"):
         kmnist(tiny_root, train_size=24)
-    with pytest.raises(ConfigError, match=r"data\.dataset\.test_size=0: must be at least 1"):
+    with pytest.raises(ConfigError, match=r"test_size=0: must be at least 1"):
         kmnist(tiny_root, test_size=0)
 
 
 @pytest.mark.parametrize("layout", ["KMNIST/raw", "KMNIST", "raw", "."])
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_existing_folder_is_used_as_it_is(
-    tmp_path: Path, layout: str, packed: bool, tiny: dataset_module.Dataset, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, layout: str, packed: bool, tiny: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / layout
     write_mnist_like(folder)
@@ -83,7 +84,7 @@ def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatc
 
 
 def test_a_damaged_packed_file_names_both_checksums(tmp_path: Path) -> None:
-    for source in dataset_module.BUNDLED_MNIST.glob("*.gz"):
+    for source in mnist_family.BUNDLED_MNIST.glob("*.gz"):
         shutil.copy(source, tmp_path / source.name)
     damaged = tmp_path / "t10k-labels-idx1-ubyte.gz"
     damaged.write_bytes(damaged.read_bytes()[:-100])
@@ -98,14 +99,14 @@ def test_a_damaged_packed_file_names_both_checksums(tmp_path: Path) -> None:
 
 def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = tmp_path / "mnist"
-    shutil.copytree(dataset_module.BUNDLED_MNIST, bundled)
-    monkeypatch.setattr(dataset_module, "BUNDLED_MNIST", bundled)
+    shutil.copytree(mnist_family.BUNDLED_MNIST, bundled)
+    monkeypatch.setattr(mnist_family, "BUNDLED_MNIST", bundled)
     file = bundled / "train-images-idx3-ubyte.gz"
     content = bytearray(file.read_bytes())
     content[5_000_000] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match=f"{file} is damaged: expected sha256 440fcabf.*, found [0-9a-f]{{64}}"):
-        load_dataset({"name": "mnist", **SIZES}, str(tmp_path))
+        load_dataset("mnist", root=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_any_bytes_are_an_idx_file_or_a_clean_error(content: bytes) -> None:
 
 def test_unpacking_is_verified_and_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name = FILES[3]
-    packed = IdxFile(dataset_module.BUNDLED_MNIST / f"{name}.gz", None, tmp_path / "deep" / name)
+    packed = IdxFile(mnist_family.BUNDLED_MNIST / f"{name}.gz", None, tmp_path / "deep" / name)
     path = packed.on_disk()
     whole = path.read_bytes()
     assert torch.equal(parse_idx(whole, path), packed.read())
@@ -157,14 +158,14 @@ def test_what_the_user_keeps_in_the_root_is_not_written_to(tmp_path: Path) -> No
     mine = tmp_path / "MNIST" / "raw" / FILES[3]
     mine.parent.mkdir(parents=True)
     mine.write_text("my own variant")
-    path = load_dataset({"name": "mnist", **SIZES}, str(tmp_path)).test.images_file.on_disk()
-    assert path.is_relative_to(tmp_path / dataset_module.UNPACKED)
+    path = load_dataset("mnist", root=str(tmp_path)).test.pictures().path
+    assert path.is_relative_to(tmp_path / mnist_family.UNPACKED)
     assert mine.read_text() == "my own variant"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    packed = IdxFile(dataset_module.BUNDLED_MNIST / f"{FILES[3]}.gz", None, tmp_path / "file" / "raw" / FILES[3])
+    packed = IdxFile(mnist_family.BUNDLED_MNIST / f"{FILES[3]}.gz", None, tmp_path / "file" / "raw" / FILES[3])
     with pytest.raises(DataError, match=r"cannot unpack .*data\.root=FOLDER"):
         packed.on_disk()
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from vitmnist import engine
 from vitmnist.config import Shuffle
-from vitmnist.data.dataset import Dataset
+from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder

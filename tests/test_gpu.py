@@ -8,7 +8,7 @@ import torch
 from vitmnist import engine
 from vitmnist.clock import Clock
 from vitmnist.config import Shuffle
-from vitmnist.data.dataset import Dataset
+from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder

@@ -86,8 +86,23 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_no_batch_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"batch_size=11 is above the set's 10 images.*data.drop_last=false"):
-        EpochOrder(10, 11, seed=1, drop_last=True)
+def test_an_epoch_may_have_no_batch() -> None:
+    assert len(EpochOrder(10, 11, 0, drop_last=True)) == len(EpochOrder(0, 11, 0)) == 0
+    assert list(EpochOrder(10, 11, 0, drop_last=True).batches(0)) == list(EpochOrder(0, 11, 0).batches(0)) == []
+
+
+@pytest.mark.parametrize("shuffle", Shuffle)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_indices_of_an_epoch_are_those_of_its_batches(shuffle: Shuffle, drop_last: bool) -> None:
+    order = EpochOrder(23, 5, 1, shuffle, drop_last)
+    whole = order.indices(3).split(5)
+    assert len(whole) == len(order)
+    for found, batch in zip(whole, order.batches(3), strict=True):
+        assert torch.equal(found, torch.arange(23)[batch])
+
+
+def test_a_batch_size_or_seed_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size=0: must be at least 1"):
-        EpochOrder(10, 0, seed=1)
+        EpochOrder(10, 0, 0)
+    with pytest.raises(ConfigError, match="seed=-1: must be at least 0"):
+        EpochOrder(10, 1, -1)

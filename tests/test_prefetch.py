@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,15 +11,19 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
-from vitmnist.data.dataset import Dataset
+from vitmnist import make_loader
+from vitmnist.accelerator import Accelerator
+from vitmnist.data import datasets
 from vitmnist.data.loaders.contract import Batches, Loader
 from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
 from vitmnist.data.order import EpochOrder
+from vitmnist.errors import LoadingError
 
 BATCHES = 6
 
@@ -41,7 +47,7 @@ class Source(Loader):
 
 
 @pytest.fixture
-def prefetch(tiny: Dataset) -> PrefetchLoader:
+def prefetch(tiny: datasets.Dataset) -> PrefetchLoader:
     order = EpochOrder(BATCHES, 1, seed=0)
     loader = PrefetchLoader(PrefetchOptions(queue_size=2), tiny.train, order, torch.device("cpu"))
     loader.base = Source(order)
@@ -137,7 +143,7 @@ def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> N
         producer.stop()
         yield torch.zeros(1), torch.zeros(1)
 
-    producer = Producer(source, 1, None)
+    producer = Producer(source, 1, None, Accelerator(torch.device("cpu")), None)
     producer._thread.start()
     producer._thread.join(timeout=5)
     assert not producer._thread.is_alive()
@@ -145,18 +151,151 @@ def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> N
 
 def test_the_interpreter_ends_at_once_under_a_live_iterator(tiny_root: Path) -> None:
     program = f"""
-import torch
-from vitmnist.data.dataset import load_dataset
-from vitmnist.data.loaders import LOADERS
-from vitmnist.data.order import EpochOrder
-split = load_dataset({{"name": "kmnist", "train_size": None, "test_size": None}}, {str(tiny_root)!r}).train
-disk = {{"name": "disk", "num_workers": 1, "pin_memory": False, "prefetch_factor": 2, "persistent_workers": True}}
-for base in (disk, {{"name": "ram"}}):
-    options = {{"name": "prefetch", "queue_size": 1, "base": base}}
-    batches = LOADERS.build(options, split, EpochOrder(23, 2, 0), torch.device("cpu")).epoch(0)
+from vitmnist import load_dataset, make_loader
+split = load_dataset("kmnist", root={str(tiny_root)!r}).train
+for base in ({{"name": "disk", "num_workers": 1}}, {{"name": "ram"}}):
+    loader = make_loader("prefetch", split, batch_size=2, device="cpu", seed=0, queue_size=1, base=base)
+    batches = loader.epoch(0)
     next(batches)
     globals()["kept " + base["name"]] = batches
 print("live", flush=True)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "live\n", "")
+
+
+def test_an_exception_at_the_very_start_arrives(prefetch: PrefetchLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the base cannot even begin its epoch."""
+
+    def refuse(number: int, start: int) -> Batches:
+        raise PermissionError("no epoch today")
+
+    monkeypatch.setattr(prefetch.base, "epoch", refuse)
+    with pytest.raises(PermissionError, match="no epoch today"):
+        next(prefetch.epoch(0))
+    assert not prefetching()
+
+
+def prefetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "vitmnist-prefetch"]
+
+
+def test_a_source_that_blocks_is_an_error_after_the_timeout(prefetch: PrefetchLoader) -> None:
+    prefetch.options.timeout_s = 0.2
+    blocked = threading.Event()
+    prefetch.base.before_batch = {2: blocked.wait}
+    seen = []
+    with pytest.raises(LoadingError, match=r"no batch within 0\.2 s.*data\.loader\.timeout_s"):  # noqa: PT012
+        for images, _ in prefetch.epoch(0):
+            seen.append(int(images))
+    assert seen == [0, 1]
+    blocked.set()
+    assert numbers(prefetch.epoch(1)) == list(range(BATCHES))
+
+
+def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
+    """Whatever the machine's speed: the consumer goes on although the thread cannot be ended."""
+    blocked = threading.Event()
+    prefetch.base.before_batch = {1: blocked.wait}
+    batches = prefetch.epoch(0)
+    next(batches)
+    batches.close()
+    assert len(prefetching()) == 1
+    blocked.set()
+    prefetching()[0].join(timeout=5)
+    assert not prefetching()
+
+
+PROGRAM = """
+import sys, threading, time
+from torch.utils.data import Dataset
+from vitmnist import make_loader
+
+class Blocks(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if {blocks}:
+            print("blocked", flush=True)
+            threading.Event().wait()
+        time.sleep(0.01)
+        return index, index
+
+loader = make_loader("prefetch", Blocks(), batch_size=2, device="cpu", seed=0, shuffle="none",
+                     base={{"name": "disk", "num_workers": {workers}}})
+for epoch in range(10_000):
+    for batch in loader.epoch(epoch):
+        print("batch", flush=True)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("blocks", "sign"), [("index == 4", "blocked"), ("False", "batch")])
+def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
+    """In the middle of an epoch, and while the source blocks for ever; no worker survives it."""
+    program = PROGRAM.format(workers=workers, blocks=blocks)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal sends Ctrl-C to the whole group, workers included
+    )
+    while sign not in process.stdout.readline():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode in (-signal.SIGINT, 1), errors
+    assert "KeyboardInterrupt" in errors
+    deadline = time.monotonic() + 5
+    while group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not group_lives(process.pid)
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+class Nested(Dataset[dict[str, object]]):
+    """Samples as a detection model has them."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {
+            "image": torch.full((2, 2), index),
+            "boxes": [torch.tensor([index, index]), torch.tensor([-index])],
+            "point": Point(torch.tensor(index), f"point {index}"),
+            "mask": None,
+            "name": f"sample {index}",
+            "pair": (index, index / 2),
+        }
+
+
+def test_nested_samples_pass_through() -> None:
+    """Dicts, lists, tuples, named tuples, None and strings, as the article's loader lets them."""
+    order = {"batch_size": 2, "device": "cpu", "seed": 0, "shuffle": "none"}
+    with make_loader("prefetch", Nested(), base={"name": "disk", "num_workers": 0}, **order) as loader:
+        batches = list(loader.epoch(0))
+    assert [len(batch["name"]) for batch in batches] == [2, 2, 1]
+    batch = batches[1]
+    assert torch.equal(batch["image"], torch.tensor([2, 3]).view(2, 1, 1).expand(2, 2, 2))
+    assert [array.tolist() for array in batch["boxes"]] == [[[2, 2], [3, 3]], [[-2], [-3]]]
+    assert type(batch["point"]) is Point
+    assert batch["point"].x.tolist() == [2, 3]
+    assert batch["point"].name == ("point 2", "point 3")
+    assert batch["mask"] is None
+    assert list(batch["name"]) == ["sample 2", "sample 3"]
+    assert [array.tolist() for array in batch["pair"]] == [[2, 3], [1.0, 1.5]]

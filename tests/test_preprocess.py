@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from vitmnist.data.dataset import Dataset, channel_statistics
+from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.statistics import channel_statistics
+from vitmnist.errors import DataError
 
 
 @pytest.mark.parametrize("statistics", ["mnist", "random"])
@@ -31,6 +33,7 @@ def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
     assert preprocess(normalised) is normalised
 
 
-def test_augmentation_sees_normalised_images(tiny: Dataset) -> None:
-    preprocess = Preprocess(tiny.train, augment=torch.nn.Hardtanh(0, 0.5))
-    assert torch.equal(preprocess(tiny.train.images), Preprocess(tiny.train)(tiny.train.images).clamp(0, 0.5))
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool])
+def test_images_of_a_wrong_dtype_are_refused(tiny: Dataset, dtype: torch.dtype) -> None:
+    with pytest.raises(DataError, match=f"images: must be uint8, or floating point and normalised, found {dtype}"):
+        Preprocess(tiny.train)(tiny.train.images.to(dtype))

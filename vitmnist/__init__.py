@@ -1,3 +1,37 @@
-"""How to feed a GPU from PyTorch: loaders that deliver the very same batches, and the trainer that compares them."""
+"""How to feed a GPU from PyTorch: loaders that deliver the very same batches, and the trainer that compares them.
+
+from vitmnist import load_dataset, make_loader
+
+train = load_dataset("mnist").train
+with make_loader("ram", train, batch_size=500, device="auto", seed=0) as loader:
+    for images, labels in loader.epoch(0):
+        ...
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitmnist.data.datasets import load_dataset
+    from vitmnist.data.loaders import Loader, make_loader, register
+    from vitmnist.data.preprocess import Preprocess
 
 __version__ = "0.1.0"
+__all__ = ["Loader", "Preprocess", "load_dataset", "make_loader", "register"]
+
+# Imported only when asked for: they need torch, and `python train.py --help` is to answer at once.
+_HOMES = {
+    "Loader": "vitmnist.data.loaders",
+    "Preprocess": "vitmnist.data.preprocess",
+    "load_dataset": "vitmnist.data.datasets",
+    "make_loader": "vitmnist.data.loaders",
+    "register": "vitmnist.data.loaders",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from vitmnist.errors import ConfigError, choices, first_line
 
@@ -90,8 +90,11 @@ def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Sch
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
     except ValidationError as error:
         raise ConfigError(wrong_type(schema, error, key)) from error
+    except MissingMandatoryValue as error:
+        full = join(key, error.full_key)
+        raise ConfigError(f"{full} is missing; type {full}=VALUE") from error
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{_join(key, error.full_key)}: {first_line(error)}") from error
+        raise ConfigError(f"{join(key, error.full_key)}: {first_line(error)}") from error
     _check_bounds(options, key)
     return options  # type: ignore[return-value]
 
@@ -101,7 +104,7 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
     wanted: Any = schema
     for name in str(error.full_key).split("."):
         wanted = get_type_hints(wanted).get(name, Any) if is_dataclass(wanted) else Any
-    full = _join(key, error.full_key)
+    full = join(key, error.full_key)
     value = "null" if error.value is None else error.value
     if get_origin(wanted) is dict:
         return f"{full}={value}: this is a config group; type {full.replace('.', '/')}=CHOICE"
@@ -116,9 +119,9 @@ def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
     known = {field.name: field for field in fields(schema)}
     for name in values:
         if name not in known:
-            raise ConfigError(f"{_join(key, name)}: there is no such key; {choices(str(name), known)}")
+            raise ConfigError(f"{join(key, name)}: there is no such key; {choices(str(name), known)}")
     for name, item in known.items():
-        full = _join(key, name)
+        full = join(key, name)
         if values.get(name, MISSING) == MISSING:
             is_group = str(item.type).startswith("dict")
             example = f"{full.replace('.', '/')}=CHOICE" if is_group else f"{full}=VALUE"
@@ -137,16 +140,17 @@ def _check_bounds(options: Any, key: str) -> None:
     for item in fields(options):
         value = getattr(options, item.name)
         if is_dataclass(value):
-            _check_bounds(value, _join(key, item.name))
+            _check_bounds(value, join(key, item.name))
         # `not holds` also refuses NaN, which compares false with everything; infinity would pass a lower bound.
         elif item.metadata and isinstance(value, float) and math.isinf(value):
-            raise ConfigError(f"{_join(key, item.name)}={value}: must be finite")
+            raise ConfigError(f"{join(key, item.name)}={value}: must be finite")
         elif value is not None and any(not holds[name](value, bound) for name, bound in item.metadata.items()):
             allowed = " and ".join(f"{name} {bound}" for name, bound in item.metadata.items())
-            raise ConfigError(f"{_join(key, item.name)}={value}: must be {allowed}")
+            raise ConfigError(f"{join(key, item.name)}={value}: must be {allowed}")
 
 
-def _join(key: str, name: object) -> str:
+def join(key: str, name: object) -> str:
+    """The full name of `name` under `key`, which may be empty."""
     return f"{key}.{name}" if key else str(name)
 
 

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from vitmnist.clock import Clock, synchronize
 from vitmnist.data.loaders import Loader
+from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import TrainingError
 
 
@@ -56,7 +57,7 @@ def train_epoch(
     model: nn.Module,
     loader: Loader,
     epoch: int,
-    preprocess: nn.Module,
+    preprocess: Preprocess,
     optimizer: Optimizer,
     schedule: LRScheduler,
     device: torch.device,
@@ -78,9 +79,9 @@ def train_epoch(
     synchronize(device)
     started = time.perf_counter()
     clock = Clock(device)
-    for images, labels in loader.epoch(epoch):
+    for (images, labels), keys in zip(loader.epoch(epoch), preprocess.keys(loader.order, epoch), strict=False):
         clock.begin("computing")
-        logits = model(preprocess(images))
+        logits = model(preprocess(images, keys))
         loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
         loss.backward()
@@ -104,7 +105,7 @@ def train_epoch(
 def evaluate(
     model: nn.Module,
     loader: Loader,
-    preprocess: nn.Module,
+    preprocess: Preprocess,
     device: torch.device,
     advance: Callable[[], object],
 ) -> PassFigures:

@@ -18,6 +18,10 @@ class DataError(UserError):
     """A data file that is missing, damaged or not what it claims to be; the message names the file."""
 
 
+class LoadingError(UserError):
+    """A loader that delivers no more batches."""
+
+
 class TrainingError(UserError):
     """Training that cannot go on, such as a loss that is not finite."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-from vitmnist.config import typed
+from vitmnist.config import join, typed
 from vitmnist.errors import ConfigError, choices
 
 Built = TypeVar("Built")
@@ -49,19 +49,29 @@ class Registry(Generic[Built]):
         """The options dataclass of `name`."""
         return self._members[name][0]
 
-    def build(self, values: Mapping[str, Any], *parts: Any, key: str | None = None) -> Built:
-        """Build the member that `values["name"]` names, from its options and the given parts.
+    def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` with the defaults of its member's options; an unknown name is left for `build` to refuse."""
+        member = self._members.get(str(values.get("name")))
+        return {**asdict(member[0]()), **values} if member else dict(values)
+
+    def member(self, values: Mapping[str, Any], key: str | None = None) -> tuple[Callable[..., Built], Any]:
+        """What builds the member that `values["name"]` names, and its options, typed.
 
         Args:
-            key: where the values stand in the configuration, if not at the group's own place.
+            key: where the values stand in the configuration, if not at the group's own place; empty outside of one.
 
         Raises:
             ConfigError: an unknown name, or options that do not fit it.
         """
-        key = key or self.group.replace("/", ".")
+        key = self.group.replace("/", ".") if key is None else key
         options = dict(values)
         name = options.pop("name", None)
         if not isinstance(name, str) or name not in self._members:
-            raise ConfigError(f"{key}.name={name}: not known; {choices(str(name), self._members)}")
+            raise ConfigError(f"{join(key, 'name')}={name}: not known; {choices(str(name), self._members)}")
         schema, builder = self._members[name]
-        return builder(typed(schema, options, key), *parts)
+        return builder, typed(schema, options, key)
+
+    def build(self, values: Mapping[str, Any], *parts: Any, key: str | None = None) -> Built:
+        """Build the member that `values["name"]` names, from its options and the given parts; raises as `member`."""
+        builder, options = self.member(values, key)
+        return builder(options, *parts)

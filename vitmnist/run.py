@@ -17,11 +17,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from vitmnist import engine
+from vitmnist.accelerator import choose_device
 from vitmnist.config import Config, Shuffle, typed
-from vitmnist.data.dataset import Dataset, Split, load_dataset
+from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.datasets import Dataset, Split, build_dataset
 from vitmnist.data.loaders import LOADERS, Loader
+from vitmnist.data.loaders.auto import AutoOptions, Choice, Trial, choose
 from vitmnist.data.order import EpochOrder
-from vitmnist.data.preprocess import AUGMENTS, Preprocess
+from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.models import MODELS
 from vitmnist.optimizer import OPTIMIZERS
@@ -33,6 +36,8 @@ from vitmnist.records.tensorboard import TensorBoard
 from vitmnist.schedule import SCHEDULES
 
 log = logging.getLogger(__name__)
+
+NOTICEABLE = 10.0  # percent of an epoch
 
 
 def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
@@ -55,8 +60,11 @@ def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
         device = choose_device(config.device)
         result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
         with ExitStack() as stack:
-            hardware = HardwareFigures(device)
             trainee = prepare(config, device, stack)
+            hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
+            if trainee.choice:
+                result.choices |= trainee.choice.built
+                result.auto = trainee.choice.record()
             result.dataset = describe_dataset(trainee.dataset)
             result.environment = describe_environment(device)
             log.info(
@@ -78,6 +86,7 @@ def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
                 board.epoch(record)
                 log_epoch(record, config.epochs)
             board.summary(result)
+            advise(result)
         result.status = "completed"
     except (ConfigError, DataError):
         raise  # refused before it began: there is nothing to record
@@ -112,10 +121,11 @@ class Trainee:
     model: nn.Module
     train_loader: Loader
     test_loader: Loader
-    train_preprocess: nn.Module
-    test_preprocess: nn.Module
+    train_preprocess: Preprocess
+    test_preprocess: Preprocess
     optimizer: Optimizer
     schedule: LRScheduler
+    choice: Choice | None
 
 
 def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
@@ -126,51 +136,58 @@ def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
         DataError: the data cannot be read.
     """
     data = config.data
-    dataset = load_dataset(data.dataset, data.root)
+    dataset = build_dataset(data.dataset, data.root)
+    order = EpochOrder(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
+    if not len(order):
+        raise ConfigError(
+            f"batch_size={config.batch_size} is above the set's {order.size} images, so data.drop_last=true leaves no "
+            f"batch; type batch_size={order.size} or less, or data.drop_last=false"
+        )
+    test_order = EpochOrder(len(dataset.test), config.batch_size, config.seed, Shuffle.none)
+    preprocess = Preprocess(dataset.train, AUGMENTS.build(data.augment)).to(device)
 
-    def loader(split: Split, shuffle: Shuffle, drop_last: bool) -> Loader:
-        order = EpochOrder(len(split), config.batch_size, config.seed, shuffle, drop_last)
-        return stack.enter_context(LOADERS.build(data.loader, split, order, device))
+    def learner() -> tuple[nn.Module, Optimizer, LRScheduler]:
+        # Weights are drawn on the CPU, so that every device starts from the same ones.
+        torch.manual_seed(config.seed)
+        _, *shape = dataset.train.images.shape
+        model = MODELS.build(config.model, tuple(shape), len(dataset.train.classes)).to(device)
+        optimizer = OPTIMIZERS.build(config.optimizer, model.parameters())
+        return model, optimizer, SCHEDULES.build(config.schedule, optimizer, config.epochs * len(order))
 
-    train_loader = loader(dataset.train, data.shuffle, data.drop_last)
-    # Weights are drawn on the CPU, so that every device starts from the same ones.
-    torch.manual_seed(config.seed)
-    _, *shape = dataset.train.images.shape
-    model = MODELS.build(config.model, tuple(shape), len(dataset.train.classes)).to(device)
-    optimizer = OPTIMIZERS.build(config.optimizer, model.parameters())
+    def trial() -> Trial:
+        model, optimizer, schedule = learner()
+
+        def seconds(loader: Loader) -> tuple[float, float]:
+            figures = engine.train_epoch(
+                model, loader, 0, preprocess, optimizer, schedule, device, advance=lambda: None
+            )
+            return figures.seconds, figures.data_wait_s
+
+        return seconds
+
+    choice = None
+    values = data.loader
+    _, options = LOADERS.member(values)
+    if isinstance(options, AutoOptions):
+        choice = choose(options, dataset.train, order, device, new_trial=trial)
+        log.info("%s", choice.table())
+        values = choice.values
+
+    def loader(split: Split, order: EpochOrder) -> Loader:
+        return stack.enter_context(LOADERS.build(values, split, order, device))
+
+    model, optimizer, schedule = learner()
     return Trainee(
         dataset=dataset,
         model=model,
-        train_loader=train_loader,
-        test_loader=loader(dataset.test, Shuffle.none, drop_last=False),
-        train_preprocess=Preprocess(dataset.train, AUGMENTS.build(data.augment)).to(device),
-        test_preprocess=Preprocess(dataset.test).to(device),
+        train_loader=loader(dataset.train, order),
+        test_loader=loader(dataset.test, test_order),
+        train_preprocess=preprocess,
+        test_preprocess=Preprocess(dataset.train).to(device),
         optimizer=optimizer,
-        schedule=SCHEDULES.build(config.schedule, optimizer, config.epochs * len(train_loader)),
+        schedule=schedule,
+        choice=choice,
     )
-
-
-def choose_device(name: str) -> torch.device:
-    """The device that `device=` names; `auto` is the first CUDA device, or the CPU.
-
-    Raises:
-        ConfigError: no such device on this machine.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(
-            f"device={name}: torch sees {count or 'no'} CUDA device{'' if count == 1 else 's'} here; "
-            "type device=auto or device=cpu"
-        )
-    return device
 
 
 def train_and_evaluate(trainee: Trainee, epoch: int, device: torch.device, hardware: HardwareFigures) -> EpochRecord:
@@ -221,11 +238,19 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
     )
 
 
+def advise(result: Result) -> None:
+    """Say so if another loader could make the run noticeably shorter."""
+    waiting = result.summary()["data_wait_pct"] or 0.0
+    if waiting > NOTICEABLE and result.auto is None:
+        log.info("%.0f%% of an epoch was spent waiting for data; data/loader=auto measures which loader helps", waiting)
+
+
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Name, sizes and checksums, for the record."""
     return {
         "name": dataset.name,
         "train_size": len(dataset.train),
         "test_size": len(dataset.test),
+        "skipped": dataset.skipped,
         "sha256": dataset.sha256(),
     }

@@ -28,7 +28,7 @@ class EpochOrder:
         drop_last: leave out a last batch shorter than `batch_size`.
 
     Raises:
-        ConfigError: no batch would be left.
+        ConfigError: `batch_size` is below 1, or `seed` below 0.
     """
 
     size: int
@@ -38,13 +38,13 @@ class EpochOrder:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("seed", self.seed)):
+            if not isinstance(value, int):
+                raise ConfigError(f"{name}={value}: must be a whole number")
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size}: must be at least 1")
-        if self.drop_last and self.batch_size > self.size:
-            raise ConfigError(
-                f"batch_size={self.batch_size} is above the set's {self.size} images, so data.drop_last=true leaves "
-                f"no batch; type batch_size={self.size} or less, or data.drop_last=false"
-            )
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed}: must be at least 0")
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -72,6 +72,12 @@ class EpochOrder:
             yield from self._spans(blocks[start:])
         else:
             yield from self._spans(range(start, len(self)))
+
+    def indices(self, epoch: int) -> Tensor:
+        """The indices of a whole epoch, in the order of its batches; int64 `[at most size]` on the CPU."""
+        everything = torch.arange(self.size)
+        batches = [everything[batch] if isinstance(batch, slice) else batch for batch in self.batches(epoch)]
+        return torch.cat(batches) if batches else everything[:0]
 
     def _spans(self, blocks: range | list[int]) -> Iterator[slice]:
         for block in blocks:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
+
 import torch
 from torch import Tensor, nn
 
-from vitmnist.data.dataset import Split
-from vitmnist.registry import NoOptions, Registry
-
-AUGMENTS: Registry[nn.Module] = Registry("data/augment")
-
-
-@AUGMENTS.register("none")
-def no_augment(options: NoOptions) -> nn.Module:
-    """Images as they are."""
-    return nn.Identity()
+from vitmnist.data.augment import Augment, augment_keys
+from vitmnist.data.datasets.contract import Split
+from vitmnist.data.order import EpochOrder
+from vitmnist.errors import DataError
 
 
 class Preprocess(nn.Module):
@@ -25,24 +22,45 @@ class Preprocess(nn.Module):
 
     Args:
         split: whose channel statistics are used.
-        augment: applied to the normalised images.
+        augment: applied to the normalised images, where keys are given.
     """
 
     mean: Tensor
     std: Tensor
     white: Tensor
+    black: Tensor
 
-    def __init__(self, split: Split, augment: nn.Module | None = None) -> None:
+    def __init__(self, split: Split, augment: Augment | None = None) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(split.mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(split.std).view(-1, 1, 1))
         # A tensor and not the number 255: CUDA divides by a number by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
-        self.augment = augment or nn.Identity()
+        self.register_buffer("black", self._normalised(torch.zeros(len(split.mean), 1, 1, dtype=torch.uint8)))
+        self.augment = augment
 
-    def forward(self, images: Tensor) -> Tensor:
-        """float32 `[B, C, H, W]`; the batch itself is never written to."""
-        if not images.is_floating_point():
-            images = images.float().div_(self.white).sub_(self.mean).div_(self.std)
-        augmented: Tensor = self.augment(images)
-        return augmented
+    def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
+        """float32 `[B, C, H, W]`; the batch itself is never written to.
+
+        Args:
+            keys: int64 `[B]`, as `keys` gives them for the batch.
+
+        Raises:
+            DataError: images that are neither bytes nor floating point.
+        """
+        if images.dtype == torch.uint8:
+            images = self._normalised(images)
+        elif not images.is_floating_point():
+            raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
+        if self.augment is not None and keys is not None:
+            images = self.augment(images, keys, self.black)
+        return images
+
+    def keys(self, order: EpochOrder, epoch: int) -> Iterator[Tensor | None]:
+        """For each batch of an epoch, what its augmentation is drawn from; None for ever where there is none."""
+        if self.augment is None:
+            return repeat(None)
+        return iter(augment_keys(order, epoch, self.mean.device).split(order.batch_size))
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return images.float().div_(self.white).sub_(self.mean).div_(self.std)

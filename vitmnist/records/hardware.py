@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import pynvml
 import torch
+
+from vitmnist.memory import host_memory, reset_host_peak
 
 MIB = 2**20
 
@@ -30,18 +31,13 @@ class HardwareFigures:
         self._device = device
         self._gpu = gpu_handle(device)
         # A peak outlives the job that made it, and a sweep runs its jobs in one process.
-        self._host_reset = _reset_host_peak()
+        self._host_reset = reset_host_peak()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def host_peak_mib(self) -> float | None:
         """Peak resident memory of this process, in MiB; not of its workers. Linux only."""
-        if not self._host_reset:
-            return None
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-        return None
+        return host_memory("VmHWM") / MIB if self._host_reset else None
 
     def gpu_peak_mib(self) -> float | None:
         """Peak memory of torch's tensors on the device, in MiB."""
@@ -64,11 +60,3 @@ class HardwareFigures:
             if samples:
                 return float(sum(sample.sampleValue.uiVal for sample in samples) / len(samples))
         return None
-
-
-def _reset_host_peak() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True

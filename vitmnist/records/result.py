@@ -77,6 +77,7 @@ class Result:
     error: str | None = None
     overrides: list[str]
     choices: dict[str, str]
+    auto: dict[str, Any] | None = None
     batch_size: int | None = None
     seed: int | None = None
     device: str | None = None

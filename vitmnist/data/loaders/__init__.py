@@ -1,14 +1,89 @@
-"""The loaders: every module in this folder registers one, and each delivers the very same batches.
+"""The loaders: every module in this folder that registers one is imported here. All deliver the very same batches.
 
 To add a loader, write a module here that registers a subclass of `Loader`, and its YAML file in `conf/data/loader/`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
-from vitmnist.data.loaders.contract import LOADERS, Batch, Loader
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from vitmnist.accelerator import choose_device
+from vitmnist.config import Shuffle
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.loaders.contract import LOADERS, Batch, Batches, Data, Loader
+from vitmnist.data.order import EpochOrder
+from vitmnist.errors import ConfigError, DataError, choices
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["LOADERS", "Batch", "Loader"]
+__all__ = ["LOADERS", "Batch", "Batches", "Data", "Loader", "make_loader", "register"]
+
+register = LOADERS.register
+
+
+def make_loader(
+    name: str,
+    data: Data | Sequence[Tensor],
+    *,
+    batch_size: int,
+    device: torch.device | str,
+    seed: int,
+    shuffle: str = "sample",
+    drop_last: bool = False,
+    **options: Any,
+) -> Loader:
+    """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
+
+    Args:
+        name: disk, ram, gpu_slice, prefetch, cache, auto, or one of your own that was given to `register`.
+        data: a split of `load_dataset`; a pair `(images, labels)` of tensors with the same first dimension; or any
+            map-style `torch.utils.data.Dataset`, for disk, ram, cache and prefetch.
+        batch_size: samples in a batch.
+        device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
+        seed: of the order; at least 0. The same seed gives the same batches, from every loader.
+        shuffle: sample, batch or none; see `EpochOrder`.
+        drop_last: leave out a last batch shorter than `batch_size`.
+        options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
+            is a name, or a dict with `name` and options.
+
+    Raises:
+        ConfigError: an unknown name or option, or a loader that cannot load such data.
+        DataError: data that cannot be used: images and labels of different length, no map-style data set, …
+    """
+    orders = [member.value for member in Shuffle]
+    if shuffle not in orders:
+        raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
+    loaded = _loadable(data)
+    order = EpochOrder(len(loaded), batch_size, seed, Shuffle(shuffle), drop_last)  # type: ignore[arg-type]
+    return LOADERS.build(_complete({"name": name, **options}), loaded, order, choose_device(str(device)), key="")
+
+
+def _loadable(data: Data | Sequence[Tensor]) -> Data:
+    if isinstance(data, Arrays):
+        return data
+    if isinstance(data, (tuple, list)):
+        if len(data) != 2:
+            raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
+        return Arrays(*data)
+    if isinstance(data, (IterableDataset, Tensor)) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        splits = "; give one of its splits, .train or .test" if hasattr(data, "train") else ""
+        raise DataError(
+            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style data set "
+            f"(with __getitem__ and __len__){splits}"
+        )
+    return data  # type: ignore[return-value]  # a protocol would say it, torch has none
+
+
+def _complete(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a loader, and of the one it wraps, with their defaults."""
+    if base := values.get("base"):
+        values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
+    return LOADERS.complete(values)

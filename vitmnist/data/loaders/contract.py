@@ -5,17 +5,28 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import suppress
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from vitmnist.data.arrays import Arrays
 from vitmnist.data.order import EpochOrder
+from vitmnist.memory import Memory
 from vitmnist.registry import Registry
+
+Data = Arrays | Dataset[Any]
+"""What a loader loads: a split or a pair of tensors, or a map-style data set that is read sample by sample."""
 
 Batch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or float32 and
-normalised. A batch may be a view of the loader's own set: read it, do not write to it."""
+normalised. A batch may be a view of the loader's own set: read it, do not write to it.
+
+Of a pair of tensors or a data set of one's own, a batch has the shapes and dtypes that it has there; `disk`, and
+`prefetch` of it, also deliver samples that are no pairs, nested as they are (dict, list, tuple, None, str)."""
 
 Batches = Generator[Batch, None, None]
 
@@ -23,7 +34,7 @@ Batches = Generator[Batch, None, None]
 class Loader(ABC):
     """Delivers the batches that an `EpochOrder` names, on a device.
 
-    A subclass is built with (options, split, order, device) and writes `batches`. What an epoch needs belongs to its
+    A subclass is built with (options, data, order, device) and writes `batches`. What an epoch needs belongs to its
     generator, which gives it back in a `finally`; what all epochs share belongs to the loader, which gives it back in
     `close`. Whatever goes wrong while a batch is made is raised, as it is, where that batch would have come.
     """
@@ -50,6 +61,11 @@ class Loader(ABC):
             self._live.add(iterator)
         return iterator
 
+    @classmethod
+    def needs(cls, options: Any, data: Data, order: EpochOrder, device: torch.device) -> Memory:
+        """The memory that the loader would take for itself, beside a few batches."""
+        return Memory()
+
     @abstractmethod
     def batches(self, number: int, start: int) -> Batches:
         """The generator behind `epoch`."""
@@ -74,3 +90,11 @@ def _close_all(iterators: weakref.WeakSet[Batches], lock: threading.Lock) -> Non
 
 
 LOADERS: Registry[Loader] = Registry("data/loader")
+
+
+def needs_of(values: Mapping[str, Any], data: Data, order: EpochOrder, device: torch.device) -> Memory:
+    """The memory that the loader which `values["name"]` names would take for itself."""
+    builder, options = LOADERS.member(values)
+    needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader cannot tell
+    memory: Memory = needs(options, data, order, device)
+    return memory

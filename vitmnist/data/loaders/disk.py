@@ -1,48 +1,48 @@
-"""The articles' first pipeline: every sample is read from disk and transformed by itself when it is asked for."""
+"""The articles' first pipeline: every sample is read and transformed by itself when it is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils import data
 from torchvision import transforms
 
+from vitmnist.accelerator import accelerator_of
 from vitmnist.config import bounded
-from vitmnist.data.dataset import Split
-from vitmnist.data.idx import read_shape
-from vitmnist.data.loaders.contract import LOADERS, Batch, Batches, Loader
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.datasets.contract import Split
+from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
 from vitmnist.data.order import EpochOrder
+from vitmnist.data.samples import collate_samples, map_tensors
 
 
-class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
-    """Image i of an unpacked IDX file, through a memory map, as PIL image, tensor, normalised tensor; and its label."""
+class PicturesOnDisk(data.Dataset[tuple[Tensor, int]]):
+    """Sample i of a split: its picture on disk, as tensor, as normalised tensor; and its label."""
 
     def __init__(self, split: Split) -> None:
-        self.path = split.images_file.on_disk()
+        assert split.pictures is not None
+        self.pictures = split.pictures()
         self.labels = split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
-        self._pixels: np.memmap | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        # Mapped by the process that reads: a mapping sent to a worker would arrive as a copy of the whole file.
-        if self._pixels is None:
-            self._pixels = _map_images(self.path)
-        return self.transform(Image.fromarray(self._pixels[index])), self.labels[index]
+        return self.transform(self.pictures[index]), self.labels[index]
 
 
-def _map_images(path: Path) -> np.memmap:
-    with path.open("rb") as file:
-        shape = read_shape(file.read(16), path)
-    return np.memmap(path, np.uint8, "r", offset=4 + 4 * len(shape), shape=shape)
+def samples_of(source: Data) -> data.Dataset[Any]:
+    """What a `DataLoader` can read sample by sample: the disk where a split knows its pictures there."""
+    if isinstance(source, Split) and source.pictures:
+        return PicturesOnDisk(source)
+    if isinstance(source, Arrays):
+        return data.TensorDataset(source.images, source.labels)
+    return source
 
 
 class EpochBatches(data.Sampler[list[int]]):
@@ -73,16 +73,17 @@ class DiskOptions:
 
 @LOADERS.register("disk", DiskOptions)
 class DiskLoader(Loader):
-    """A `torch.utils.data.DataLoader` over `ImagesOnDisk`, which delivers float32, normalised."""
+    """A `torch.utils.data.DataLoader`; of a split on disk it delivers float32, normalised."""
 
-    def __init__(self, options: DiskOptions, split: Split, order: EpochOrder, device: torch.device) -> None:
+    def __init__(self, options: DiskOptions, source: Data, order: EpochOrder, device: torch.device) -> None:
         super().__init__(order)
         self.options = options
         self.device = device
-        self.samples = ImagesOnDisk(split)
+        self.accelerator = accelerator_of(device)
+        self.samples = samples_of(source)
         # A DataLoader with persistent workers has one iterator, which a second pass would reset. So each live
         # iterator has a DataLoader of its own, and one that has finished waits here with its workers for the next.
-        self._idle: list[tuple[data.DataLoader[Batch], EpochBatches]] = []
+        self._idle: list[tuple[data.DataLoader[Any], EpochBatches]] = []
 
     def batches(self, number: int, start: int) -> Batches:
         try:
@@ -93,8 +94,8 @@ class DiskLoader(Loader):
         samples = iter(dataloader)
         finished = False
         try:
-            for images, labels in samples:
-                yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+            for batch in samples:
+                yield map_tensors(self.accelerator.upload, batch)
             finished = True
         finally:
             if finished and not self._idle:
@@ -108,13 +109,14 @@ class DiskLoader(Loader):
         # Nothing else refers to an idle DataLoader, and its workers end with it.
         self._idle.clear()
 
-    def _build(self) -> tuple[data.DataLoader[Batch], EpochBatches]:
+    def _build(self) -> tuple[data.DataLoader[Any], EpochBatches]:
         batches = EpochBatches(self.order)
         workers = self.options.num_workers
-        dataloader: data.DataLoader[Batch] = data.DataLoader(
-            self.samples,  # type: ignore[arg-type]
+        dataloader: data.DataLoader[Any] = data.DataLoader(
+            self.samples,
             batch_sampler=batches,
             num_workers=workers,
+            collate_fn=collate_samples,
             pin_memory=self.options.pin_memory and self.device.type == "cuda",
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import torch
 
-from vitmnist.data.dataset import Split
-from vitmnist.data.loaders.contract import LOADERS, Batches, Loader
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
+from vitmnist.data.loaders.host import take
+from vitmnist.data.loaders.ram import in_memory
 from vitmnist.data.order import EpochOrder
+from vitmnist.errors import ConfigError
+from vitmnist.memory import Memory, check_fits
 from vitmnist.registry import NoOptions
 
 
 @LOADERS.register("gpu_slice")
 class GpuSliceLoader(Loader):
-    """No batch ever crosses the bus: the set does once, as bytes, and each epoch's permutation does.
+    """No batch ever crosses the bus: the set does once, as it is stored, and each epoch's permutation does.
 
     On the CPU the set stays where it is. Contiguous batches are views of it.
+
+    Raises:
+        ConfigError: a data set that is read sample by sample.
+        DoesNotFitError: the device's memory is too small for the set.
     """
 
-    def __init__(self, options: NoOptions, split: Split, order: EpochOrder, device: torch.device) -> None:
+    def __init__(self, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
+        if not isinstance(data, Arrays):
+            raise ConfigError(
+                "gpu_slice keeps a set of tensors on the device, and this one is read sample by sample; "
+                "give it as (images, labels), or choose ram, cache, disk or prefetch"
+            )
         super().__init__(order)
+        check_fits("gpu_slice", self.needs(options, data, order, device), device, others=("ram", "cache", "disk"))
         self.device = device
-        self.images = split.images.to(device)
-        self.labels = split.labels.to(device)
+        arrays = in_memory(data) if device.type == "cpu" else data
+        self.images, self.labels = arrays.images.to(device), arrays.labels.to(device)
+
+    @classmethod
+    def needs(cls, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> Memory:
+        """The set and the permutation of an epoch; what is in the device's memory already takes no more of it."""
+        if not isinstance(data, Arrays):
+            return Memory()
+        there = data.images.device.type == device.type and not data.mapped
+        return Memory(device=(0 if there else data.nbytes) + 8 * order.size)
 
     def batches(self, number: int, start: int) -> Batches:
-        # index_select on rows is several times faster than images[indices], which computes an address per pixel.
-        rows = self.images.flatten(1)
         for indices in self.order.batches(number, start, self.device):
-            if isinstance(indices, slice):
-                yield self.images[indices], self.labels[indices]
-            else:
-                images = rows.index_select(0, indices).view(-1, *self.images.shape[1:])
-                yield images, self.labels.index_select(0, indices)
+            yield take(self.images, indices), take(self.labels, indices)

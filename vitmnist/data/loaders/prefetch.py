@@ -5,27 +5,31 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
+from torch import Tensor
 
+from vitmnist.accelerator import Accelerator, accelerator_of
 from vitmnist.config import bounded
-from vitmnist.data.dataset import Split
-from vitmnist.data.loaders.contract import LOADERS, Batch, Batches, Loader
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader, needs_of
 from vitmnist.data.order import EpochOrder
-from vitmnist.errors import ConfigError
+from vitmnist.data.samples import map_tensors
+from vitmnist.errors import ConfigError, LoadingError
+from vitmnist.memory import Memory
 
 
 @dataclass
 class PrefetchOptions:
-    """See `conf/data/loader/prefetch.yaml`."""
+    """See `conf/data/loader/prefetch.yaml`. Without a base, tensors are taken from `ram` and samples from `disk`."""
 
     queue_size: int = bounded(2, at_least=1)
-    base: dict[str, Any] = field(default_factory=lambda: {"name": "ram"})
+    timeout_s: float | None = bounded(300.0, above=0)
+    base: dict[str, Any] = field(default_factory=dict)
 
 
 @LOADERS.register("prefetch", PrefetchOptions)
@@ -36,18 +40,34 @@ class PrefetchLoader(Loader):
     With CUDA the base loader's copies go to one stream of this loader.
     """
 
-    def __init__(self, options: PrefetchOptions, split: Split, order: EpochOrder, device: torch.device) -> None:
-        if options.base.get("name") == "prefetch":
-            raise ConfigError("data.loader.base.name=prefetch: prefetch cannot wrap itself; choose another base")
-        self.base = LOADERS.build(options.base, split, order, device, key="data.loader.base")
+    def __init__(self, options: PrefetchOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
+        values = base_of(options, data)
+        if values.get("name") in ("prefetch", "auto"):
+            raise ConfigError(
+                f"data.loader.base.name={values['name']}: prefetch cannot wrap {values['name']}; "
+                "choose another base, such as ram"
+            )
+        self.base = LOADERS.build(values, data, order, device, key="data.loader.base")
         # After the base: at its end the interpreter closes the younger first, and this one's thread runs the base.
         super().__init__(order)
-        self.queue_size = options.queue_size
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.options = options
+        self.accelerator = accelerator_of(device)
+        self.stream = self.accelerator.stream()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
+    @classmethod
+    def needs(cls, options: PrefetchOptions, data: Data, order: EpochOrder, device: torch.device) -> Memory:
+        """What the base needs; the queue holds a few batches."""
+        return needs_of(base_of(options, data), data, order, device)
+
     def batches(self, number: int, start: int) -> Batches:
-        producer = Producer(lambda: self.base.epoch(number, start), self.queue_size, self.stream)
+        producer = Producer(
+            lambda: self.base.epoch(number, start),
+            self.options.queue_size,
+            self.options.timeout_s,
+            self.accelerator,
+            self.stream,
+        )
         self._producers.add(producer)
         try:
             yield from producer.run()
@@ -61,12 +81,17 @@ class PrefetchLoader(Loader):
         self.base.close()
 
 
+def base_of(options: PrefetchOptions, data: Data) -> dict[str, Any]:
+    """The options of the base loader, with its name."""
+    return options.base or LOADERS.complete({"name": "ram" if isinstance(data, Arrays) else "disk"})
+
+
 @dataclass(frozen=True)
 class Ready:
-    """A batch, and the event on the producer's stream after which its memory holds it; None on the CPU."""
+    """A batch, and the event on the producer's stream after which its memory holds it."""
 
-    batch: Batch
-    event: torch.cuda.Event | None
+    batch: Any
+    event: Any
 
 
 @dataclass(frozen=True)
@@ -82,26 +107,46 @@ class Producer:
     Args:
         source: called in the thread; gives the iterator.
         size: finished batches that wait in the queue at most.
-        stream: the CUDA stream that the thread's work is queued on, or None.
+        timeout_s: how long the consumer waits for a batch, in seconds; None is for ever.
+        accelerator: of the device that the batches go to.
+        stream: one of its streams, which the thread's work is queued on.
     """
 
-    def __init__(self, source: Callable[[], Iterator[Batch]], size: int, stream: torch.cuda.Stream | None) -> None:
+    def __init__(
+        self,
+        source: Callable[[], Iterator[Any]],
+        size: int,
+        timeout_s: float | None,
+        accelerator: Accelerator,
+        stream: Any,
+    ) -> None:
         self._source = source
+        self._timeout_s = timeout_s
+        self._accelerator = accelerator
         self._stream = stream
         self._queue: Queue[Ready | Failure | None] = Queue(size)  # None: the end
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="vitmnist-prefetch", daemon=True)
 
     def run(self) -> Batches:
-        """Start the thread and take its batches; what its source raises is raised where that batch would have come."""
+        """Start the thread and take its batches; what its source raises is raised where that batch would have come.
+
+        Raises:
+            LoadingError: no batch came in time.
+        """
         self._thread.start()
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             if isinstance(item, Failure):
                 raise item.error
-            yield _received(item)
+            self._accelerator.wait(item.event)
+            # Its memory belongs to the producer's stream: not to be used again there while the consumer reads it.
+            yield map_tensors(self._held, item.batch)
 
     def stop(self) -> None:
-        """End the thread once the batch it is making is done; wait for that, a second at most."""
+        """End the thread once the batch it is making is done; wait for that, a second at most.
+
+        Python cannot interrupt a source that blocks for ever: its thread is a daemon, and ends with the process.
+        """
         self._stopped.set()
         # Python may collect an abandoned iterator in any thread, also in this one amid its own use of the queue.
         if threading.current_thread() is self._thread:
@@ -114,11 +159,24 @@ class Producer:
         with suppress(Full):
             self._queue.put_nowait(None)  # for a consumer that waits in another thread
 
+    def _next(self) -> Ready | Failure | None:
+        try:
+            return self._queue.get(timeout=self._timeout_s)
+        except Empty:
+            raise LoadingError(
+                f"prefetch: its base loader gave no batch within {self._timeout_s:g} s; look for what blocks it, "
+                "or raise data.loader.timeout_s (null waits for ever)"
+            ) from None
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        self._accelerator.hold(tensor)
+        return tensor
+
     def _produce(self) -> None:
         try:
-            with torch.cuda.stream(self._stream) if self._stream else one_core():
+            with self._accelerator.working_on(self._stream):
                 for batch in self._source():
-                    self._put(Ready(batch, self._stream.record_event() if self._stream else None))
+                    self._put(Ready(batch, self._accelerator.event()))
                     if self._stopped.is_set():
                         return
             self._put(None)
@@ -130,25 +188,3 @@ class Producer:
             with suppress(Full):
                 self._queue.put(item, timeout=0.1)
                 return
-
-
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Let torch use a single core in this thread.
-
-    OpenMP gives each thread that computes a team of its own. A second team beside the model's, on the same two cores,
-    made an epoch 7% longer (ratio to `ram` 1.072; with one core 1.001).
-    """
-    torch.get_num_threads()  # at its first question torch gives a new thread all cores; later that would undo the limit
-    with threadpool_limits(1, user_api="openmp"):
-        yield
-
-
-def _received(item: Ready) -> Batch:
-    if item.event is not None:
-        consumer = torch.cuda.current_stream(item.batch[0].device)
-        consumer.wait_event(item.event)
-        for tensor in item.batch:
-            # Allocated on the producer's stream: it must not be used again there while the consumer reads it.
-            tensor.record_stream(consumer)
-    return item.batch

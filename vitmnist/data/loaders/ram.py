@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from vitmnist.config import Shuffle
-from vitmnist.data.dataset import Split
-from vitmnist.data.loaders.contract import LOADERS, Batches, Loader
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.loaders.contract import LOADERS, Data
+from vitmnist.data.loaders.host import HostLoader
 from vitmnist.data.order import EpochOrder
+from vitmnist.data.samples import load_samples, size_of_samples
+from vitmnist.memory import Memory, check_fits
 from vitmnist.registry import NoOptions
 
 
 @LOADERS.register("ram")
-class RamLoader(Loader):
-    """With a GPU, batches are gathered into pinned memory, so that the copy runs beside the computation.
+class RamLoader(HostLoader):
+    """A map-style data set is read into memory first, sample by sample.
 
-    torch's pinned allocator hands a buffer out again only once the copy from it is over. On the CPU contiguous
-    batches are views of the set.
+    Raises:
+        DoesNotFitError: host memory is too small for what must be read into it.
     """
 
-    def __init__(self, options: NoOptions, split: Split, order: EpochOrder, device: torch.device) -> None:
-        super().__init__(order)
-        self.device = device
-        self.pinned = device.type == "cuda"
-        # Only contiguous batches are copied to the device straight from the set.
-        straight = self.pinned and order.shuffle != Shuffle.sample
-        self.images = split.images.pin_memory() if straight else split.images
-        self.labels = split.labels.pin_memory() if straight else split.labels
+    def __init__(self, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
+        check_fits("ram", self.needs(options, data, order, device), device, others=("cache", "disk"))
+        super().__init__(in_memory(data), order, device)
 
-    def batches(self, number: int, start: int) -> Batches:
-        rows = self.images.flatten(1)
-        for indices in self.order.batches(number, start):
-            if isinstance(indices, slice):
-                images, labels = self.images[indices], self.labels[indices]
-            else:
-                images = self._gather(rows, indices).view(-1, *self.images.shape[1:])
-                labels = self._gather(self.labels, indices)
-            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+    @classmethod
+    def needs(cls, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> Memory:
+        """A set that is in memory already takes no more of it."""
+        if isinstance(data, Arrays):
+            return Memory(host=data.nbytes if data.mapped else 0)
+        return Memory(host=size_of_samples(data))
 
-    def _gather(self, rows: Tensor, indices: Tensor) -> Tensor:
-        gathered = torch.empty((len(indices), *rows.shape[1:]), dtype=rows.dtype, pin_memory=self.pinned)
-        return torch.index_select(rows, 0, indices, out=gathered)
+
+def in_memory(data: Data) -> Arrays:
+    """The set as tensors in host memory."""
+    if not isinstance(data, Arrays):
+        return load_samples(data)
+    return Arrays(data.images.clone(), data.labels) if data.mapped else data

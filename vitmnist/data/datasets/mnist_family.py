@@ -1,80 +1,24 @@
-"""The data sets: uint8 images, labels and channel statistics, read from verified files."""
+"""MNIST and the sets in its format, read from verified IDX files."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-import torch
+import numpy as np
+from PIL import Image
 from torch import Tensor
 
-from vitmnist.config import bounded
-from vitmnist.data.idx import IdxFile
-from vitmnist.errors import ConfigError, DataError
-from vitmnist.registry import Registry
+from vitmnist.data.datasets.contract import DATASETS, Dataset, Sizes, Split, first
+from vitmnist.data.datasets.idx import IdxFile, read_shape
+from vitmnist.data.statistics import channel_statistics
+from vitmnist.errors import DataError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Split:
-    """One part of a data set.
-
-    Args:
-        images: uint8 `[N, C, H, W]`.
-        labels: int64 `[N]`.
-        mean: per channel, of the training images scaled to 0…1.
-        std: per channel, likewise; population standard deviation.
-        classes: the name of each label.
-        images_file: the file the images came from, for a loader that reads from disk; image i stands i-th in it.
-    """
-
-    images: Tensor
-    labels: Tensor
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: tuple[str, ...]
-    images_file: IdxFile
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """A training and a test split of the same classes and image shape."""
-
-    name: str
-    train: Split
-    test: Split
-
-    def sha256(self) -> dict[str, str]:
-        """A checksum for each array: what a run was really trained on."""
-        arrays = {
-            "train_images": self.train.images,
-            "train_labels": self.train.labels,
-            "test_images": self.test.images,
-            "test_labels": self.test.labels,
-        }
-        return {name: hashlib.sha256(array.numpy().data).hexdigest() for name, array in arrays.items()}
-
-
-DATASETS: Registry[Dataset] = Registry("data/dataset")
-
-
-@dataclass
-class Sizes:
-    """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
-
-    train_size: int | None = bounded(None, at_least=1)
-    test_size: int | None = bounded(None, at_least=1)
 
 
 FILES = (
@@ -83,7 +27,7 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-BUNDLED_MNIST = Path(__file__).parent / "mnist"
+BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
 BUNDLED_SHA256 = (
     "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -97,23 +41,6 @@ GARMENTS = (
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
-
-
-def load_dataset(values: Mapping[str, Any], root: str) -> Dataset:
-    """The data set that `values["name"]` chooses.
-
-    Args:
-        values: `name`, `train_size`, `test_size`, as in `conf/data/dataset/`.
-        root: the folder for what is downloaded or unpacked; `~` is the home folder.
-
-    Raises:
-        ConfigError: an unknown name or a size that the set does not have.
-        DataError: a file that is missing or damaged.
-    """
-    try:
-        return DATASETS.build(values, Path(root).expanduser())
-    except OSError as error:
-        raise DataError(f"data.root={root}: {error.filename or ''}: {error.strerror}") from error
 
 
 @DATASETS.register("mnist", Sizes)
@@ -195,13 +122,13 @@ def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: 
             f"{train_file.path} and {test_file.path} differ in their images: "
             f"{_size(train_images)} and {_size(test_images)}"
         )
-    take_train = _first("train_size", sizes.train_size, len(train_images))
-    take_test = _first("test_size", sizes.test_size, len(test_images))
+    take_train = first("train_size", sizes.train_size, len(train_images))
+    take_test = first("test_size", sizes.test_size, len(test_images))
     images = train_images[take_train].unsqueeze(1)
     mean, std = channel_statistics(images)
 
     def split(images: Tensor, labels: Tensor, file: IdxFile) -> Split:
-        return Split(images, labels.long(), mean, std, classes, file)
+        return Split(images, labels.long(), mean, std, classes, pictures=partial(IdxPictures, file))
 
     return Dataset(
         name,
@@ -225,28 +152,21 @@ def _size(images: Tensor) -> str:
     return "×".join(map(str, images.shape[1:]))
 
 
-def _first(key: str, size: int | None, available: int) -> slice:
-    if size is not None and size > available:
-        raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
-    return slice(size)
+class IdxPictures:
+    """Picture i of an unpacked IDX file, through a memory map; the file is unpacked first if need be."""
+
+    def __init__(self, file: IdxFile) -> None:
+        self.path = file.on_disk()
+        self._pixels: np.memmap | None = None
+
+    def __getitem__(self, index: int) -> Image.Image:
+        # Mapped by the process that reads: a mapping sent to a worker would arrive as a copy of the whole file.
+        if self._pixels is None:
+            self._pixels = _map_pixels(self.path)
+        return Image.fromarray(self._pixels[index])
 
 
-def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and population standard deviation of each channel of uint8 `[N, C, H, W]`, scaled to 0…1.
-
-    Exact up to the last root and division: the sums are of integers, in pieces that stay small in memory.
-    """
-    pixels = images.numel() // images.shape[1]
-    total = torch.zeros(images.shape[1], dtype=torch.int64)
-    squares = torch.zeros_like(total)
-    for piece in images.split(1000):
-        wide = piece.to(torch.int32)
-        total += wide.sum(dim=(0, 2, 3))
-        squares += wide.square_().sum(dim=(0, 2, 3))
-    mean, std = [], []
-    for first, second in zip(total.tolist(), squares.tolist(), strict=True):
-        mean.append(first / (255 * pixels))
-        deviation = math.sqrt(second * pixels - first * first) / pixels
-        # A constant channel carries nothing; one step of a byte in place of zero keeps it finite.
-        std.append((deviation or 1.0) / 255)
-    return tuple(mean), tuple(std)
+def _map_pixels(path: Path) -> np.memmap:
+    with path.open("rb") as file:
+        shape = read_shape(file.read(16), path)
+    return np.memmap(path, np.uint8, "r", offset=4 + 4 * len(shape), shape=shape)

@@ -1,0 +1,225 @@
+"""The loaders without Hydra: for one's own loop, one's own data, one's own loader."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+from vitmnist import Loader, load_dataset, make_loader, register
+from vitmnist.config import bounded
+from vitmnist.data import datasets
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.datasets import Split
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.loaders.contract import Batches
+from vitmnist.data.order import EpochOrder
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.testing import check_loader
+
+PAIR = (torch.arange(10.0).view(10, 1), torch.arange(10))
+ORDER = {"batch_size": 4, "device": "cpu", "seed": 0}
+
+
+class Pictures(Dataset[tuple[Image.Image, int]]):
+    """As torchvision's data sets are without a transform."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.new("RGB", (4, 3), (index, 2 * index, 0)), index
+
+
+@pytest.mark.parametrize("name", ["disk", "ram", "cache", "prefetch"])
+def test_pictures_become_bytes(name: str, tmp_path: Path) -> None:
+    options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
+    with make_loader(name, Pictures(), **ORDER, **options) as loader:
+        for images, labels in loader.epoch(0):
+            assert images.dtype == torch.uint8
+            assert images.shape[1:] == (3, 3, 4)
+            assert torch.equal(images[:, 1, 0, 0].long(), 2 * labels)
+
+
+def test_prefetch_takes_samples_from_disk_and_tensors_from_ram() -> None:
+    with make_loader("prefetch", Pictures(), **ORDER) as samples, make_loader("prefetch", PAIR, **ORDER) as tensors:
+        assert type(samples.base).__name__ == "DiskLoader"
+        assert type(tensors.base).__name__ == "RamLoader"
+
+
+def test_a_data_set_is_loaded_by_its_name(tiny_root: Path) -> None:
+    kmnist = load_dataset("kmnist", root=str(tiny_root), train_size=5)
+    assert (len(kmnist.train), len(kmnist.test)) == (5, 7)
+    with pytest.raises(ConfigError, match=r"^name=kmnits: not known; did you mean 'kmnist'\?"):
+        load_dataset("kmnits")
+    with pytest.raises(ConfigError, match=r"^train_sise: there is no such key; did you mean 'train_size'\?"):
+        load_dataset("kmnist", train_sise=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "rma"}, r"^name=rma: not known; did you mean 'ram'\? allowed: auto, cache, disk"),
+        ({"workers": 2}, r"^workers: there is no such key; allowed: none"),
+        ({"shuffle": "smaple"}, r"^shuffle=smaple: did you mean 'sample'\? allowed: batch, none, sample"),
+        ({"batch_size": 0}, "^batch_size=0: must be at least 1"),
+        ({"batch_size": 2.5}, "^batch_size=2.5: must be a whole number"),
+        ({"seed": -1}, "^seed=-1: must be at least 0"),
+        ({"device": "gpu"}, "^device=gpu: not known; allowed: auto, cpu, cuda"),
+        ({"name": "prefetch", "queue_size": 0}, "^queue_size=0: must be at least 1"),
+        ({"name": "prefetch", "base": "prefetch"}, "prefetch cannot wrap prefetch"),
+        ({"name": "prefetch", "base": {"name": "disk", "worker": 1}}, r"base\.worker: there is no such key"),
+        ({"name": "disk", "num_workers": "two"}, "^num_workers=two: must be a whole number"),
+    ],
+)
+def test_mistaken_arguments_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_loader(**{"name": "ram", "data": PAIR, **ORDER, **arguments})
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Triples(Dataset[tuple[int, int, int]]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        return index, index, index
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("ram", (PAIR[0], PAIR[1][:9]), "^10 images, but 9 labels$"),
+        ("ram", (PAIR[0],), r"a pair \(images, labels\) has two tensors, this one 1"),
+        ("ram", (PAIR[0].numpy(), PAIR[1]), "images: must be a tensor, found ndarray; torch.as_tensor makes one"),
+        ("ram", (PAIR[0], torch.tensor(3)), "labels: must have a first dimension of samples"),
+        ("ram", PAIR[0], "pair of tensors, nor a map-style"),
+        ("ram", Stream(), "Stream is neither a split, nor a pair of tensors, nor a map-style data set"),
+        ("ram", 7, "int is neither a split"),
+        ("ram", Triples(), "sample 0 is no pair of an image and a label, but a tuple of int, int, int; .* disk"),
+        ("cache", Triples(), "sample 0 is no pair"),
+        ("ram", torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the data set is empty"),
+        ("gpu_slice", Pictures(), r"read sample by sample; give it as \(images, labels\), or choose ram, cache, disk"),
+    ],
+)
+def test_data_that_cannot_be_used_is_named(name: str, data: object, message: str, tmp_path: Path) -> None:
+    options = {"folder": str(tmp_path)} if name == "cache" else {}
+    with pytest.raises((ConfigError, DataError), match=message):
+        make_loader(name, data, **ORDER, **options)
+
+
+def test_a_whole_data_set_is_not_a_split(tiny: datasets.Dataset) -> None:
+    with pytest.raises(DataError, match=r"give one of its splits, \.train or \.test"):
+        make_loader("ram", tiny, **ORDER)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64), "images: must be torch.uint8 with 4 dimensions"),
+        (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), r"found torch.uint8 \[3, 4, 4\]"),
+        (torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3), "labels: must be torch.int64 with 1 dimension, "),
+    ],
+)
+def test_a_split_of_a_wrong_dtype_or_shape_is_refused(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Split(images, labels, (0.5,), (0.5,), ("only",))
+
+
+@dataclass
+class MineOptions:
+    """Options of a loader of one's own."""
+
+    fault: str = ""
+    scale: int = bounded(1, at_least=1)
+
+
+@pytest.fixture
+def mine() -> Iterator[type[Loader]]:
+    """A loader as a user writes it, which breaks one promise if it is told to."""
+
+    @register("mine", MineOptions)
+    class Mine(Loader):
+        def __init__(self, options: MineOptions, data: Arrays, order: EpochOrder, device: torch.device) -> None:
+            super().__init__(order)
+            self.fault, self.data = options.fault, data
+            self.buffer = torch.empty(order.batch_size, *data.images.shape[1:], dtype=data.images.dtype)
+
+        def __len__(self) -> int:
+            return super().__len__() + (self.fault == "length")
+
+        def batches(self, number: int, start: int) -> Batches:
+            if self.fault == "randomness":
+                torch.rand(1)
+            if self.fault == "one order for all":
+                number = 0
+            if self.fault == "starts at the beginning":
+                start = 0
+            for indices in self.order.batches(number, start):
+                images, labels = self.data.images[indices], self.data.labels[indices]
+                if self.fault == "one buffer" and not isinstance(indices, slice):
+                    images = torch.index_select(self.data.images, 0, indices, out=self.buffer[: len(indices)])
+                if self.fault == "float":
+                    images = images.float()
+                if self.fault == "hands out the set":
+                    images = self.data.images[: len(images)]
+                yield images, labels
+                if self.fault == "twice":
+                    yield images, labels
+
+    yield Mine
+    del LOADERS._members["mine"]
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_loader_of_ones_own_is_checked_and_built() -> None:
+    check_loader("mine")
+    check_loader("mine", PAIR_OF_23, scale=3)
+    with make_loader("mine", PAIR, **ORDER, scale=2) as loader:
+        assert len(list(loader.epoch(0))) == 3
+    with pytest.raises(ConfigError, match=r"^scale=0: must be at least 1"):
+        make_loader("mine", PAIR, **ORDER, scale=0)
+    with make_loader("prefetch", PAIR, **ORDER, base="mine") as loader:
+        assert len(list(loader.epoch(0))) == 3
+
+
+PAIR_OF_23 = (torch.rand(23, 2), torch.arange(23))
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("length", "delivers the batches that the order names, bit for bit: its length is 6, batches 5"),
+        ("twice", "delivers the batches that the order names"),
+        ("float", "images of batch 0 are torch.float32, not torch.uint8"),
+        ("one order for all", "images of batch 0 differ"),
+        ("starts at the beginning", r"`epoch\(e, start=k\)` is the tail of epoch e"),
+        ("one buffer", "a batch that is kept is not overwritten"),
+        ("hands out the set", "delivers the batches that the order names"),
+        ("randomness", "global random generators are left alone: torch's was used"),
+    ],
+)
+def test_the_check_finds_a_loader_that_breaks_a_promise(fault: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=f"mine: .*{message}"):
+        check_loader("mine", fault=fault)
+
+
+def test_importing_the_package_needs_no_torch() -> None:
+    program = (
+        "import sys, vitmnist; assert 'torch' not in sys.modules; vitmnist.make_loader; assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    with pytest.raises(ImportError, match="make_loder"):
+        from vitmnist import make_loder  # noqa: F401

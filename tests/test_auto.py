@@ -1,0 +1,238 @@
+"""An automatic choice is measured, explained, recorded, and changes nothing but time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Train, result_of
+
+from vitmnist import load_dataset, make_loader, memory
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.loaders import LOADERS, Loader
+from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
+from vitmnist.data.loaders.contract import Batches
+from vitmnist.data.order import EpochOrder
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
+from vitmnist.registry import NoOptions
+
+CPU = torch.device("cpu")
+ORDER = EpochOrder(23, 2, 0)
+ARRAYS = Arrays(torch.zeros(23, 3), torch.zeros(23))
+MAPPED = Arrays(ARRAYS.images, ARRAYS.labels, mapped=True)
+
+
+@pytest.fixture
+def slow() -> Iterator[None]:
+    """Loaders `slow_10` and `slow_30` that take so many milliseconds a batch, and `broken`."""
+
+    def delayed(milliseconds: float) -> type[Loader]:
+        class Slow(Loader):
+            def __init__(self, options: NoOptions, data: object, order: EpochOrder, device: torch.device) -> None:
+                super().__init__(order)
+
+            def batches(self, number: int, start: int) -> Batches:
+                for _ in range(start, len(self)):
+                    time.sleep(milliseconds / 1000)
+                    yield torch.zeros(2, 3), torch.zeros(2)
+
+        return Slow
+
+    def broken(*parts: object) -> Loader:
+        raise DataError("its disk is gone")
+
+    LOADERS.register("slow_10")(delayed(10))
+    LOADERS.register("slow_30")(delayed(30))
+    LOADERS.register("broken")(broken)
+    yield
+    for name in ("slow_10", "slow_30", "broken"):
+        del LOADERS._members[name]
+
+
+def chosen(*names: str, data: Arrays = ARRAYS, **options: object) -> Choice:
+    return choose(AutoOptions(candidates={name: {"name": name} for name in names}, **options), data, ORDER, CPU)
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
+    choice = chosen("slow_30", "broken", "slow_10")
+    assert choice.name == "slow_10"
+    assert choice.values == {"name": "slow_10"}
+    slow, broken, fast = choice.candidates
+    assert slow.epoch_s / fast.epoch_s > 2
+    assert fast.epoch_s > 12 * 0.01
+    assert broken.epoch_s is None
+    table = choice.table()
+    assert re.search(r"slow_30 +yes +0\.\d+ +0\.\d+ s \(100%\)", table)
+    assert re.search(r"broken +no +its disk is gone", table)
+    assert re.search(r"chosen: slow_10, 0\.\d+ s an epoch expected, the least", table)
+
+
+@pytest.mark.usefixtures("slow")
+def test_among_equals_the_first_is_chosen() -> None:
+    same = AutoOptions(candidates={label: {"name": "slow_30"} for label in "abc"}, batches=4)
+    assert choose(same, ARRAYS, ORDER, CPU).name == "a"
+
+
+@pytest.mark.usefixtures("slow")
+def test_timing_takes_about_as_long_as_it_may() -> None:
+    asked = []
+
+    def counting() -> object:
+        def trial(loader: Loader) -> tuple[float, float]:
+            batches = len(list(loader.epoch(0)))
+            asked.append(batches)
+            return 0.1 * batches, 0.05 * batches
+
+        return trial
+
+    options = AutoOptions(batches=30, seconds=0.65, candidates={"ram": {"name": "ram"}})
+    choice = choose(options, ARRAYS, ORDER, CPU, new_trial=counting)
+    # The model alone and the candidate: two batches of warm-up, then three portions of what 0.65 s allow.
+    assert asked == [2, 2, 2, 2] * 2
+    assert choice.model_alone_s == pytest.approx(1.2)
+    assert choice.candidates[0].epoch_s == pytest.approx(1.2)
+    assert choice.candidates[0].data_wait_s == pytest.approx(0.6)
+
+
+@pytest.mark.usefixtures("slow")
+def test_no_candidate_at_all_is_an_error_with_all_reasons() -> None:
+    with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
+        chosen("broken")
+
+
+def test_mistaken_candidates_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"data\.loader\.candidates\.rem\.name=rem: not known; did you mean 'ram'"):
+        chosen("rem")
+    with pytest.raises(ConfigError, match=r"candidates\.auto: auto cannot be its own candidate"):
+        choose(AutoOptions(candidates={"auto": LOADERS.complete({"name": "auto"})}), ARRAYS, ORDER, CPU)
+    with pytest.raises(ConfigError, match=r"prefetch cannot wrap auto"):
+        make_loader("prefetch", ARRAYS, base="auto", batch_size=1, device="cpu", seed=0)
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice"])
+def test_a_set_that_does_not_fit_is_refused_with_numbers_and_what_would_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
+    with pytest.raises(
+        DoesNotFitError, match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* cache or disk would"
+    ):
+        make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
+    # What is in memory already takes no more of it.
+    make_loader("ram", ARRAYS, batch_size=2, device="cpu", seed=0).close()
+
+
+def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**32, device=2**30))
+    others = ("ram", "cache", "disk")
+    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29), others)
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
+        r"needs 512\.0 MiB of them; ram or cache or disk would work",
+    ):
+        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
+    with pytest.raises(DoesNotFitError, match="; cache or disk would work"):
+        check_fits("gpu_slice", Memory(device=2**33), cuda, others=others)
+
+
+def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ram` would fit by itself, but not beside the model's step, which is measured."""
+    size = MAPPED.nbytes
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**26))
+
+    def hungry() -> object:
+        def trial(loader: Loader) -> tuple[float, float]:
+            torch.ones(2**25)  # 128 MiB
+            return float(len(list(loader.epoch(0)))), 0.0
+
+        return trial
+
+    values = {name: {"name": name} for name in ("ram", "gpu_slice")} | {
+        "disk": LOADERS.complete({"name": "disk", "num_workers": 0})
+    }
+    choice = choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU, new_trial=hungry)
+    assert choice.name == "disk"
+    assert re.search(r"ram +no +ram: the set takes .*, and the model needs 1\d\d\.\d MiB of them", choice.table())
+    assert choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU).name != "disk"
+
+
+def test_a_sets_memory_is_judged_at_its_real_dtype() -> None:
+    needs = LOADERS.member({"name": "gpu_slice"})[0].needs
+    for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
+        arrays = Arrays(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
+        permutation = 23 * 8
+        assert needs(NoOptions(), arrays, ORDER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
+    samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
+    assert LOADERS.member({"name": "ram"})[0].needs(NoOptions(), samples, ORDER, CPU).host == 23 * (3 * 8 + 4)
+
+
+def test_free_and_peak_memory_are_those_of_the_machine() -> None:
+    free = free_memory(CPU)
+    assert 2**20 < free.host < 2**50
+    assert free.device == 0
+    peak, result = peak_memory(lambda: torch.ones(2**25).sum().item(), CPU)
+    assert result == 2**25
+    assert 2**26 < peak.host < 2**28  # 128 MiB
+
+
+def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert free_memory(CPU).host == 3000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(CPU).host > 2**20
+
+
+def test_without_a_model_the_table_is_printed(
+    tiny: Dataset, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    candidates = {"ram": {"name": "ram"}, "gpu_slice": {"name": "gpu_slice"}}
+    with make_loader("auto", tiny.train, batch_size=5, device="cpu", seed=0, candidates=candidates) as loader:
+        assert len(list(loader.epoch(0))) == 5
+    assert re.search(
+        r"candidate +fits +s/epoch +waiting for data\n.*\n.*\nchosen: (ram|gpu_slice), ", capsys.readouterr().err
+    )
+
+
+def test_a_run_with_auto_learns_what_any_run_learns(train: Train, tiny_root: Path, tmp_path: Path) -> None:
+    common = ("data/dataset=kmnist", f"data.root={tiny_root}", "epochs=1", "batch_size=4")
+    ended = train("data/loader=auto", "data.loader.candidates.disk.num_workers=0", *common)
+    assert ended.returncode == 0, ended.stderr
+    assert "waiting for data" in ended.stdout
+    assert "(the model alone, without loading: " in ended.stdout
+    (automatic,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    found = result_of(automatic)
+    assert {row["name"] for row in found["auto"]["candidates"]} == {"gpu_slice", "ram", "prefetch", "cache", "disk"}
+    assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
+    assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
+    assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
+    assert train("data/loader=ram", *common).returncode == 0
+    (by_hand,) = set((tmp_path / "outputs" / "runs").glob("*/*")) - {automatic}
+    losses = [result_of(folder)["epochs"][0] for folder in (automatic, by_hand)]
+    assert losses[0]["train_loss"] == losses[1]["train_loss"]
+    assert losses[0]["val_loss"] == losses[1]["val_loss"]
+
+
+def test_a_run_on_too_little_memory_names_what_would_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pictures of a folder are mapped; `ram` would copy them."""
+    from test_image_folder import draw
+
+    for number in range(10):
+        draw(tmp_path / "pictures" / "only" / f"{number}.png", number)
+    pets = load_dataset("image_folder", root=str(tmp_path / "root"), path=str(tmp_path / "pictures"))
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
+    with pytest.raises(DoesNotFitError, match="cache or disk would work"):
+        make_loader("ram", pets.train, batch_size=2, device="cpu", seed=0)
+    for name in ("cache", "disk"):
+        with make_loader(name, pets.train, batch_size=2, device="cpu", seed=0) as loader:
+            next(loader.epoch(0))

@@ -1,0 +1,205 @@
+"""One's own pictures: found, decoded once, and named where they cannot be read."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Train, result_of
+from PIL import Image
+
+from vitmnist import load_dataset, make_loader
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import ConfigError, DataError
+
+CLASSES = ("cat", "dog", "eel")
+
+
+def draw(path: Path, seed: int, mode: str = "RGB", size: tuple[int, int] = (20, 14)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten pictures of each of three classes."""
+    for label, name in enumerate(CLASSES):
+        for number in range(10):
+            draw(tmp_path / "pictures" / name / f"{number}.png", 100 * label + number)
+    return tmp_path / "pictures"
+
+
+def load(folder: Path, **options: object) -> Dataset:
+    return load_dataset("image_folder", root=str(folder.parent / "root"), path=str(folder), **options)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("grey", 1), ("rgb", 3)])
+def test_pictures_become_a_data_set(folder: Path, mode: str, channels: int) -> None:
+    pets = load(folder, mode=mode, size=8)
+    assert pets.name == "pictures"
+    assert pets.train.classes == CLASSES
+    assert (len(pets.train), len(pets.test)) == (24, 6)
+    assert pets.train.images.shape == (24, channels, 8, 8)
+    assert pets.train.images.dtype == torch.uint8
+    assert pets.test.labels.bincount().tolist() == [2, 2, 2]
+    expected = pets.train.images.double().div(255)
+    assert torch.allclose(torch.tensor(pets.train.mean).double(), expected.mean(dim=(0, 2, 3)), atol=1e-6)
+    assert pets.test.mean == pets.train.mean
+
+
+def test_a_folder_for_the_test_is_taken_as_it_is(folder: Path) -> None:
+    for number, name in enumerate(CLASSES):
+        (folder / "train").mkdir(exist_ok=True)
+        (folder / name).rename(folder / "train" / name)
+        draw(folder / "val" / name / "only.png", number)
+    pets = load(folder)
+    assert (len(pets.train), len(pets.test)) == (30, 3)
+    (folder / "val" / "eel" / "only.png").rename(folder / "only.png")
+    (folder / "val" / "eel").rmdir()
+    with pytest.raises(DataError, match="differ in their classes"):
+        load(folder)
+
+
+def test_pictures_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path) -> None:
+    labels = load(folder).train.labels
+    assert len(labels[:8].unique()) > 1
+    assert torch.equal(load(folder, train_size=8).train.labels, labels[:8])
+    test_before = {path.name for path in load(folder).test.pictures().paths}
+    draw(folder / "eel" / "new.png", 7)
+    test_after = {path.name for path in load(folder).test.pictures().paths}
+    assert len(test_before & test_after) >= len(test_before) - 1
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch", "disk"])
+def test_every_loader_delivers_the_pictures(folder: Path, name: str) -> None:
+    """`disk` opens the files, the others read what was decoded; to the model it is all the same."""
+    pets = load(folder, mode="rgb", size=8)
+    preprocess = Preprocess(pets.train)
+    options = {"num_workers": 0} if name == "disk" else {}
+    with make_loader(name, pets.train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as loader:
+        ((images, labels),) = loader.epoch(0)
+    assert torch.equal(preprocess(images), preprocess(pets.train.images))
+    assert torch.equal(labels, pets.train.labels)
+
+
+def test_pictures_are_decoded_again_only_when_they_change(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        before = load(folder)
+        assert caplog.text.count("decoding once") == 2  # the training and the test part
+        load(folder)
+        assert caplog.text.count("decoding once") == 2
+        changed = before.train.pictures().paths[0]
+        draw(changed, 999)
+        after = load(folder)
+    assert caplog.text.count("decoding once") == 3
+    assert not torch.equal(before.train.images[0], after.train.images[0])
+    assert torch.equal(before.train.images[1:], after.train.images[1:])
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n damaged"])
+def test_an_unreadable_picture_is_named_or_skipped_and_counted(
+    folder: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = folder / "dog" / "3.png"
+    broken.write_bytes(content)
+    for _ in range(2):  # decoded now, and found decoded
+        with pytest.raises(
+            DataError, match=rf"1 of \d+ pictures cannot be read:\n{broken}: .*\n.*skip_unreadable=true"
+        ):
+            load(folder)
+    with caplog.at_level(logging.WARNING):
+        pets = load(folder, skip_unreadable=True)
+    assert pets.skipped == 1
+    assert len(pets.train) + len(pets.test) == 29
+    assert "1 pictures cannot be read and are left out" in caplog.text
+    for split in (pets.train, pets.test):
+        pictures = split.pictures()
+        assert len(pictures.paths) == len(split)
+        assert broken not in pictures.paths
+        for index, label in enumerate(split.labels.tolist()):
+            assert pictures.paths[index].parent.name == CLASSES[label]
+
+
+def test_a_truncated_picture_is_unreadable(folder: Path) -> None:
+    broken = folder / "dog" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    with pytest.raises(DataError, match=str(broken)):
+        load(folder)
+
+
+def test_no_readable_picture_at_all(folder: Path) -> None:
+    for path in folder.glob("*/*"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"24 of 24 pictures cannot be read:(\n.*){5}\n… and 19 more"):
+        load(folder, skip_unreadable=True)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+def test_any_mode_of_picture_is_read(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "pictures"
+    suffix = "tif" if mode == "CMYK" else "png"
+    for number in range(8):
+        path = folder / "only" / f"{number}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if mode == "I;16":
+            Image.fromarray(np.full((9, 9), 39_321, dtype=np.uint16)).save(path)
+        else:
+            Image.new("RGB", (9, 9), (153, 153, 153)).convert(mode).save(path)
+    for channels in ("grey", "rgb"):
+        images = load(folder, mode=channels).train.images
+        if mode != "1":
+            assert abs(images.float().mean() - 153) < 2
+
+
+def test_a_picture_stands_upright(tmp_path: Path) -> None:
+    """As its EXIF orientation says."""
+    for name, orientation in (("plain", 1), ("turned", 3)):
+        pixels = np.zeros((8, 8), dtype=np.uint8)
+        pixels[:4] = 255
+        picture = Image.fromarray(pixels if orientation == 1 else pixels[::-1, ::-1].copy())
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for number in range(4):
+            path = tmp_path / "pictures" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path, exif=exif)
+    images = load(tmp_path / "pictures", size=8).train.images
+    assert images[:, :, :4].eq(255).all()
+    assert images[:, :, 4:].eq(0).all()
+
+
+def test_mistakes_are_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.dataset\.path=/no/where: there is no such folder"):
+        load_dataset("image_folder", path="/no/where", root=str(folder.parent))
+    with pytest.raises(ConfigError, match="path is missing"):
+        load_dataset("image_folder", root=str(folder.parent))
+    with pytest.raises(ConfigError, match=r"mode=colour: must be one of grey, rgb"):
+        load(folder, mode="colour")
+    with pytest.raises(ConfigError, match=r"data\.dataset\.train_size=25: the set has 24 images"):
+        load(folder, train_size=25)
+    with pytest.raises(DataError, match="too few pictures"):
+        load(folder, test_share=0.01)
+    (folder / "fox").mkdir()
+    with pytest.raises(DataError, match="fox"):
+        load(folder)
+    with pytest.raises(DataError, match="Couldn't find any class folder"):
+        load(folder / "fox")
+
+
+def test_training_on_ones_own_pictures(folder: Path, train: Train, tmp_path: Path) -> None:
+    (folder / "dog" / "3.png").write_bytes(b"")
+    arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
+    ended = train(*arguments, "epochs=1", "data.dataset.skip_unreadable=true", "data.dataset.mode=rgb")
+    assert ended.returncode == 0, ended.stderr
+    result = result_of(next((tmp_path / "outputs" / "runs").glob("*/*")))
+    assert result["dataset"]["skipped"] == 1
+    assert result["choices"]["dataset"] == "image_folder"
+    refused = train(*arguments, "epochs=1")
+    assert refused.returncode == 1
+    assert "3.png" in refused.stderr
+    assert "Traceback" not in refused.stderr

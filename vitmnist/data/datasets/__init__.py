@@ -1,0 +1,43 @@
+"""The data sets: every module in this folder that registers some is imported here.
+
+To add one, write a module here whose function registers itself and returns a `Dataset`, and its YAML file in
+`conf/data/dataset/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.datasets import image_folder, mnist_family  # noqa: F401  # they register what they define
+from vitmnist.data.datasets.contract import DATASETS, Dataset, Split
+from vitmnist.errors import DataError
+
+__all__ = ["DATASETS", "DEFAULT_ROOT", "Arrays", "Dataset", "Split", "build_dataset", "load_dataset"]
+
+DEFAULT_ROOT = "~/.cache/vitmnist"
+
+
+def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
+    """The data set `name`: its training and test split, uint8 images, labels and channel statistics.
+
+    Args:
+        name: mnist, fashion_mnist, kmnist, image_folder.
+        root: the folder for what is downloaded, unpacked or cached; `~` is the home folder.
+        options: the keys of the set's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
+
+    Raises:
+        ConfigError: an unknown name or option, or a size that the set does not have.
+        DataError: a file that is missing or damaged.
+    """
+    return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
+
+
+def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
+    """The data set that a configuration chooses by `values["name"]`; raises as `load_dataset` does."""
+    try:
+        return DATASETS.build(values, Path(root).expanduser(), key=key)
+    except OSError as error:
+        raise DataError(f"data.root={root}: {error.filename or ''}: {error.strerror}") from error

@@ -1,0 +1,102 @@
+"""What a data set is: two splits of images and labels, and how to find a picture of them on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Protocol
+
+import torch
+from PIL import Image
+
+from vitmnist.config import bounded
+from vitmnist.data.arrays import Arrays, digest
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.registry import Registry
+
+
+class Pictures(Protocol):
+    """The pictures of a split on disk, one by one; can be sent to another process."""
+
+    def __getitem__(self, index: int) -> Image.Image: ...
+
+
+@dataclass(frozen=True)
+class Split(Arrays):
+    """One part of a data set.
+
+    Args:
+        images: uint8 `[N, C, H, W]`.
+        labels: int64 `[N]`.
+        mean: per channel, of the training images scaled to 0…1.
+        std: per channel, likewise; population standard deviation.
+        classes: the name of each label.
+        pictures: opens the pictures on disk, for a loader that reads them one by one; picture i is `images[i]`.
+        sha256: checksum of `images`, where it is known already.
+
+    Raises:
+        DataError: another dtype or shape than these.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    _: KW_ONLY
+    pictures: Callable[[], Pictures] | None = None
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, array, dtype, dim in (
+            ("images", self.images, torch.uint8, 4),
+            ("labels", self.labels, torch.int64, 1),
+        ):
+            if array.dtype != dtype or array.dim() != dim:
+                raise DataError(
+                    f"{name}: must be {dtype} with {dim} dimension{'s' if dim > 1 else ''}, "
+                    f"found {array.dtype} {list(array.shape)}"
+                )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test split of the same classes and image shape.
+
+    `skipped` counts pictures that could not be read and were left out because the user allowed it.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    skipped: int = 0
+
+    def sha256(self) -> dict[str, str]:
+        """A checksum for each array: what a run was really trained on."""
+        return {
+            "train_images": self.train.sha256 or digest(self.train.images),
+            "train_labels": digest(self.train.labels),
+            "test_images": self.test.sha256 or digest(self.test.images),
+            "test_labels": digest(self.test.labels),
+        }
+
+
+DATASETS: Registry[Dataset] = Registry("data/dataset")
+
+
+@dataclass
+class Sizes:
+    """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
+
+    train_size: int | None = bounded(None, at_least=1)
+    test_size: int | None = bounded(None, at_least=1)
+
+
+def first(key: str, size: int | None, available: int) -> slice:
+    """The slice that takes the first `size` of a split's images, all if it is None.
+
+    Raises:
+        ConfigError: there are not as many; names `data.dataset.KEY`.
+    """
+    if size is not None and size > available:
+        raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
+    return slice(size)

@@ -1,0 +1,207 @@
+"""A folder of one's own pictures, a subfolder per class."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import MISSING
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
+
+from vitmnist.config import bounded
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.cache import Cached, decode_once
+from vitmnist.data.datasets.contract import DATASETS, Dataset, Sizes, Split, first
+from vitmnist.data.statistics import channel_statistics
+from vitmnist.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+CACHE = "vitmnist-cache"
+TEST_NAMES = ("test", "val", "valid", "validation")
+SHOWN = 5  # so many file names in a message
+
+
+class Mode(str, Enum):
+    """The channels that pictures are converted to."""
+
+    grey = "grey"
+    rgb = "rgb"
+
+
+@dataclass
+class ImageFolderOptions(Sizes):
+    """See `conf/data/dataset/image_folder.yaml`."""
+
+    path: str = MISSING
+    size: int = bounded(28, at_least=1)
+    mode: Mode = Mode.grey
+    test_share: float = bounded(0.2, above=0, below=1)
+    skip_unreadable: bool = False
+    verify_cache: bool = True
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The pictures of a split as files, in the split's order, with their labels."""
+
+    paths: list[Path]
+    labels: list[int]
+
+
+class FolderPictures:
+    """Picture i of a list of files, resized and converted."""
+
+    def __init__(self, paths: list[Path], size: int, mode: Mode) -> None:
+        self.paths, self.size, self.mode = paths, size, mode
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return read_picture(self.paths[index], self.size, self.mode)
+
+
+def read_picture(path: Path, size: int, mode: Mode) -> Image.Image:
+    """The picture in a file, upright, `size` × `size`, of mode L or RGB.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with Image.open(path) as picture:
+            upright = ImageOps.exif_transpose(picture)
+            if upright.mode.startswith("I"):  # 16 bits: Pillow would cut off at 255 what is brighter
+                upright = Image.fromarray((np.asarray(upright).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+            converted = upright.convert("L" if mode == Mode.grey else "RGB")
+            return converted.resize((size, size), Image.Resampling.BILINEAR)
+    except Exception as error:  # Pillow's decoders raise whatever their libraries do
+        raise DataError(f"{path}: cannot be read as a picture: {error}") from error
+
+
+@DATASETS.register("image_folder", ImageFolderOptions)
+def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
+    """Pictures in `path/CLASS/`, or in `path/train/CLASS/` and `path/test/CLASS/`, decoded once into `root`.
+
+    Within a split the pictures stand in an order drawn from their names, which mixes the classes and stays as it is
+    when pictures are added. Without a folder `test`, the same draw takes `test_share` of each class for the test.
+
+    Raises:
+        ConfigError: `path` is no such folder.
+        DataError: pictures that cannot be read, if they are not to be skipped; the message names them.
+    """
+    folder = Path(options.path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    test_folder = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
+    if (folder / "train").is_dir() and test_folder:
+        classes, train_files = _list(folder / "train")
+        test_classes, test_files = _list(test_folder)
+        if classes != test_classes:
+            raise DataError(f"{folder / 'train'} and {test_folder} differ in their classes: {classes}, {test_classes}")
+    else:
+        classes, files = _list(folder)
+        train_files, test_files = _divide(files, options.test_share)
+        if not train_files.paths or not test_files.paths:
+            raise DataError(f"{folder}: too few pictures to take {options.test_share:g} of each class for the test")
+    train, train_paths = _decode(folder, train_files, options, root)
+    test, test_paths = _decode(folder, test_files, options, root)
+    skipped = len(train_files.paths) - len(train_paths) + len(test_files.paths) - len(test_paths)
+    if skipped:
+        log.warning("%s: %d pictures cannot be read and are left out", folder, skipped)
+    mean, std = tuple(train.notes["mean"]), tuple(train.notes["std"])
+
+    def split(cached: Cached, paths: list[Path], take: slice) -> Split:
+        images, labels = cached.arrays.images[take], cached.arrays.labels[take]
+        whole = len(images) == len(cached.arrays)
+        pictures = partial(FolderPictures, paths, options.size, options.mode)
+        return Split(
+            images, labels, mean, std, tuple(classes),
+            mapped=True, pictures=pictures, sha256=cached.sha256 if whole else None,
+        )  # fmt: skip
+
+    return Dataset(
+        folder.resolve().name,
+        train=split(train, train_paths, first("train_size", options.train_size, len(train_paths))),
+        test=split(test, test_paths, first("test_size", options.test_size, len(test_paths))),
+        skipped=skipped,
+    )
+
+
+def _list(folder: Path) -> tuple[list[str], Listed]:
+    """The classes and the pictures of a folder, in an order drawn from the pictures' names."""
+    try:
+        found = ImageFolder(str(folder))
+    except FileNotFoundError as error:
+        raise DataError(f"{folder}: {error}") from error
+    drawn = sorted(
+        (hashlib.sha256(Path(path).relative_to(folder).as_posix().encode()).digest(), path, label)
+        for path, label in found.samples
+    )
+    return found.classes, Listed([Path(path) for _, path, _ in drawn], [label for *_, label in drawn])
+
+
+def _divide(files: Listed, test_share: float) -> tuple[Listed, Listed]:
+    """The training and the test part, the same share of each class."""
+    taken = dict.fromkeys(files.labels, 0)
+    wanted = {label: round(count * test_share) for label, count in Counter(files.labels).items()}
+    train, test = Listed([], []), Listed([], [])
+    for path, label in zip(files.paths, files.labels, strict=True):
+        part = test if taken[label] < wanted[label] else train
+        taken[label] += 1
+        part.paths.append(path)
+        part.labels.append(label)
+    return train, test
+
+
+def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path) -> tuple[Cached, list[Path]]:
+    """The decoded pictures, and the files that could be read."""
+    unreadable: dict[int, str] = {}
+
+    def decode() -> Iterator[tuple[Tensor, Tensor]]:
+        for index, (path, label) in enumerate(zip(files.paths, files.labels, strict=True)):
+            try:
+                picture = pil_to_tensor(read_picture(path, options.size, options.mode))
+            except DataError as error:
+                unreadable[index] = str(error)
+                continue
+            yield picture.unsqueeze(0), torch.tensor([label])
+        if len(unreadable) == len(files.paths):
+            raise _cannot_read(list(unreadable.values()), files)
+
+    def annotate(arrays: Arrays) -> dict[str, Any]:
+        mean, std = channel_statistics(arrays.images)
+        return {"mean": mean, "std": std, "unreadable": list(unreadable.items())}
+
+    # Whatever changes the pixels; reading every file for it each time would be to decode again.
+    stats = [path.stat() for path in files.paths]
+    seen = [
+        (str(path.relative_to(folder)), label, stat.st_size, stat.st_mtime_ns)
+        for path, label, stat in zip(files.paths, files.labels, stats, strict=True)
+    ]
+    fingerprint = json.dumps([str(folder.resolve()), options.size, options.mode.value, seen])
+    fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()
+    cached = decode_once(root / CACHE, fingerprint, decode, annotate, options.verify_cache)
+    left_out = dict(cached.notes["unreadable"])
+    if left_out and not options.skip_unreadable:
+        raise _cannot_read(list(left_out.values()), files)
+    return cached, [path for index, path in enumerate(files.paths) if index not in left_out]
+
+
+def _cannot_read(messages: list[str], files: Listed) -> DataError:
+    shown = "\n".join(messages[:SHOWN])
+    more = f"\n… and {len(messages) - SHOWN} more" if len(messages) > SHOWN else ""
+    return DataError(
+        f"{len(messages)} of {len(files.paths)} pictures cannot be read:\n{shown}{more}\n"
+        "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
+    )

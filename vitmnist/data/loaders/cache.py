@@ -1,0 +1,64 @@
+"""The set is decoded once into a file that is mapped into memory; a batch is gathered from its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitmnist.data.arrays import Arrays, digest
+from vitmnist.data.cache import decode_for_now, decode_once
+from vitmnist.data.datasets.contract import Split
+from vitmnist.data.loaders.contract import LOADERS, Data
+from vitmnist.data.loaders.host import HostLoader
+from vitmnist.data.order import EpochOrder
+from vitmnist.data.samples import pairs
+
+
+@dataclass
+class CacheOptions:
+    """See `conf/data/loader/cache.yaml`."""
+
+    folder: str = "~/.cache/vitmnist/vitmnist-cache"
+    fingerprint: str | None = None
+    verify: bool = True
+
+
+@LOADERS.register("cache", CacheOptions)
+class CacheLoader(HostLoader):
+    """For sets larger than memory: pages come in as they are needed, and go when memory is.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+
+    def __init__(self, options: CacheOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
+        super().__init__(cached(data, options), order, device)
+
+
+def cached(data: Data, options: CacheOptions) -> Arrays:
+    """The set as a mapped file.
+
+    The cache is found again by the fingerprint: of arrays that is their content; a data set that is read sample by
+    sample cannot tell what it holds, so without a fingerprint given it is decoded for this loader alone.
+    """
+    folder = Path(options.folder).expanduser()
+    if not isinstance(data, Arrays):
+        decode = partial(pairs, data)
+        if options.fingerprint is None:
+            return decode_for_now(folder, decode)
+        return decode_once(folder, options.fingerprint, decode, verify=options.verify).arrays
+    if data.mapped or not len(data):
+        return data
+    known = data.sha256 if isinstance(data, Split) else None
+    fingerprint = f"{data.images.dtype} {list(data.images.shape)} {known or digest(data.images)}"
+    stored = decode_once(folder, fingerprint, partial(_chunks, data), verify=options.verify)
+    return Arrays(stored.arrays.images, data.labels, mapped=True)
+
+
+def _chunks(arrays: Arrays, size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(arrays.images.split(size), arrays.labels.split(size), strict=True)

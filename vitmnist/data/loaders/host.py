@@ -1,0 +1,96 @@
+"""Batches that are gathered on the host and copied to the run's device: what `ram` and `cache` share."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitmnist.accelerator import Accelerator, accelerator_of
+from vitmnist.data.arrays import Arrays
+from vitmnist.data.loaders.contract import Batch, Batches, Loader
+from vitmnist.data.order import EpochOrder
+from vitmnist.errors import DataError
+
+
+class HostLoader(Loader):
+    """Takes batches from arrays in host memory. On the CPU contiguous batches are views of them."""
+
+    def __init__(self, arrays: Arrays, order: EpochOrder, device: torch.device) -> None:
+        super().__init__(order)
+        for array in (arrays.images, arrays.labels):
+            if array.device.type != "cpu":
+                raise DataError(f"the set is on {array.device}, not in host memory; gpu_slice leaves it there")
+        self.images, self.labels = arrays.images, arrays.labels
+        self.accelerator = accelerator_of(device)
+        self.staging = Staging(self.accelerator, arrays, order.batch_size)
+
+    def batches(self, number: int, start: int) -> Batches:
+        for indices in self.order.batches(number, start):
+            if self.accelerator.beside:
+                yield self.staging.send(indices)
+            else:
+                yield take(self.images, indices), take(self.labels, indices)
+
+
+def take(array: Tensor, indices: slice | Tensor) -> Tensor:
+    """Rows of an array: a view where they are contiguous, else one gather.
+
+    `index_select` copies rows whole; `array[indices]`, which computes an address for each element, takes ten times as
+    long.
+    """
+    return array[indices] if isinstance(indices, slice) else array.index_select(0, indices)
+
+
+class Staging:
+    """A loader's page-locked buffers, one pool for all its epochs, out of which the device copies by itself.
+
+    A buffer is filled again only when the copy out of it is over. There are `DEPTH` of them: a host that runs ahead
+    of the device waits there, and its memory does not grow.
+    """
+
+    DEPTH = 4
+
+    def __init__(self, accelerator: Accelerator, arrays: Arrays, batch_size: int) -> None:
+        self._accelerator = accelerator
+        self._arrays = (arrays.images, arrays.labels)
+        self._batch_size = batch_size
+        self._made = 0
+        self._free: deque[tuple[tuple[Tensor, ...], Any]] = deque()  # the oldest copy first
+        self._lock = threading.Lock()
+
+    def send(self, indices: slice | Tensor) -> Batch:
+        """The batch of these indices, on its way to the device on the current stream."""
+        buffers = self._buffers()
+        size = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
+        sent = []
+        for array, buffer in zip(self._arrays, buffers, strict=True):
+            rows = buffer[:size]
+            if isinstance(indices, slice):
+                rows.copy_(array[indices])
+            else:
+                torch.index_select(array, 0, indices, out=rows)
+            sent.append(self._accelerator.upload(rows))
+        with self._lock:
+            self._free.append((buffers, self._accelerator.event()))
+        return sent[0], sent[1]
+
+    def _buffers(self) -> tuple[Tensor, ...]:
+        with self._lock:
+            used = self._free.popleft() if self._free else None
+            if used and self._made < self.DEPTH and not self._accelerator.reached(used[1]):
+                self._free.appendleft(used)
+                used = None
+            if not used:  # also where as many iterators are at it as there are buffers
+                self._made += 1
+        if used:
+            buffers, event = used
+            self._accelerator.synchronize(event)
+            return buffers
+        shapes = [(self._batch_size, *array.shape[1:]) for array in self._arrays]
+        return tuple(
+            self._accelerator.pinned(shape, array.dtype) for shape, array in zip(shapes, self._arrays, strict=True)
+        )
