@@ -4,7 +4,8 @@
 
 In one process every candidate trains one epoch of the articles' ViT on MNIST, in turn, once a round; a round's ratio is
 a candidate's epoch over the hand-written loop's epoch of the same round, so that a machine that slows down slows all of
-them. The first round is left out. Medians and the range of the ratios are written as Markdown.
+them. The loop over one resident batch is the engine without any loading: what is left when data cost nothing. The first
+round is left out. Medians and the range of the ratios are written as Markdown.
 
 Inside the clock: taking the batches, normalising, forward, backward and optimizer step, up to the moment when the
 device is done. Not inside: evaluation, setting up, and starting the workers that `disk` keeps from epoch to epoch.
@@ -13,6 +14,7 @@ device is done. Not inside: evaluation, setting up, and starting the workers tha
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 import time
@@ -21,17 +23,17 @@ from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from vitmnist import engine
+from vitmnist import Loader, engine, load_dataset, make_loader
 from vitmnist.accelerator import choose_device
 from vitmnist.clock import synchronize
-from vitmnist.config import Shuffle
-from vitmnist.data.datasets import Split, load_dataset
-from vitmnist.data.loaders import LOADERS
+from vitmnist.data.datasets import Split
+from vitmnist.data.loaders.auto import Resident
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import UserError
@@ -41,12 +43,7 @@ from vitmnist.records.environment import describe_environment
 from vitmnist.schedule import SCHEDULES
 
 BARE = "bare loop"
-LOADERS_COMPARED: dict[str, dict[str, object]] = {
-    "gpu_slice": {"name": "gpu_slice"},
-    "ram": {"name": "ram"},
-    "prefetch of ram": {"name": "prefetch", "queue_size": 2, "timeout_s": 300.0, "base": {"name": "ram"}},
-}
-DISK = {"name": "disk", "pin_memory": True, "prefetch_factor": 2, "persistent_workers": True}
+RESIDENT = "one resident batch"
 
 Epoch = Callable[[int], tuple[float, float]]
 """Trains epoch number n; gives its seconds and the percentage of them spent waiting for data."""
@@ -84,12 +81,8 @@ def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
     return epoch
 
 
-def our_loop(
-    options: dict[str, object], split: Split, batch_size: int, device: torch.device, stack: ExitStack
-) -> Epoch:
+def our_loop(loader: Loader, split: Split, device: torch.device) -> Epoch:
     """The engine with one loader."""
-    order = EpochOrder(len(split), batch_size, seed=42, shuffle=Shuffle.sample)
-    loader = stack.enter_context(LOADERS.build(options, split, order, device))
     model = new_model(split, device)
     optimizer = adam(AdamOptions(), model.parameters())
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
@@ -129,13 +122,21 @@ def compare(arguments: argparse.Namespace) -> None:
     """
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-    compared = LOADERS_COMPARED | {
-        f"disk, {workers} workers": {**DISK, "num_workers": workers} for workers in arguments.num_workers
+    options: dict[str, dict[str, Any]] = {
+        "gpu_slice": {},
+        "ram": {},
+        "prefetch of ram": {"base": "ram"},
+        "cache": {"folder": f"{arguments.root}/vitmnist-cache"},
+        **{f"disk, {workers} workers": {"num_workers": workers} for workers in arguments.num_workers},
     }
+    order = {"batch_size": arguments.batch_size, "device": device, "seed": 42}
     with ExitStack() as stack:
         candidates = {BARE: bare_loop(split, arguments.batch_size, device)}
-        for name, options in compared.items():
-            candidates[name] = our_loop(options, split, arguments.batch_size, device, stack)
+        resident = Resident(split, EpochOrder(len(split), arguments.batch_size, 42), device)
+        candidates[RESIDENT] = our_loop(resident, split, device)
+        for name, own in options.items():
+            loader = make_loader(re.split("[ ,]", name)[0], split, **order, **own)
+            candidates[name] = our_loop(stack.enter_context(loader), split, device)
         names = list(candidates)
         rounds = []
         for number in tqdm(range(arguments.rounds + 1), desc="round"):
@@ -159,15 +160,16 @@ def markdown(rounds: list[dict[str, tuple[float, float]]], split: Split, batch_s
         f"{' and changes' if machine['git_dirty'] else ''}. Median of {len(rounds)} rounds; the ratio is the median of "
         f"the rounds' ratios. Written by `{shlex.join(['python', *sys.argv])}`.",
         "",
-        "| candidate | seconds | × bare loop | range of the ratio | waiting for data |",
-        "|---|---|---|---|---|",
+        "| candidate | seconds | × bare loop | range of the ratio | × one resident batch | waiting for data |",
+        "|---|---|---|---|---|---|",
     ]
     for name in rounds[0]:
         seconds = [figures[name][0] for figures in rounds]
         ratios = [figures[name][0] / figures[BARE][0] for figures in rounds]
+        alone = median(figures[name][0] / figures[RESIDENT][0] for figures in rounds)
         wait = "–" if name == BARE else f"{median(figures[name][1] for figures in rounds):.1f}%"
         spread = f"{min(ratios):.3f}–{max(ratios):.3f}"
-        lines.append(f"| {name} | {median(seconds):.2f} | {median(ratios):.3f} | {spread} | {wait} |")
+        lines.append(f"| {name} | {median(seconds):.2f} | {median(ratios):.3f} | {spread} | {alone:.3f} | {wait} |")
     return "\n".join(lines) + "\n"
 
 

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
-from vitmnist import engine
+from vitmnist import engine, make_loader
 from vitmnist.clock import Clock
 from vitmnist.config import Shuffle
+from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset
-from vitmnist.data.loaders import LOADERS, Loader
+from vitmnist.data.loaders import Loader
 from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.memory import DoesNotFitError, free_memory, peak_memory
 from vitmnist.records.hardware import HardwareFigures
 from vitmnist.schedule import SCHEDULES
+from vitmnist.testing import PROMISES, Case
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
 ]
-DISK = {
-    "name": "disk",
-    "num_workers": 2,
-    "pin_memory": True,
-    "prefetch_factor": 2,
-    "persistent_workers": True,
+LOADER_OPTIONS = {
+    "disk": {"num_workers": 2},
+    "ram": {},
+    "gpu_slice": {},
+    "cache": {},
+    "prefetch of ram": {"base": "ram"},
+    "prefetch of gpu_slice": {"base": "gpu_slice"},
+    "prefetch of disk": {"base": "disk"},
 }
-LOADER_OPTIONS = [
-    DISK,
-    {"name": "ram"},
-    {"name": "gpu_slice"},
-    {"name": "prefetch", "queue_size": 2, "base": {"name": "ram"}},
-    {"name": "prefetch", "queue_size": 2, "base": {"name": "gpu_slice"}},
-    {"name": "prefetch", "queue_size": 2, "base": DISK},
-]
 
 
 @pytest.fixture
@@ -42,23 +42,55 @@ def cuda() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-@pytest.mark.parametrize("shuffle", Shuffle)
-@pytest.mark.parametrize(
-    "options", LOADER_OPTIONS, ids=lambda o: "-".join([o["name"], o.get("base", {}).get("name", "")])
-)
-def test_batches_on_the_gpu_are_those_of_the_cpu(
-    tiny: Dataset, options: dict, shuffle: Shuffle, cuda: torch.device
-) -> None:
-    order = EpochOrder(23, 5, 3, shuffle)
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("label", LOADER_OPTIONS)
+def test_contract_on_the_gpu(label: str, promise: Callable[[Case], None], tiny: Dataset, tmp_path: Path) -> None:
+    name = label.partition(" ")[0]
+    folder = {"folder": str(tmp_path)} if name == "cache" else {}
+    promise(Case(name, tiny.train, "cuda", {**LOADER_OPTIONS[label], **folder}))
+
+
+@pytest.mark.parametrize("label", LOADER_OPTIONS)
+def test_images_normalised_on_the_gpu_are_those_of_the_cpu(tiny: Dataset, label: str, cuda: torch.device) -> None:
+    order = {"batch_size": 5, "seed": 3}
     with (
-        LOADERS.build(options, tiny.train, order, cuda) as loader,
-        LOADERS.build({"name": "ram"}, tiny.train, order, torch.device("cpu")) as reference,
+        make_loader(label.partition(" ")[0], tiny.train, device=cuda, **order, **LOADER_OPTIONS[label]) as loader,
+        make_loader("ram", tiny.train, device="cpu", **order) as reference,
     ):
         on_gpu, on_cpu = Preprocess(tiny.train).to(cuda), Preprocess(tiny.train)
-        for (images, labels), (wanted, wanted_labels) in zip(loader.epoch(1), reference.epoch(1), strict=True):
-            assert images.device.type == labels.device.type == "cuda"
+        for (images, _), (wanted, _) in zip(loader.epoch(1), reference.epoch(1), strict=True):
+            assert images.device.type == "cuda"
             assert torch.equal(on_gpu(images).cpu(), on_cpu(wanted))
-            assert torch.equal(labels.cpu(), wanted_labels)
+
+
+@pytest.mark.parametrize("name", ["shift", "affine"])
+def test_augmentation_draws_the_same_numbers_on_the_gpu(tiny: Dataset, name: str, cuda: torch.device) -> None:
+    augmented = []
+    for device in (cuda, torch.device("cpu")):
+        preprocess = Preprocess(tiny.train, AUGMENTS.build(AUGMENTS.complete({"name": name}))).to(device)
+        (keys,) = preprocess.keys(EpochOrder(23, 23, 3, Shuffle.none), 1)
+        augmented.append(preprocess(tiny.train.images.to(device), keys).cpu())
+    assert torch.allclose(*augmented, atol=1e-4)
+
+
+def test_pinned_memory_does_not_grow_while_the_gpu_lags_behind(tiny: Dataset, cuda: torch.device) -> None:
+    with make_loader("ram", tiny.train, batch_size=1, device=cuda, seed=0) as loader:
+        for number in range(3):
+            for _ in loader.epoch(number):
+                torch.cuda._sleep(5_000_000)
+        assert loader.staging._made <= loader.staging.DEPTH
+
+
+def test_a_set_that_does_not_fit_on_the_gpu_is_refused(cuda: torch.device) -> None:
+    enormous = torch.zeros(1, dtype=torch.uint8).expand(2**45, 1)
+    with pytest.raises(DoesNotFitError, match=r"gpu_slice: the set takes .* of memory on cuda"):
+        make_loader("gpu_slice", (enormous, enormous), batch_size=1, device=cuda, seed=0)
+
+
+def test_memory_that_work_takes_on_the_gpu_is_measured(cuda: torch.device) -> None:
+    peak, _ = peak_memory(lambda: torch.ones(2**26, device=cuda).sum().item(), cuda)
+    assert 2**28 <= peak.device < 2**29
+    assert free_memory(cuda).device > 2**20
 
 
 class SlowCopies(Loader):
@@ -78,7 +110,7 @@ class SlowCopies(Loader):
 def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
     """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
     order = EpochOrder(23, 2, 3)
-    with LOADERS.build(LOADER_OPTIONS[3], tiny.train, order, cuda) as loader:
+    with make_loader("prefetch", tiny.train, batch_size=2, device=cuda, seed=3, base="ram") as loader:
         loader.base = SlowCopies(loader.base)
         for number in range(20):
             sums = []
@@ -103,7 +135,7 @@ def test_the_clock_charges_a_slow_kernel_to_computing(cuda: torch.device) -> Non
 
 def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: torch.device) -> None:
     """torch raises at the first call that would make the host wait."""
-    with LOADERS.build({"name": "gpu_slice"}, tiny.train, EpochOrder(23, 5, 3), cuda) as loader:
+    with make_loader("gpu_slice", tiny.train, batch_size=5, device=cuda, seed=3) as loader:
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).to(cuda)
         optimizer = torch.optim.Adam(model.parameters())
         schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 import shutil
@@ -52,7 +53,14 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path) -> Non
 
 
 def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
-    tested = {"python train.py", "pip install", "pytest", "tensorboard --logdir", "python benchmarks/epoch.py"}
+    tested = {
+        "python train.py",
+        "pip install",
+        "pytest",
+        "tensorboard --logdir",
+        "python benchmarks/epoch.py",
+        "python benchmarks/loaders.py",
+    }
     for line in COMMANDS:
         for part in line.split("&&"):
             assert any(part.strip().startswith(start) for start in tested), part
@@ -66,7 +74,22 @@ def test_the_benchmark_compares_every_loader_with_the_bare_loop(tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "table").read_text() == ended.stdout
     rows = re.findall(r"^\| ([^|]+?) \| [\d.]+ \| [\d.]+ \|", ended.stdout, re.MULTILINE)
-    assert {row.partition(",")[0].partition(" of ")[0] for row in rows} == {"bare loop", *LOADERS.names()}
+    compared = {row.partition(",")[0].partition(" of ")[0] for row in rows}
+    assert compared == {"bare loop", "one resident batch", *LOADERS.names()} - {"auto"}
+
+
+def test_the_benchmark_of_loading_alone_writes_its_tables(tmp_path: Path) -> None:
+    (command,) = (shlex.split(line) for line in COMMANDS if line.startswith("python benchmarks/loaders.py"))
+    small = ["--train-size=60", "--batch-size=20", "--epochs=1", f"--root={tmp_path}", f"--output={tmp_path / 'table'}"]
+    program = str(REPOSITORY / command[1])
+    ended = subprocess.run([sys.executable, program, *command[2:], *small], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "table.md").read_text() == ended.stdout
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for name in ("ram", "gpu_slice", "cache", "prefetch of ram", "disk, 0 workers", "DataLoader(sampler=BatchSampler)"):
+        assert any(row["candidate"] == name and float(row["epoch_ms"]) > 0 for row in rows), name
+    assert "| 10 | 20 | " in ended.stdout
 
 
 def test_tensorboard_shows_a_run(tmp_path: Path) -> None:

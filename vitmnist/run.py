@@ -169,8 +169,9 @@ def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
     values = data.loader
     _, options = LOADERS.member(values)
     if isinstance(options, AutoOptions):
+        log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
         choice = choose(options, dataset.train, order, device, new_trial=trial)
-        log.info("%s", choice.table())
+        log.info("what to expect of each loader\n%s", choice.table())
         values = choice.values
 
     def loader(split: Split, order: EpochOrder) -> Loader:

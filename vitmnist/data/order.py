@@ -59,29 +59,37 @@ class EpochOrder:
         Raises:
             ValueError: there is no batch `start`, and it is not the end either.
         """
+        if self.shuffle == Shuffle.sample:
+            indices = self.indices(epoch, start, device)
+            if len(indices):  # split would make an empty batch of nothing
+                yield from indices.split(self.batch_size)
+        else:
+            yield from self._spans(epoch, start)
+
+    def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+        """The indices of all batches from batch `start` on, one after another: int64 on `device`; raises as `batches`.
+
+        All batches but the last have `batch_size` of them, since a short block stays last.
+        """
+        if self.shuffle == Shuffle.sample:
+            self._check(start)
+            permutation = torch.randperm(self.size, generator=self._generator(epoch))
+            return permutation[start * self.batch_size : len(self) * self.batch_size].to(device)
+        everything = torch.arange(self.size)
+        return torch.cat([everything[:0], *(everything[span] for span in self._spans(epoch, start))]).to(device)
+
+    def _spans(self, epoch: int, start: int) -> Iterator[slice]:
+        self._check(start)
+        blocks: range | list[int] = range(len(self))
+        if self.shuffle == Shuffle.batch:
+            full = self.size // self.batch_size
+            blocks = torch.randperm(full, generator=self._generator(epoch)).tolist() + list(range(full, len(self)))
+        for block in blocks[start:]:
+            yield slice(block * self.batch_size, min((block + 1) * self.batch_size, self.size))
+
+    def _check(self, start: int) -> None:
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
-        generator = self._generator(epoch)
-        if self.shuffle == Shuffle.sample:
-            permutation = torch.randperm(self.size, generator=generator).to(device)
-            for span in self._spans(range(start, len(self))):
-                yield permutation[span]
-        elif self.shuffle == Shuffle.batch:
-            full = self.size // self.batch_size
-            blocks = torch.randperm(full, generator=generator).tolist() + list(range(full, len(self)))
-            yield from self._spans(blocks[start:])
-        else:
-            yield from self._spans(range(start, len(self)))
-
-    def indices(self, epoch: int) -> Tensor:
-        """The indices of a whole epoch, in the order of its batches; int64 `[at most size]` on the CPU."""
-        everything = torch.arange(self.size)
-        batches = [everything[batch] if isinstance(batch, slice) else batch for batch in self.batches(epoch)]
-        return torch.cat(batches) if batches else everything[:0]
-
-    def _spans(self, blocks: range | list[int]) -> Iterator[slice]:
-        for block in blocks:
-            yield slice(block * self.batch_size, min((block + 1) * self.batch_size, self.size))
 
     def _generator(self, epoch: int) -> torch.Generator:
         # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or both side by side, runs would share

@@ -6,7 +6,7 @@ import torch
 
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
-from vitmnist.data.loaders.host import take
+from vitmnist.data.loaders.host import gather
 from vitmnist.data.loaders.ram import in_memory
 from vitmnist.data.order import EpochOrder
 from vitmnist.errors import ConfigError
@@ -33,7 +33,6 @@ class GpuSliceLoader(Loader):
             )
         super().__init__(order)
         check_fits("gpu_slice", self.needs(options, data, order, device), device, others=("ram", "cache", "disk"))
-        self.device = device
         arrays = in_memory(data) if device.type == "cpu" else data
         self.images, self.labels = arrays.images.to(device), arrays.labels.to(device)
 
@@ -46,5 +45,4 @@ class GpuSliceLoader(Loader):
         return Memory(device=(0 if there else data.nbytes) + 8 * order.size)
 
     def batches(self, number: int, start: int) -> Batches:
-        for indices in self.order.batches(number, start, self.device):
-            yield take(self.images, indices), take(self.labels, indices)
+        return gather(self.images, self.labels, self.order, number, start)

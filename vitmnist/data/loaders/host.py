@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.accelerator import Accelerator, accelerator_of
+from vitmnist.config import Shuffle
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.loaders.contract import Batch, Batches, Loader
 from vitmnist.data.order import EpochOrder
@@ -29,20 +30,31 @@ class HostLoader(Loader):
         self.staging = Staging(self.accelerator, arrays, order.batch_size)
 
     def batches(self, number: int, start: int) -> Batches:
-        for indices in self.order.batches(number, start):
-            if self.accelerator.beside:
+        if self.accelerator.beside:
+            for indices in self.order.batches(number, start):
                 yield self.staging.send(indices)
-            else:
-                yield take(self.images, indices), take(self.labels, indices)
+        else:
+            yield from gather(self.images, self.labels, self.order, number, start)
 
 
-def take(array: Tensor, indices: slice | Tensor) -> Tensor:
-    """Rows of an array: a view where they are contiguous, else one gather.
+def gather(images: Tensor, labels: Tensor, order: EpochOrder, number: int, start: int) -> Batches:
+    """The batches of an epoch where the set is: views of it where they are contiguous, else gathered.
 
-    `index_select` copies rows whole; `array[indices]`, which computes an address for each element, takes ten times as
-    long.
+    `index_select` copies rows whole; `images[indices]`, which computes an address for each element, takes ten times as
+    long. Of labels, which are small, the call costs more than the bytes: those of an epoch are gathered at once.
     """
-    return array[indices] if isinstance(indices, slice) else array.index_select(0, indices)
+    if order.shuffle == Shuffle.sample and labels.dim() == 1:
+        indices = order.indices(number, start, images.device)
+        ordered = labels.index_select(0, indices)
+        for first in range(0, len(indices), order.batch_size):
+            rows = slice(first, first + order.batch_size)
+            yield images.index_select(0, indices[rows]), ordered[rows]
+    else:
+        for batch in order.batches(number, start, images.device):
+            if isinstance(batch, slice):
+                yield images[batch], labels[batch]
+            else:
+                yield images.index_select(0, batch), labels.index_select(0, batch)
 
 
 class Staging:
