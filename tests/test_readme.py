@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from test_image_folder import draw
 
 from vitmnist.data.loaders import LOADERS
 
@@ -36,9 +38,12 @@ def train_commands() -> list[list[str]]:
 
 def run_small(arguments: list[str], folder: Path, program: Path) -> subprocess.CompletedProcess[str]:
     small = [] if any(argument.startswith("--") for argument in arguments) else SMALL
+    for number in range(60):
+        draw(folder / "pictures" / f"class {number % 2}" / f"{number}.png", number)
     return subprocess.run(
         [sys.executable, str(program), *arguments, *small, f"data.root={folder / 'data'}"],
         cwd=folder,
+        env={**os.environ, "HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=200,
@@ -126,10 +131,27 @@ def test_the_readmes_loader_works_with_one_module_and_one_yaml_file(tmp_path: Pa
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "train.py", tmp_path)
     for content in blocks("python") + blocks("yaml"):
-        path = content.partition("\n")[0].removeprefix("# ")
-        (tmp_path / path).write_text(content)
+        if content.startswith("# "):
+            (tmp_path / content.partition("\n")[0].removeprefix("# ")).write_text(content)
     ended = run_small(["data/loader=indexed"], tmp_path, tmp_path / "train.py")
     reference = run_small(["data/loader=ram"], tmp_path, tmp_path / "train.py")
     assert ended.returncode == reference.returncode == 0, ended.stderr
     epochs = [re.search(r"train loss .*?  val loss \S+ acc \S+", end.stdout) for end in (ended, reference)]
     assert epochs[0][0] == epochs[1][0]
+    (check,) = (content for content in blocks("python") if "check_loader" in content)
+    checked = run_program(check, tmp_path)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_readmes_loop_learns(tmp_path: Path) -> None:
+    (loop,) = (content for content in blocks("python") if "optimizer.step()" in content)
+    ended = run_program(loop, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (float(line.split()[-1]) for line in ended.stdout.splitlines())
+    assert second < first < 0.6
+
+
+def run_program(content: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", content], cwd=folder, capture_output=True, text=True, timeout=200, check=False
+    )

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from vitmnist.accelerator import choose_device
 from vitmnist.config import Shuffle
 from vitmnist.data.arrays import Arrays
-from vitmnist.data.loaders.contract import LOADERS, Batch, Batches, Data, Loader
+from vitmnist.data.loaders.contract import LOADERS, Batch, Batches, Data, Loader, register
 from vitmnist.data.order import EpochOrder
 from vitmnist.errors import ConfigError, DataError, choices
 
@@ -25,8 +25,6 @@ for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["LOADERS", "Batch", "Batches", "Data", "Loader", "make_loader", "register"]
-
-register = LOADERS.register
 
 
 def make_loader(

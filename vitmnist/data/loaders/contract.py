@@ -90,6 +90,7 @@ def _close_all(iterators: weakref.WeakSet[Batches], lock: threading.Lock) -> Non
 
 
 LOADERS: Registry[Loader] = Registry("data/loader")
+register = LOADERS.register
 
 
 def needs_of(values: Mapping[str, Any], data: Data, order: EpochOrder, device: torch.device) -> Memory:
