@@ -38,7 +38,7 @@ def train_commands() -> list[list[str]]:
 
 def run_small(arguments: list[str], folder: Path, program: Path) -> subprocess.CompletedProcess[str]:
     small = [] if any(argument.startswith("--") for argument in arguments) else SMALL
-    for number in range(60):
+    for number in range(110):
         draw(folder / "pictures" / f"class {number % 2}" / f"{number}.png", number)
     return subprocess.run(
         [sys.executable, str(program), *arguments, *small, f"data.root={folder / 'data'}"],
