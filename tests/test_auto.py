@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
 from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder
+from vitmnist.engine import PassFigures
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
+from vitmnist.records.result import EpochRecord, Result
 from vitmnist.registry import NoOptions
+from vitmnist.run import advise
 
 CPU = torch.device("cpu")
 ORDER = EpochOrder(23, 2, 0)
@@ -236,3 +240,14 @@ def test_a_run_on_too_little_memory_names_what_would_work(tmp_path: Path, monkey
     for name in ("cache", "disk"):
         with make_loader(name, pets.train, batch_size=2, device="cpu", seed=0) as loader:
             next(loader.epoch(0))
+
+
+@pytest.mark.parametrize(("waited", "advised"), [(3.0, True), (0.5, False)])
+def test_a_run_that_waits_for_data_is_told_what_helps(
+    waited: float, advised: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    passed = PassFigures(images=10, loss=1.0, accuracy=50.0, seconds=10.0, data_wait_s=waited, compute_s=9 - waited)
+    result = Result(overrides=[], choices={}, epochs=[EpochRecord.of(0, passed, passed, None, None, None)])
+    with caplog.at_level(logging.INFO):
+        advise(result)
+    assert ("30% of an epoch was spent waiting for data; data/loader=auto measures" in caplog.text) == advised

@@ -28,22 +28,22 @@ class Memory:
     host: int = 0
     device: int = 0
 
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(self.host + other.host, self.device + other.device)
-
     def on(self, device: torch.device) -> Memory:
         """The same where host and device share their memory."""
         return self if device.type == "cuda" else Memory(self.host + self.device, 0)
 
 
 def free_memory(device: torch.device) -> Memory:
-    """What is free on the host, within the limits of its container, and on the device."""
+    """What is free on the host, within the limits of its container, and on the device, torch's own stock included."""
     host = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no such file, or no limit ("max")
         limit = int((CGROUP / "memory.max").read_text())
         used = int((CGROUP / "memory.current").read_text())
         host = min(host, max(limit - used, 0))
-    return Memory(host, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0)
+    if device.type != "cuda":
+        return Memory(host)
+    stock = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return Memory(host, torch.cuda.mem_get_info(device)[0] + stock)
 
 
 def reset_host_peak() -> bool:
@@ -69,9 +69,7 @@ def peak_memory(work: Callable[[], Result], device: torch.device) -> tuple[Memor
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         result = work()
-        peak = torch.cuda.max_memory_allocated(device) - before
-        torch.cuda.empty_cache()  # what torch keeps for itself would count as taken, and again as needed
-        return Memory(device=peak), result
+        return Memory(device=torch.cuda.max_memory_allocated(device) - before), result
     if not reset_host_peak():
         return Memory(), work()
     resident = host_memory("VmRSS")

@@ -127,20 +127,16 @@ def choose(
         LOADERS.member(values, join(key, f"candidates.{name}"))
         if values["name"] == "auto":
             raise ConfigError(f"{join(key, f'candidates.{name}')}: auto cannot be its own candidate")
-    reserve: Memory = Memory()
-    alone: float | None = None
+    reserve, alone = Memory(), None
     if new_trial and isinstance(data, Arrays) and len(order):
-        resident, trial = Resident(data, order, device), new_trial()
-        reserve, times_alone = peak_memory(partial(measure, resident, options, trial), device)
-        alone = times_alone[0] * len(order)
+        reserve, alone = _model_alone(options, data, order, device, new_trial)
 
     def row(name: str, values: Mapping[str, Any]) -> Candidate:
-        trial = new_trial() if new_trial else partial(consume, device)
         try:
-            # Asked before it is built: what it refuses by itself leaves no room for the model.
+            # Asked before anything is built, also the model that it is tried with: what is free counts, less its need.
             check_fits(name, needs_of(values, data, order, device), device, reserve)
             with LOADERS.build(values, data, order, device) as loader:
-                seconds, waiting = measure(loader, options, trial)
+                seconds, waiting = measure(loader, options, new_trial() if new_trial else partial(consume, device))
         except UserError as error:
             return Candidate(name, refused=str(error))
         return Candidate(name, seconds * len(order), waiting * len(order))
@@ -160,6 +156,18 @@ def choose(
     else:
         reason += f"within {TIE:.0%} of the least ({least:.3g} s) and earlier in the list"
     return Choice(name, dict(candidates[name]), reason, table, alone)
+
+
+def _model_alone(
+    options: AutoOptions, data: Arrays, order: EpochOrder, device: torch.device, new_trial: Callable[[], Trial]
+) -> tuple[Memory, float]:
+    """The memory that a model needs, and the seconds that an epoch takes it over a batch that is there already."""
+
+    def work() -> float:
+        return measure(Resident(data, order, device), options, new_trial())[0]
+
+    memory, seconds = peak_memory(work, device)
+    return memory, seconds * len(order)
 
 
 def measure(loader: Loader, options: AutoOptions, trial: Trial) -> tuple[float, float]:
