@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -203,3 +204,24 @@ def test_training_on_ones_own_pictures(folder: Path, train: Train, tmp_path: Pat
     assert refused.returncode == 1
     assert "3.png" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(folder: Path, train: Train, tmp_path: Path) -> None:
+    """`disk` opens the files themselves; what the run has recorded stays."""
+    arguments = (
+        "data/dataset=image_folder",
+        f"data.dataset.path={folder}",
+        f"data.root={tmp_path / 'root'}",
+        "epochs=1",
+    )
+    assert train(*arguments).returncode == 0
+    changed = load(folder).train.pictures().paths[0]
+    times = changed.stat()
+    changed.write_bytes(bytes(times.st_size))
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # unseen where only the decoded pictures are read
+    ended = train(*arguments, "data/loader=disk", "data.loader.num_workers=0", "hydra.run.dir=failed")
+    assert ended.returncode == 1
+    assert f"error: {changed}: cannot be read as a picture" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert result_of(tmp_path / "failed")["status"] == "failed"
+    assert str(changed) in result_of(tmp_path / "failed")["error"]

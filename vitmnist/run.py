@@ -88,12 +88,15 @@ def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
             board.summary(result)
             advise(result)
         result.status = "completed"
-    except (ConfigError, DataError):
-        raise  # refused before it began: there is nothing to record
     except BaseException as error:
+        refused = isinstance(error, ConfigError | DataError)
+        if refused and result.setup_s is None:
+            raise  # before it began: there is nothing to record
         result.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         result.error = str(error) or type(error).__name__
         result.write(folder)
+        if refused:  # by data that went bad under the run
+            raise TrainingError(result.error) from error
         raise
     result.write(folder)
     return result
