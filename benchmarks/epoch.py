@@ -89,7 +89,8 @@ def our_loop(loader: Loader, split: Split, device: torch.device) -> Epoch:
     preprocess = Preprocess(split).to(device)
 
     def epoch(number: int) -> tuple[float, float]:
-        parts = (model, loader, number, preprocess, optimizer, schedule, device)
+        current = engine.TrainingPass(number, len(loader), device)
+        parts = (model, loader, current, preprocess, optimizer, schedule, device)
         figures = engine.train_epoch(*parts, advance=lambda: None)
         return figures.seconds, 100 * figures.data_wait_s / figures.seconds
 

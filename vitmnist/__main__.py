@@ -14,37 +14,39 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.config import register_schema
+from vitmnist.config import CONF
 from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.explain import explain
 from vitmnist.folders import take_back, take_back_unbegun_sweep
+from vitmnist.resume import expand
+from vitmnist.stop import Stop, Stopped
 
 log = logging.getLogger(__name__)
 
-PACKAGE = Path(__file__).resolve().parent
-# A wheel carries conf/ inside the package; in a source tree it stands beside it.
-CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
-
 SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
-register_schema()
+STOP = Stop()
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> None:
     """One run; Hydra calls this once for a run and once for each job of a sweep."""
-    # These import torch: not before Hydra has answered --help.
-    from vitmnist.records.result import Result
-    from vitmnist.run import choices_of, run
+    # These import torch: not before Hydra has answered --help. An import cannot be stopped in the middle.
+    with STOP.deferred():
+        from vitmnist.records.result import Result
+        from vitmnist.run import choices_of, run
 
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     shown = os.path.relpath(folder)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
     try:
-        run(composed, folder, overrides)
-    except KeyboardInterrupt:
-        log.info("interrupted; records in %s", shown)
+        run(composed, folder, overrides, STOP)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        saved = any((folder / "checkpoints").glob("*.pt"))
+        log.info("%s; records in %s", stopped if str(stopped) else "interrupted", shown)
+        if saved and job.mode == RunMode.RUN:
+            log.info("go on with\n    python train.py resume=%s", shown)
         raise
     except Exception as error:
         refused = isinstance(error, ConfigError | DataError)
@@ -78,9 +80,13 @@ def main() -> None:
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its errors on, instead of printing them its own way
     try:
-        train()
+        sys.argv[1:] = expand(sys.argv[1:])
+        with STOP:
+            train()
     except KeyboardInterrupt:
         sys.exit(130)
+    except Stopped as stopped:
+        sys.exit(stopped.exit_code)
     except Exception as error:
         take_back_unbegun_sweep()
         fail(error)

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -20,6 +21,10 @@ from omegaconf import MISSING, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from vitmnist.errors import ConfigError, choices, first_line
+
+PACKAGE = Path(__file__).resolve().parent
+# A wheel carries conf/ inside the package; in a source tree it stands beside it.
+CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
 
 Schema = TypeVar("Schema")
 NoneType = type(None)
@@ -59,6 +64,14 @@ class DataConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """`checkpoint`: how often a run is saved, beside at its end and when it is stopped."""
+
+    every_epochs: int | None = bounded(at_least=1)
+    every_minutes: float | None = bounded(above=0)
+
+
+@dataclass
 class Config:
     """The whole configuration. Defaults stand in `conf/`, where each key is explained."""
 
@@ -70,6 +83,9 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    max_minutes: float | None = bounded(at_least=0)
+    resume: str | None = MISSING
 
 
 def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
@@ -176,3 +192,6 @@ def register_schema() -> None:
     OmegaConf.register_new_resolver("run_label", run_label, replace=True)
     # Two runs may start in the same second, in two containers with the same process id.
     OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+
+
+register_schema()

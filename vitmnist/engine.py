@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,65 +42,144 @@ class Tally:
         self._losses = torch.zeros(steps, device=device)
         self._right = torch.zeros((), dtype=torch.int64, device=device)
         self._sizes: list[int] = []
+        self._rates: list[float] = []
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: its mean loss, its logits `[B, classes]` and its labels `[B]`."""
+    @property
+    def steps(self) -> int:
+        """Batches counted so far."""
+        return len(self._sizes)
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor, rate: float = 0.0) -> None:
+        """Count a batch: its mean loss, its logits `[B, classes]`, its labels `[B]`, and the learning rate."""
         self._losses[len(self._sizes)] = loss.detach()
         self._right += (logits.detach().argmax(dim=1) == labels).sum()
         self._sizes.append(len(labels))
+        self._rates.append(rate)
 
     def read(self) -> tuple[list[float], list[int], int]:
         """The mean loss of each batch, its size, and the right answers of them all; waits for the device."""
-        return self._losses.tolist(), self._sizes, int(self._right)
+        return self._losses[: self.steps].tolist(), self._sizes, int(self._right)
+
+    def check_finite(self, epoch: int) -> None:
+        """Wait for the device and look at the losses so far.
+
+        Raises:
+            TrainingError: one was not finite; names the first step where it was not.
+        """
+        for step, value in enumerate(self.read()[0]):
+            if not math.isfinite(value):
+                raise not_finite(value, epoch, step, self._rates[step])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as plain values and CPU tensors."""
+        return {
+            "losses": self._losses.cpu(),
+            "right": int(self._right),
+            "sizes": list(self._sizes),
+            "rates": list(self._rates),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self._losses.copy_(state["losses"])
+        self._right.fill_(state["right"])
+        self._sizes, self._rates = list(state["sizes"]), list(state["rates"])
+
+
+def not_finite(loss: float, epoch: int, step: int, rate: float) -> TrainingError:
+    """The error for a loss that is NaN or infinite; epochs and steps count from 0 here and from 1 in the message."""
+    return TrainingError(
+        f"the loss is {loss} in epoch {epoch + 1}, step {step + 1}, at learning rate {rate:g}; "
+        "try a smaller optimizer.lr"
+    )
+
+
+class TrainingPass:
+    """A training epoch under way: how far it is, and what it took until now; can be kept and gone on with."""
+
+    def __init__(self, epoch: int, steps: int, device: torch.device) -> None:
+        self.epoch = epoch
+        self.tally = Tally(steps, device)
+        self._device = device
+        self._before = {"seconds": 0.0, "waiting": 0.0, "computing": 0.0}  # of earlier sittings
+
+    def begin(self) -> None:
+        """Start the clock, with the device at rest."""
+        synchronize(self._device)
+        self._started = time.perf_counter()
+        self.clock = Clock(self._device)
+
+    def figures(self) -> PassFigures:
+        """What came of it so far; waits for the device.
+
+        Raises:
+            TrainingError: a loss was not finite.
+        """
+        self.tally.check_finite(self.epoch)
+        seconds = self._seconds()
+        return _figures(self.tally, seconds["seconds"], seconds["waiting"], seconds["computing"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it for a checkpoint; waits for the device."""
+        return {"tally": self.tally.state_dict(), "seconds": self._seconds()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.tally.load_state_dict(state["tally"])
+        self._before = dict(state["seconds"])
+
+    def _seconds(self) -> dict[str, float]:
+        synchronize(self._device)
+        sitting = {
+            "waiting": self.clock.seconds("waiting"),
+            "computing": self.clock.seconds("computing"),
+            "seconds": time.perf_counter() - self._started,
+        }
+        return {account: before + sitting[account] for account, before in self._before.items()}
 
 
 def train_epoch(
     model: nn.Module,
     loader: Loader,
-    epoch: int,
+    current: TrainingPass,
     preprocess: Preprocess,
     optimizer: Optimizer,
     schedule: LRScheduler,
     device: torch.device,
     advance: Callable[[], object],
 ) -> PassFigures:
-    """Train on epoch number `epoch` of the loader, a step a batch; the schedule moves with each step.
+    """Train on an epoch of the loader from the pass's next batch on, a step a batch; the schedule moves with each step.
 
-    Nothing is read back from the device before the end of the epoch.
+    Nothing is read back from a GPU before the end of the epoch. On the CPU, where it costs nothing, a loss that is not
+    finite ends the epoch before its step.
 
     Args:
-        advance: called after each step, for a progress bar.
+        current: the epoch, and how much of it is done.
+        advance: called after each step, for a progress bar, or to keep the pass.
 
     Raises:
         TrainingError: a loss was not finite; names the first step where it was not.
     """
     model.train()
-    tally = Tally(len(loader), device)
-    rates: list[float] = []
-    synchronize(device)
-    started = time.perf_counter()
-    clock = Clock(device)
-    for (images, labels), keys in zip(loader.epoch(epoch), preprocess.keys(loader.order, epoch), strict=False):
-        clock.begin("computing")
+    epoch, done = current.epoch, current.tally.steps
+    batches = zip(loader.epoch(epoch, done), preprocess.keys(loader.order, epoch, done), strict=False)
+    current.begin()
+    for (images, labels), keys in batches:
+        current.clock.begin("computing")
         logits = model(preprocess(images, keys))
         loss = F.cross_entropy(logits, labels)
+        rate = optimizer.param_groups[0]["lr"]
+        if device.type == "cpu" and not loss.isfinite():
+            raise not_finite(float(loss), epoch, current.tally.steps, rate)
         optimizer.zero_grad()
         loss.backward()
-        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-        tally.add(loss, logits, labels)
-        clock.begin("other")
+        current.tally.add(loss, logits, labels, rate)
+        current.clock.begin("other")
         advance()
-        clock.begin("waiting")
-    losses, sizes, right = tally.read()
-    for step, (value, rate) in enumerate(zip(losses, rates, strict=True), start=1):
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss is {value} in epoch {epoch + 1}, step {step}, at learning rate {rate:g}; "
-                "try a smaller optimizer.lr"
-            )
-    return _figures(losses, sizes, right, started, clock)
+        current.clock.begin("waiting")
+    return current.figures()
 
 
 def evaluate(
@@ -123,11 +203,13 @@ def evaluate(
             clock.begin("other")
             advance()
             clock.begin("waiting")
+    synchronize(device)
+    seconds = time.perf_counter() - started
+    return _figures(tally, seconds, clock.seconds("waiting"), clock.seconds("computing"))
+
+
+def _figures(tally: Tally, seconds: float, waiting: float, computing: float) -> PassFigures:
     losses, sizes, right = tally.read()
-    return _figures(losses, sizes, right, started, clock)
-
-
-def _figures(losses: list[float], sizes: list[int], right: int, started: float, clock: Clock) -> PassFigures:
     images = sum(sizes)
     # A short last batch weighs as many images as it has.
     total = math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True))
@@ -135,7 +217,7 @@ def _figures(losses: list[float], sizes: list[int], right: int, started: float, 
         images=images,
         loss=total / images,
         accuracy=100 * right / images,
-        seconds=time.perf_counter() - started,  # the tally was read: the device is at rest
-        data_wait_s=clock.seconds("waiting"),
-        compute_s=clock.seconds("computing"),
+        seconds=seconds,
+        data_wait_s=waiting,
+        compute_s=computing,
     )

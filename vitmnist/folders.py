@@ -14,6 +14,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+RECORDS = ("result.json", "checkpoints/*.pt")
+
 _made: list[Path] = []
 
 
@@ -22,16 +24,20 @@ class NewFolders(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a single run is made."""
-        self._look_at(Path(config.hydra.run.dir), "result.json", "hydra.run.dir")
+        if not config.resume:
+            self._look_at(Path(config.hydra.run.dir), "", "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a sweep is made, and before its jobs are checked."""
-        self._look_at(Path(config.hydra.sweep.dir), "*/result.json", "hydra.sweep.dir")
+        self._look_at(Path(config.hydra.sweep.dir), "*/", "hydra.sweep.dir")
 
-    def _look_at(self, folder: Path, records: str, key: str) -> None:
-        if any(folder.glob(records)):
+    def _look_at(self, folder: Path, jobs: str, key: str) -> None:
+        if any(any(folder.glob(f"{jobs}{records}")) for records in RECORDS):
             # Hydra turns an exception of a callback into a warning and goes on; this it does not catch.
-            sys.exit(f"error: {key}={folder}: holds records already, which would be overwritten; name another folder")
+            sys.exit(
+                f"error: {key}={folder}: holds records already, which would be overwritten; "
+                "name another folder, or go on with resume=FOLDER"
+            )
         path = folder.absolute()
         _made[:] = [missing for missing in (path, *path.parents) if not missing.exists()]
 

@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vitmnist import engine
+from vitmnist import checkpoint, engine
 from vitmnist.accelerator import choose_device
 from vitmnist.config import Config, Shuffle, typed
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset, Split, build_dataset
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, Choice, Trial, choose
+from vitmnist.data.loaders.auto import AutoOptions, Trial, choose
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError, TrainingError
@@ -33,32 +32,41 @@ from vitmnist.records.hardware import HardwareFigures
 from vitmnist.records.progress import progress_bar
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.records.tensorboard import TensorBoard
+from vitmnist.saved import Saved
 from vitmnist.schedule import SCHEDULES
+from vitmnist.stop import Stop, Stopped
+from vitmnist.trainee import Trainee
 
 log = logging.getLogger(__name__)
 
 NOTICEABLE = 10.0  # percent of an epoch
 
 
-def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
-    """Train and evaluate as configured, and leave the records in `folder`.
+def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) -> Result:
+    """Train and evaluate as configured, or go on with what `folder` holds, and leave the records there.
 
     Args:
         composed: the configuration, as `conf/` composes it.
-        folder: an existing folder; gets `result.json` and a TensorBoard event file.
+        folder: an existing folder; gets `result.json`, a TensorBoard event file and checkpoints.
         overrides: what was typed, for the record.
+        stop: tells when to stop before the end.
 
     Raises:
         ConfigError: the configuration cannot be used; nothing is recorded.
         DataError: the data cannot be used; nothing is recorded.
         TrainingError: training could not go on; recorded.
+        Stopped: the run was told to stop; recorded and saved.
     """
     started = time.perf_counter()
     result = Result(overrides=overrides, choices=choices_of(composed))
+    config = typed(Config, composed)
     try:
-        config = typed(Config, composed)
+        stop.after_minutes(config.max_minutes)
         device = choose_device(config.device)
         result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
+        kept = checkpoint.load(folder) if config.resume else None
+        if kept:
+            result.epochs = [EpochRecord(**record) for record in kept["records"]]
         with ExitStack() as stack:
             trainee = prepare(config, device, stack)
             hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
@@ -67,6 +75,8 @@ def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
                 result.auto = trainee.choice.record()
             result.dataset = describe_dataset(trainee.dataset)
             result.environment = describe_environment(device)
+            saved = Saved(folder, config, trainee, result, stop)
+            current = saved.restore(kept) if kept else None
             log.info(
                 "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
                 result.choices["model"],
@@ -78,28 +88,68 @@ def run(composed: DictConfig, folder: Path, overrides: list[str]) -> Result:
                 config.device,
                 device,
             )
-            board = stack.enter_context(closing(TensorBoard(folder)))
+            board = stack.enter_context(closing(TensorBoard(folder, result.epochs)))
             result.setup_s = time.perf_counter() - started
-            for epoch in range(config.epochs):
-                record = train_and_evaluate(trainee, epoch, device, hardware)
-                result.epochs.append(record)
-                board.epoch(record)
-                log_epoch(record, config.epochs)
-            board.summary(result)
+            with stop.deferred():
+                for epoch in range(len(result.epochs), config.epochs):
+                    current = current or engine.TrainingPass(epoch, len(trainee.train_loader), device)
+                    record = train_and_evaluate(trainee, current, device, hardware, saved)
+                    current = None
+                    result.epochs.append(record)
+                    saved.after_epoch(last=epoch + 1 == config.epochs)
+                    board.epoch(record)
+                    log_epoch(record, config.epochs)
+                    if epoch + 1 < config.epochs:
+                        saved.stop_if_due()
+                saved.final_weights()
+                board.summary(result)
             advise(result)
         result.status = "completed"
     except BaseException as error:
         refused = isinstance(error, ConfigError | DataError)
         if refused and result.setup_s is None:
             raise  # before it began: there is nothing to record
-        result.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        result.error = str(error) or type(error).__name__
-        result.write(folder)
-        if refused:  # by data that went bad under the run
+        stopped = isinstance(error, Stopped | KeyboardInterrupt)
+        result.status = "interrupted" if stopped else "failed"
+        result.error = explained(error, config.batch_size)
+        write_result(result, folder)
+        if refused or is_out_of_memory(error) or isinstance(error, OSError):
+            # Data that went bad under the run, a disk that is full, a folder that is gone: no fault of the program.
             raise TrainingError(result.error) from error
         raise
-    result.write(folder)
+    write_result(result, folder)
     return result
+
+
+def write_result(result: Result, folder: Path) -> None:
+    """Write `result.json`.
+
+    Raises:
+        TrainingError: it cannot be written; says what it would have said.
+    """
+    try:
+        result.write(folder)
+    except OSError as error:
+        reason = f"; the run {result.status}: {result.error}" if result.error else ""
+        raise TrainingError(f"cannot write {folder / 'result.json'}: {error.strerror}{reason}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device, or the host, had no memory left for a tensor."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def explained(error: BaseException, batch_size: int) -> str:
+    """An error's message, and what to do about it where the message alone does not say."""
+    message = str(error) or type(error).__name__
+    if is_out_of_memory(error):
+        return (
+            f"out of memory: {message.splitlines()[0]}; try a batch_size below {batch_size}, a smaller model, or "
+            "data/loader=ram, which keeps the set off the GPU"
+        )
+    return message
 
 
 def choices_of(composed: DictConfig) -> dict[str, str]:
@@ -114,21 +164,6 @@ def choices_of(composed: DictConfig) -> dict[str, str]:
         if node is not None:
             names[place.removeprefix("data.")] = str(node)
     return names
-
-
-@dataclass(frozen=True)
-class Trainee:
-    """What an epoch needs, built and on its device."""
-
-    dataset: Dataset
-    model: nn.Module
-    train_loader: Loader
-    test_loader: Loader
-    train_preprocess: Preprocess
-    test_preprocess: Preprocess
-    optimizer: Optimizer
-    schedule: LRScheduler
-    choice: Choice | None
 
 
 def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
@@ -161,8 +196,9 @@ def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
         model, optimizer, schedule = learner()
 
         def seconds(loader: Loader) -> tuple[float, float]:
+            current = engine.TrainingPass(0, len(loader), device)
             figures = engine.train_epoch(
-                model, loader, 0, preprocess, optimizer, schedule, device, advance=lambda: None
+                model, loader, current, preprocess, optimizer, schedule, device, advance=lambda: None
             )
             return figures.seconds, figures.data_wait_s
 
@@ -194,32 +230,44 @@ def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
     )
 
 
-def train_and_evaluate(trainee: Trainee, epoch: int, device: torch.device, hardware: HardwareFigures) -> EpochRecord:
-    """One epoch of training and the evaluation after it.
+def train_and_evaluate(
+    trainee: Trainee, current: engine.TrainingPass, device: torch.device, hardware: HardwareFigures, saved: Saved
+) -> EpochRecord:
+    """One epoch of training, or what is left of it, and the evaluation after it.
 
     Raises:
         TrainingError: a loss was not finite.
+        Stopped: the run was told to stop, and is saved.
     """
     started = time.time()
-    with progress_bar(f"epoch {epoch + 1} train", len(trainee.train_loader)) as bar:
-        train = engine.train_epoch(
-            trainee.model,
-            trainee.train_loader,
-            epoch,
-            trainee.train_preprocess,
-            trainee.optimizer,
-            trainee.schedule,
-            device,
-            bar.update,
-        )
-    with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
-        val = engine.evaluate(trainee.model, trainee.test_loader, trainee.test_preprocess, device, bar.update)
-    if not math.isfinite(val.loss):
-        rate = trainee.optimizer.param_groups[0]["lr"]
-        raise TrainingError(
-            f"the validation loss is {val.loss} after epoch {epoch + 1}, step {len(trainee.train_loader)}, "
-            f"at learning rate {rate:g}; try a smaller optimizer.lr"
-        )
+    epoch = current.epoch
+
+    def advance() -> None:
+        bar.update()
+        saved.after_step(current)
+
+    try:
+        with progress_bar(f"epoch {epoch + 1} train", len(trainee.train_loader), current.tally.steps) as bar:
+            train = engine.train_epoch(
+                trainee.model,
+                trainee.train_loader,
+                current,
+                trainee.train_preprocess,
+                trainee.optimizer,
+                trainee.schedule,
+                device,
+                advance,
+            )
+        with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
+            val = engine.evaluate(trainee.model, trainee.test_loader, trainee.test_preprocess, device, advance)
+        if not math.isfinite(val.loss):
+            rate = trainee.optimizer.param_groups[0]["lr"]
+            raise TrainingError(
+                f"the validation loss is {val.loss} after epoch {epoch + 1}, step {len(trainee.train_loader)}, "
+                f"at learning rate {rate:g}; try a smaller optimizer.lr"
+            )
+    except TrainingError as error:
+        raise TrainingError(f"{error}{saved.good()}") from error
     return EpochRecord.of(
         epoch, train, val, hardware.host_peak_mib(), hardware.gpu_peak_mib(), hardware.gpu_util_pct(started)
     )

@@ -56,11 +56,11 @@ class Preprocess(nn.Module):
             images = self.augment(images, keys, self.black)
         return images
 
-    def keys(self, order: EpochOrder, epoch: int) -> Iterator[Tensor | None]:
-        """For each batch of an epoch, what its augmentation is drawn from; None for ever where there is none."""
+    def keys(self, order: EpochOrder, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
+        """For each batch of an epoch from `start` on, what its augmentation is drawn from; None where there is none."""
         if self.augment is None:
             return repeat(None)
-        return iter(augment_keys(order, epoch, self.mean.device).split(order.batch_size))
+        return iter(augment_keys(order, epoch, self.mean.device, start).split(order.batch_size))
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.float().div_(self.white).sub_(self.mean).div_(self.std)

@@ -7,6 +7,15 @@ from typing import Any
 from tqdm import tqdm
 
 
-def progress_bar(label: str, steps: int) -> Any:
+def progress_bar(label: str, steps: int, done: int = 0) -> Any:
     """A bar of `steps` batches; a context manager, whose `update` counts one."""
-    return tqdm(total=steps, desc=label, unit="batch", mininterval=0.5, leave=False, dynamic_ncols=True, disable=None)
+    return tqdm(
+        total=steps,
+        initial=done,
+        desc=label,
+        unit="batch",
+        mininterval=0.5,
+        leave=False,
+        dynamic_ncols=True,
+        disable=None,
+    )

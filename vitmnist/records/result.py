@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ class EpochRecord:
     """The figures of one epoch. Times in seconds, accuracies and shares in percent, memory in MiB.
 
     `train_s` is `data_wait_s`, `compute_s` and everything else in the training pass; `epoch_s` adds the evaluation.
-    None where this machine has no such figure.
+    None where this machine has no such figure. `ended_at` is in seconds since 1970.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class EpochRecord:
     host_peak_mib: float | None
     gpu_peak_mib: float | None
     gpu_util_pct: float | None
+    ended_at: float
 
     @property
     def data_wait_pct(self) -> float:
@@ -66,6 +68,7 @@ class EpochRecord:
             host_peak_mib=host_peak_mib,
             gpu_peak_mib=gpu_peak_mib,
             gpu_util_pct=gpu_util_pct,
+            ended_at=time.time(),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,17 +29,25 @@ TAGS = {
 
 
 class TensorBoard:
-    """One event file for one run."""
+    """One event file for one run.
 
-    def __init__(self, folder: Path) -> None:
+    A run that is resumed may have written epochs that its checkpoint does not know, and will come by them again. So its
+    file is written anew from the records: no step stands in it twice, and none is missing.
+    """
+
+    def __init__(self, folder: Path, records: Sequence[EpochRecord] = ()) -> None:
+        for earlier in folder.glob("events.out.tfevents.*"):
+            earlier.unlink()
         self._writer = SummaryWriter(str(folder))
+        for record in records:
+            self.epoch(record)
 
     def epoch(self, record: EpochRecord) -> None:
         """Write an epoch's scalars and hand them to the file, so that a running TensorBoard shows them."""
         figures = asdict(record) | {"data_wait_pct": record.data_wait_pct}
         for name, tag in TAGS.items():
             if figures[name] is not None:
-                self._writer.add_scalar(tag, figures[name], record.epoch)
+                self._writer.add_scalar(tag, figures[name], record.epoch, record.ended_at)
         self._writer.flush()
 
     def summary(self, result: Result) -> None:

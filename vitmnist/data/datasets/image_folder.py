@@ -8,15 +8,13 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import MISSING
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
@@ -25,6 +23,7 @@ from vitmnist.config import bounded
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.cache import Cached, decode_once
 from vitmnist.data.datasets.contract import DATASETS, Dataset, Sizes, Split, first
+from vitmnist.data.pictures import Mode, read_picture
 from vitmnist.data.statistics import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
@@ -33,13 +32,6 @@ log = logging.getLogger(__name__)
 CACHE = "vitmnist-cache"
 TEST_NAMES = ("test", "val", "valid", "validation")
 SHOWN = 5  # so many file names in a message
-
-
-class Mode(str, Enum):
-    """The channels that pictures are converted to."""
-
-    grey = "grey"
-    rgb = "rgb"
 
 
 @dataclass
@@ -70,23 +62,6 @@ class FolderPictures:
 
     def __getitem__(self, index: int) -> Image.Image:
         return read_picture(self.paths[index], self.size, self.mode)
-
-
-def read_picture(path: Path, size: int, mode: Mode) -> Image.Image:
-    """The picture in a file, upright, `size` × `size`, of mode L or RGB.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        with Image.open(path) as picture:
-            upright = ImageOps.exif_transpose(picture)
-            if upright.mode.startswith("I"):  # 16 bits: Pillow would cut off at 255 what is brighter
-                upright = Image.fromarray((np.asarray(upright).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-            converted = upright.convert("L" if mode == Mode.grey else "RGB")
-            return converted.resize((size, size), Image.Resampling.BILINEAR)
-    except Exception as error:  # Pillow's decoders raise whatever their libraries do
-        raise DataError(f"{path}: cannot be read as a picture: {error}") from error
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from vitmnist.data.datasets.contract import Split
 from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.samples import collate_samples, map_tensors
+from vitmnist.errors import LoadingError
 
 
 class PicturesOnDisk(data.Dataset[tuple[Tensor, int]]):
@@ -69,6 +71,7 @@ class DiskOptions:
     pin_memory: bool = True
     prefetch_factor: int = bounded(2, at_least=1)
     persistent_workers: bool = True
+    timeout_s: float | None = bounded(300.0, above=0)
 
 
 @LOADERS.register("disk", DiskOptions)
@@ -97,6 +100,10 @@ class DiskLoader(Loader):
             for batch in samples:
                 yield map_tensors(self.accelerator.upload, batch)
             finished = True
+        except RuntimeError as error:
+            if named := _named(error):
+                raise named from error
+            raise
         finally:
             if finished and not self._idle:
                 self._idle.append((dataloader, batches))
@@ -120,7 +127,30 @@ class DiskLoader(Loader):
             pin_memory=self.options.pin_memory and self.device.type == "cuda",
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
+            worker_init_fn=_ignore_interrupts,
+            timeout=(self.options.timeout_s or 0) if workers else 0,
             # DataLoader draws a seed for its workers even where nothing is random; not from the global generator.
             generator=torch.Generator(),
         )
         return dataloader, batches
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """A terminal sends Ctrl-C to the workers too; when to stop is for the training process to say."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _named(error: RuntimeError) -> LoadingError | None:
+    """What torch says of a worker that died or hangs, as an error that names what to do; None for any other error."""
+    message = str(error)
+    if "timed out" in message:
+        return LoadingError(
+            f"disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
+            f"(null waits for ever): {message}"
+        )
+    if "DataLoader worker" in message:
+        return LoadingError(
+            f"disk: {message.strip()} A worker that was killed often met the limit of memory; "
+            "try fewer with data.loader.num_workers=N"
+        )
+    return None

@@ -1,0 +1,132 @@
+"""Checkpoints: everything that a run needs to go on to the bit, written so that one of them is always whole.
+
+checkpoints/last.pt            the newest           each with its SHA-256 beside it, NAME.sha256
+checkpoints/previous.pt        the one before it
+checkpoints/best.pt            the one with the best accuracy on the test split
+checkpoints/final.safetensors  the weights at the end
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitmnist.atomic import write_whole
+from vitmnist.errors import DataError
+
+log = logging.getLogger(__name__)
+
+FOLDER = "checkpoints"
+FORMAT = 1
+
+
+def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
+    """Write `last.pt`, and `best.pt` too if asked. Until the new one is whole, the one before it stays.
+
+    Args:
+        folder: of the run.
+        state: dicts, lists, numbers, strings and tensors; nothing that unpickling would have to call.
+
+    Raises:
+        DataError: it cannot be written; the earlier checkpoint is as it was.
+    """
+    place = folder / FOLDER
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, buffer)
+    content = buffer.getvalue()
+    checksum = f"{hashlib.sha256(content).hexdigest()}  {{}}\n"
+    try:
+        place.mkdir(exist_ok=True)
+        last, previous = place / "last.pt", place / "previous.pt"
+        # Written whole beside it first: a full disk is met before anything is moved. Between the moves a process may be
+        # killed, and then a checkpoint and its checksum bear different names; `load` takes any checksum of the folder.
+        fresh = place / "next.pt"
+        write_whole(place / "next.pt.sha256", checksum.format("next.pt").encode())
+        write_whole(fresh, content)
+        if last.exists():
+            last.replace(previous)
+            write_whole(place / "previous.pt.sha256", (place / "last.pt.sha256").read_bytes())
+        write_whole(place / "last.pt.sha256", checksum.format("last.pt").encode())
+        fresh.replace(last)
+        (place / "next.pt.sha256").unlink()
+        if best:
+            write_whole(place / "best.pt.sha256", checksum.format("best.pt").encode())
+            write_whole(place / "best.pt", content)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the checkpoint {error.filename or place}: {error.strerror}; the one before it is kept"
+        ) from error
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """The newest whole checkpoint of a run, on the CPU; None where there has been none yet.
+
+    Raises:
+        DataError: there are checkpoints, and all are damaged.
+    """
+    place = folder / FOLDER
+    paths = [place / name for name in ("next.pt", "last.pt", "previous.pt")]
+    found = [path for path in paths if path.exists()]
+    damage = []
+    for path in found:
+        try:
+            return read(path)
+        except DataError as error:
+            damage.append(str(error))
+            log.warning("%s; the one before it is used", error)
+    if found:
+        raise DataError(f"{place}: no checkpoint is whole:\n" + "\n".join(damage))
+    return None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The checkpoint in a file, verified, and unpickled without running anything of it.
+
+    Raises:
+        DataError: it is damaged, or holds anything but plain values and tensors.
+    """
+    try:
+        content = path.read_bytes()
+        known = {file.read_text().partition(" ")[0] for file in path.parent.glob("*.sha256")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if hashlib.sha256(content).hexdigest() not in known:
+        raise DataError(f"{path}: is damaged, it does not match its checksum")
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise DataError(f"{path}: is no checkpoint: it holds more than plain values and tensors, or less") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise DataError(f"{path}: is no checkpoint of this program, or of another version of it")
+    return state
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every global generator, as plain values."""
+    numpy: Any = np.random.get_state()
+    name, keys, position, has_gauss, gauss = numpy
+    return {
+        "torch": torch.random.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [name, keys.tolist(), position, has_gauss, gauss],
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put every global generator where `random_state` found it."""
+    torch.random.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, following = state["python"]
+    random.setstate((version, tuple(internal), following))

@@ -1,0 +1,119 @@
+"""`resume=FOLDER` and `resume=auto`: the command line of a run that began before.
+
+Hydra composes the configuration before our code sees it, so what was typed for the first start is typed again for it,
+with what is new behind. What may change is checked when the checkpoint is read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from vitmnist.config import CONF, Config, typed
+from vitmnist.errors import ConfigError
+from vitmnist.explain import explain
+
+RUNS = Path("outputs/runs")
+
+
+def expand(arguments: list[str]) -> list[str]:
+    """The arguments for Hydra; without `resume=` they stay as they are.
+
+    Raises:
+        ConfigError: there is no such run, or `-m` was typed too.
+    """
+    asked = [argument for argument in arguments if argument.startswith("resume=")]
+    if not asked or asked[-1] in ("resume=", "resume=null"):
+        return arguments
+    others = [argument for argument in arguments if not argument.startswith("resume=")]
+    if any(argument in ("-m", "--multirun") for argument in others):
+        raise ConfigError(f"{asked[-1]}: goes on with one run, and -m begins several; leave one of them out")
+    wanted = asked[-1].partition("=")[2].strip("'\"")
+    if wanted == "auto":
+        folder = newest_unfinished(others)
+        if folder is None:
+            print("resume=auto: no unfinished run of this configuration; a new one begins")
+            return others
+        print(f"resume=auto: goes on with {folder}")
+    else:
+        folder = Path(wanted).expanduser()
+    again = typed_again(folder, others)
+    place = json.dumps(str(folder), ensure_ascii=False)
+    # The record of the first start stays as it was: nothing is written into .hydra.
+    return [*again, f"hydra.run.dir={place}", "hydra.output_subdir=null", f"resume={place}"]
+
+
+def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
+    """The configuration of a run, changed by overrides.
+
+    Raises:
+        ConfigError: the folder holds no run, or the overrides cannot be used.
+    """
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            return compose("config", typed_again(folder, overrides))
+        except Exception as error:
+            raise ConfigError(explain(error, CONF) or str(error)) from error
+
+
+def typed_again(folder: Path, new: list[str]) -> list[str]:
+    """What was typed for a run and is not typed anew, and then what is new.
+
+    Where another member of a group is chosen, the keys of the former go too.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+    record = folder / ".hydra" / "overrides.yaml"
+    if not record.is_file():
+        raise ConfigError(f"{folder}: holds no run; name a folder such as {RUNS}/DATE/TIME-…")
+    first = [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or []]
+    keys = {_key(override) for override in new}
+    groups = {key.replace("/", ".") for key in keys if "/" in key or key in ("model", "optimizer", "schedule")}
+
+    def stays(override: str) -> bool:
+        key = _key(override)
+        dotted = key.rpartition("@")[2].replace("/", ".")
+        return key not in keys and key != "resume" and not any(dotted.startswith(f"{group}.") for group in groups)
+
+    return [*(override for override in first if stays(override)), *new]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def newest_unfinished(overrides: list[str]) -> Path | None:
+    """The folder of the newest run that did not complete, among those of this very configuration."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        wanted = _identity(compose("config", [override for override in overrides if not override.startswith("-")]))
+    named = [_key(override) == "hydra.run.dir" and Path(override.partition("=")[2]) for override in overrides]
+    places = [place for place in named if place] or list(RUNS.glob("*/*"))
+    found = []
+    for folder in places:
+        checkpoints = list((folder / "checkpoints").glob("*.pt"))
+        record = folder / ".hydra" / "config.yaml"
+        if checkpoints and record.is_file() and not _completed(folder) and _identity(OmegaConf.load(record)) == wanted:
+            found.append((max(path.stat().st_mtime_ns for path in checkpoints), folder))
+    return max(found)[1] if found else None
+
+
+def _identity(composed: Any) -> Config | None:
+    """The typed configuration without how to stop and resume; None where it is of another version."""
+    try:
+        config = typed(Config, OmegaConf.to_container(composed))  # type: ignore[arg-type]
+    except ConfigError:
+        return None
+    config.resume, config.max_minutes = None, None
+    return config
+
+
+def _completed(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / "result.json").read_text())["status"] == "completed")
+    except (OSError, ValueError, KeyError):
+        return False

@@ -1,0 +1,173 @@
+"""What of a run is saved, and when; and how the run goes on with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save as to_safetensors
+
+from vitmnist import checkpoint
+from vitmnist.atomic import write_whole
+from vitmnist.config import Config
+from vitmnist.engine import TrainingPass
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.records.result import Result
+from vitmnist.stop import Stop
+from vitmnist.trainee import Trainee
+
+log = logging.getLogger(__name__)
+
+FREE = ("epochs", "data.loader", "data.root", "device", "max_minutes", "resume", "checkpoint", "data.dataset.path")
+"""The keys that may change when a run is resumed; all others decide what is learnt."""
+
+
+class Saved:
+    """The checkpoints of a run under way."""
+
+    def __init__(self, folder: Path, config: Config, trainee: Trainee, result: Result, stop: Stop) -> None:
+        self._folder, self._trainee, self._result, self._stop = folder, trainee, result, stop
+        self._config = plain(config)
+        self._options = config.checkpoint
+        self._saved_at = time.monotonic()
+        self._good: int | None = None  # the epochs that are done in the newest checkpoint
+        train = trainee.dataset.train
+        self._facts = json.dumps(
+            {
+                "config": self._config,
+                "shape": list(train.images.shape[1:]),
+                "classes": train.classes,
+                "mean": train.mean,
+                "std": train.std,
+            }
+        )
+
+    def restore(self, kept: Mapping[str, Any]) -> TrainingPass | None:
+        """Put the run where a checkpoint left it; the pass that was under way, if one was.
+
+        Raises:
+            ConfigError: the configuration is another one; names what may not change.
+            DataError: the data set is another one.
+        """
+        check_same(json.loads(kept["facts"])["config"], self._config)
+        dataset = self._result.dataset or {}
+        if kept["dataset"] != dataset["sha256"]:
+            differing = ", ".join(
+                name for name, value in dataset["sha256"].items() if kept["dataset"].get(name) != value
+            )
+            raise DataError(f"the data set is not the one that the run began with: {differing} differ")
+        trainee = self._trainee
+        trainee.model.load_state_dict(kept["model"])
+        trainee.optimizer.load_state_dict(kept["optimizer"])
+        trainee.schedule.load_state_dict(kept["schedule"])
+        checkpoint.set_random_state(kept["random"])
+        self._good = len(kept["records"])
+        current = None
+        if kept["pass"]:
+            device = next(trainee.model.parameters()).device
+            current = TrainingPass(len(kept["records"]), len(trainee.train_loader), device)
+            current.load_state_dict(kept["pass"])
+        done = current.tally.steps if current else 0
+        log.info("resumed after %d epochs and %d batches", self._good, done)
+        return current
+
+    def after_step(self, current: TrainingPass) -> None:
+        """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then."""
+        minutes = self._options.every_minutes
+        if self._stop.due or (minutes and time.monotonic() - self._saved_at >= 60 * minutes):
+            current.tally.check_finite(current.epoch)  # what is broken is not kept
+            self._save(current)
+            self._stop.check()
+
+    def after_epoch(self, last: bool) -> None:
+        """Save after an epoch that is recorded, if it is time to."""
+        accuracies = [record.val_acc for record in self._result.epochs]
+        best = accuracies[-1] > max(accuracies[:-1], default=-1.0)
+        every = self._options.every_epochs
+        if last or best or self._stop.due or (every and len(accuracies) % every == 0):
+            self._save(None, best)
+
+    def stop_if_due(self) -> None:
+        """Raise `Stopped` if the run is to stop; it is saved already."""
+        self._stop.check()
+
+    def final_weights(self) -> None:
+        """Write `final.safetensors`, with what is needed to use them.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        weights = {name: value.contiguous().cpu() for name, value in self._trainee.model.state_dict().items()}
+        path = self._folder / checkpoint.FOLDER / "final.safetensors"
+        try:
+            write_whole(path, to_safetensors(weights, {"vitmnist": self._facts}))
+        except OSError as error:
+            raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+    def good(self) -> str:
+        """The end of a message about training that went wrong: where the last good checkpoint is."""
+        if self._good is None:
+            return ""
+        path = self._folder / checkpoint.FOLDER / "last.pt"
+        return f"; {path} is from before it, after epoch {self._good}"
+
+    def _save(self, current: TrainingPass | None, best: bool = False) -> None:
+        trainee = self._trainee
+        state = {
+            "facts": self._facts,
+            "dataset": (self._result.dataset or {})["sha256"],
+            "records": [asdict(record) for record in self._result.epochs],
+            "pass": current.state_dict() if current else None,
+            "model": trainee.model.state_dict(),
+            "optimizer": trainee.optimizer.state_dict(),
+            "schedule": trainee.schedule.state_dict(),
+            "random": checkpoint.random_state(),
+        }
+        checkpoint.save(self._folder, state, best)
+        self._saved_at = time.monotonic()
+        self._good = len(self._result.epochs)
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as JSON knows it."""
+    as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return as_json
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to resume with a configuration that learns something else.
+
+    Raises:
+        ConfigError: names each key that differs and may not.
+    """
+    old, new = leaves(before), leaves(now)
+    changed = [
+        f"{key}={new.get(key)} (it was {old.get(key)})"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not is_free(key)
+    ]
+    if changed:
+        raise ConfigError(
+            f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(FREE)} may change"
+        )
+
+
+def is_free(key: str) -> bool:
+    """Whether a key may change when a run is resumed."""
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a nested configuration by their full keys."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
