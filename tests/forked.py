@@ -73,7 +73,7 @@ def kill_at_random(child: int, draw: random.Random) -> None:
     os.waitpid(child, 0)
 
 
-def main_loop(seed: int, first: list[str]) -> None:
+def main_loop(seed: str, first: list[str]) -> None:
     draw = random.Random(seed)
     arguments = [*first, f"hydra.run.dir={FOLDER}", "checkpoint.every_minutes=1e-9"]
     for _ in range(KILLS):
@@ -86,4 +86,4 @@ def main_loop(seed: int, first: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main_loop(int(sys.argv[1]), sys.argv[2:])
+    main_loop(sys.argv[1], sys.argv[2:])

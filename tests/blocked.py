@@ -1,0 +1,20 @@
+"""The program, with a model that never answers."""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from vitmnist import engine
+from vitmnist.__main__ import main
+
+
+def block(*parts: object) -> None:
+    print("blocked", flush=True)
+    while True:
+        time.sleep(0.01)
+
+
+engine.F.cross_entropy = block
+main()

@@ -1,0 +1,286 @@
+"""A run that was stopped, however, goes on to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, Train, result_of, write_mnist_like
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+TIMES = ("epoch_s", "train_s", "eval_s", "data_wait_s", "compute_s", "images_per_s", "ended_at")
+MACHINE = ("host_peak_mib", "gpu_peak_mib", "gpu_util_pct")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root whose `kmnist` has 300 training and 20 test images."""
+    folder = tmp_path_factory.mktemp("resume")
+    write_mnist_like(folder / "KMNIST" / "raw", 300, 20)
+    return folder
+
+
+@pytest.fixture
+def quick(root: Path) -> list[str]:
+    """Six epochs of thirty steps."""
+    settings = ["batch_size=10", "epochs=6", "model=cnn", "schedule=one_cycle", "data/augment=shift"]
+    return ["data/dataset=kmnist", f"data.root={root}", *settings]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / "final.safetensors")
+
+
+def learnt(folder: Path) -> list[dict]:
+    """The records without what depends on the machine's speed."""
+    return [
+        {key: value for key, value in record.items() if key not in (*TIMES, *MACHINE)}
+        for record in result_of(folder)["epochs"]
+    ]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert result_of(one)["status"] == result_of(other)["status"] == "completed"
+    assert learnt(one) == learnt(other)
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def steps(folder: Path) -> dict[str, list[int]]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+class Started:
+    """The program as a process of its own, stopped at a line of its output."""
+
+    def __init__(self, folder: Path, *arguments: str, before: str = "") -> None:
+        """`before` is run in the process first."""
+        program = f"import os, sys; {before}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        self.process = subprocess.Popen(
+            [sys.executable, *(["-c", program] if before else []), str(REPOSITORY / "train.py"), *arguments],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+
+    def until(self, pattern: str) -> Started:
+        while not re.search(pattern, self.output):
+            line = self.process.stdout.readline()
+            assert line, self.output
+            self.output += line
+        return self
+
+    def ended(self, *signals: int) -> tuple[int, str]:
+        for number in signals:
+            self.process.send_signal(number)
+        self.output += self.process.communicate(timeout=100)[0]
+        return self.process.returncode, self.output
+
+
+LOADERS_KILLED = {
+    "ram": ["data/loader=ram"],
+    "disk": ["data/loader=disk", "data.loader.num_workers=2"],
+    "prefetch": ["data/loader=prefetch"],
+}
+
+
+@pytest.mark.parametrize("name", LOADERS_KILLED)
+def test_killed_twenty_times_a_run_ends_with_the_same_weights(
+    name: str, quick: list[str], train: Train, tmp_path: Path
+) -> None:
+    """By SIGKILL, at random moments: while it starts, between steps, within a save."""
+    arguments = [*quick, "epochs=12", *LOADERS_KILLED[name]]
+    assert train(*arguments, "hydra.run.dir=whole").returncode == 0
+    program = [sys.executable, str(REPOSITORY / "tests" / "forked.py"), name, *arguments]
+    ended = subprocess.run(
+        program, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=230, check=False
+    )
+    output = (tmp_path / "output.log").read_text()
+    assert ended.returncode == 0, output + ended.stderr.decode()
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    assert "is damaged" not in output
+    assert output.count("resumed after") > 10
+    assert all(found == list(range(12)) for tag, found in steps(tmp_path / "killed").items() if "summary" not in tag)
+    assert len(list((tmp_path / "killed").glob("events*"))) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
+    quick: list[str], train: Train, tmp_path: Path, number: int, code: int
+) -> None:
+    hydras = tmp_path / "cut" / ".hydra"
+    assert train(*quick, "hydra.run.dir=whole").returncode == 0
+    started = Started(
+        tmp_path, *quick, "epochs=6", "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut"
+    )
+    returned, output = started.until("epoch 2/6").ended(number)
+    assert returned == code, output
+    assert f"{signal.Signals(number).name} was received; records in cut" in output
+    assert "python train.py resume=cut" in output
+    assert "Traceback" not in output
+    result = result_of(tmp_path / "cut")
+    assert (result["status"], result["error"]) == ("interrupted", f"{signal.Signals(number).name} was received")
+    assert 2 <= len(result["epochs"]) < 6
+    record = {path.name: path.read_bytes() for path in hydras.iterdir()}
+    resumed = train("resume=cut", "data/loader=gpu_slice")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resumed after {len(result['epochs'])} epochs" in resumed.stdout
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert {path.name: path.read_bytes() for path in hydras.iterdir()} == record
+    assert result_of(tmp_path / "cut")["choices"]["loader"] == "gpu_slice"
+
+
+def test_a_second_ctrl_c_ends_at_once(quick: list[str], tmp_path: Path) -> None:
+    """Even in a step that never ends."""
+    blocked = REPOSITORY / "tests" / "blocked.py"
+    process = subprocess.Popen(
+        [sys.executable, str(blocked), *quick, "hydra.run.dir=cut"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    while "blocked" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert result_of(tmp_path / "cut")["status"] == "interrupted"
+
+
+def test_the_time_that_was_given_ends_a_run_without_a_fault(quick: list[str], train: Train, tmp_path: Path) -> None:
+    ended = train(*quick, "max_minutes=0", "hydra.run.dir=cut")
+    assert ended.returncode == 0, ended.stderr
+    assert "the time of max_minutes is over" in ended.stdout
+    assert result_of(tmp_path / "cut")["status"] == "interrupted"
+    assert train("resume=cut", "max_minutes=null").returncode == 0
+    assert train(*quick, "hydra.run.dir=whole").returncode == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
+    quick: list[str], train: Train, tmp_path: Path
+) -> None:
+    first = train(*quick, "resume=auto", "max_minutes=0")
+    assert "no unfinished run of this configuration; a new one begins" in first.stdout
+    assert train(*quick, "seed=1", "max_minutes=0").returncode == 0
+    folders = {result_of(folder)["seed"]: folder for folder in (tmp_path / "outputs" / "runs").glob("*/*")}
+    again = train(*quick, "resume=auto")
+    assert again.returncode == 0, again.stderr
+    assert f"resume=auto: goes on with {folders[42].relative_to(tmp_path)}" in again.stdout
+    assert result_of(folders[42])["status"] == "completed"
+    assert result_of(folders[1])["status"] == "interrupted"
+    assert "a new one begins" in train(*quick, "resume=auto", "max_minutes=0").stdout
+
+
+@pytest.fixture(scope="module")
+def stopped(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder above a run `cut`, stopped after its first batch."""
+    folder = tmp_path_factory.mktemp("stopped")
+    settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "epochs=2", "model=cnn"]
+    ended = Started(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()
+    assert ended[0] == 0, ended[1]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resume=cut", "batch_size=7"], "batch_size=7 (it was 10); only epochs, data.loader"),
+        (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
+        (["resume=cut", "data/dataset=mnist"], "data.dataset.name=mnist (it was kmnist)"),
+        (["resume=cut", "optimizer.lr=1"], "optimizer.lr=1.0 (it was 0.003)"),
+        (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
+        (["resume=nowhere"], "nowhere: holds no run; name a folder such as outputs/runs/"),
+        (["resume=cut", "-m"], "resume=cut: goes on with one run, and -m begins several"),
+    ],
+)
+def test_what_may_not_change_is_refused_by_name(stopped: Path, arguments: list[str], message: str) -> None:
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.suffix != ".log"}
+    code, output = Started(stopped, *arguments).ended()
+    assert code == 1
+    assert message in output
+    assert "Traceback" not in output
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path: Path) -> None:
+    write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
+    code, output = Started(stopped, "resume=cut", f"data.root={tmp_path}").ended()
+    assert code == 1
+    assert "the data set is not the one that the run began with: train_images, train_labels differ" in output
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(quick: list[str], train: Train, tmp_path: Path) -> None:
+    assert train(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
+    last = tmp_path / "cut" / "checkpoints" / "last.pt"
+    before = last.read_bytes()
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2 * [{len(before) // 2}]))"
+    code, output = Started(tmp_path, "resume=cut", "epochs=6", before=limit).ended()
+    assert code == 1
+    assert re.search(r"error: cannot write the checkpoint cut/checkpoints/\S+: File too large; the one before", output)
+    assert "Traceback" not in output
+    assert last.read_bytes() == before
+    assert result_of(tmp_path / "cut")["status"] == "failed"
+    assert train("resume=cut", "epochs=6").returncode == 0
+
+
+def test_a_folder_that_is_removed_under_the_run_is_named(quick: list[str], tmp_path: Path) -> None:
+    started = Started(tmp_path, *quick, "epochs=100000", "hydra.run.dir=gone").until("epoch 1/")
+    while (tmp_path / "gone").exists():
+        subprocess.run(["rm", "-rf", str(tmp_path / "gone")], check=False)
+    code, output = started.ended()
+    assert code == 1
+    assert re.search(r"error: cannot write .*gone", output)
+    assert "Traceback" not in output
+
+
+def test_an_event_file_that_lost_its_tail_still_reads_and_is_mended(
+    quick: list[str], train: Train, tmp_path: Path
+) -> None:
+    assert train(*quick, "epochs=3", "hydra.run.dir=cut").returncode == 0
+    (file,) = (tmp_path / "cut").glob("events*")
+    os.truncate(file, file.stat().st_size - 300)
+    assert steps(tmp_path / "cut")["train/loss"] == [0, 1, 2]
+    assert train("resume=cut", "epochs=4").returncode == 0
+    assert steps(tmp_path / "cut")["gpu/util_pct" if torch.cuda.is_available() else "memory/host_mib"] == [0, 1, 2, 3]
+
+
+def test_saves_within_an_epoch_change_nothing(quick: list[str], train: Train, tmp_path: Path) -> None:
+    assert train(*quick, "hydra.run.dir=whole").returncode == 0
+    assert train(*quick, "hydra.run.dir=saved", "checkpoint.every_minutes=1e-9").returncode == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "saved")
+
+
+def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(
+    quick: list[str], train: Train, tmp_path: Path
+) -> None:
+    ended = train(*quick, "optimizer=sgd", "optimizer.lr=1e30", "schedule=constant", "checkpoint.every_minutes=1e-9")
+    assert ended.returncode == 1
+    assert re.search(r"in epoch 1, step \d+, .*; outputs/\S+/checkpoints/last\.pt is from before it", ended.stderr)
+    (file,) = tmp_path.glob("outputs/runs/*/*/checkpoints/last.pt")
+    kept = torch.load(file, weights_only=True)
+    assert all(value.isfinite().all() for value in kept["model"].values() if value.is_floating_point())
+    assert json.loads(kept["facts"])["config"]["optimizer"]["lr"] == 1e30
+
+
+def test_a_run_may_be_stopped_while_it_starts(quick: list[str], tmp_path: Path) -> None:
+    for delay in (0.5, 1.5, 2.5):
+        started = Started(tmp_path, *quick, "epochs=100000", f"hydra.run.dir=cut{delay}")
+        time.sleep(delay)
+        code, output = started.ended(signal.SIGTERM)
+        assert code in (143, -signal.SIGTERM), output
+        assert "Traceback" not in output
