@@ -16,7 +16,7 @@ from vitmnist import load_dataset, make_loader, memory
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
+from vitmnist.data.loaders.auto import AutoOptions, Choice, choose, measure
 from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder
 from vitmnist.engine import PassFigures
@@ -73,7 +73,7 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert fast.epoch_s > 12 * 0.01
     assert broken.epoch_s is None
     table = choice.table()
-    assert re.search(r"slow_30 +yes +0\.\d+ +0\.\d+ s \(100%\)", table)
+    assert re.search(r"slow_30 +yes +0\.\d+ +0\.\d+ +0\.\d+ s \(100%\)", table)
     assert re.search(r"broken +no +its disk is gone", table)
     assert re.search(r"chosen: slow_10, 0\.\d+ s an epoch expected, the least", table)
 
@@ -98,8 +98,8 @@ def test_timing_takes_about_as_long_as_it_may() -> None:
 
     options = AutoOptions(batches=30, seconds=0.65, candidates={"ram": {"name": "ram"}})
     choice = choose(options, ARRAYS, ORDER, CPU, new_trial=counting)
-    # The model alone and the candidate: two batches of warm-up, then three portions of what 0.65 s allow.
-    assert asked == [2, 2, 2, 2] * 2
+    # The model alone and the candidate: two batches of warm-up, what 0.65 s allow, and more where data are waited for.
+    assert asked == [2, 6, 2] * 2
     assert choice.model_alone_s == pytest.approx(1.2)
     assert choice.candidates[0].epoch_s == pytest.approx(1.2)
     assert choice.candidates[0].data_wait_s == pytest.approx(0.6)
@@ -189,12 +189,22 @@ def test_free_and_peak_memory_are_those_of_the_machine() -> None:
 
 
 def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both versions of control groups; what is only a cache of files is free."""
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert free_memory(CPU).host == 3000
-    (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
     assert free_memory(CPU).host > 2**20
+    for line, folder, (limit, used, cached) in (
+        ("0::/inner", "inner", memory.GROUP_FILES[""]),
+        ("7:memory:/on/the/host", "memory", memory.GROUP_FILES["memory"]),
+    ):
+        (tmp_path / "groups").write_text(f"1:cpu,cpuacct:/x\n{line}\n")
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / limit).write_text("5000\n")
+        (tmp_path / folder / used).write_text("2000\n")
+        (tmp_path / folder / "memory.stat").write_text(f"anon 100\n{cached} 700\n")
+        assert free_memory(CPU).host == 3700
+        (tmp_path / folder / limit).write_text("max\n")
+        assert free_memory(CPU).host > 2**20
 
 
 def test_without_a_model_the_table_is_printed(
@@ -204,7 +214,8 @@ def test_without_a_model_the_table_is_printed(
     with make_loader("auto", tiny.train, batch_size=5, device="cpu", seed=0, candidates=candidates) as loader:
         assert len(list(loader.epoch(0))) == 5
     assert re.search(
-        r"candidate +fits +s/epoch +waiting for data\n.*\n.*\nchosen: (ram|gpu_slice), ", capsys.readouterr().err
+        r"candidate +fits +set-up, s +epoch, s +waiting for data\n.*\n.*\nchosen: (ram|gpu_slice), ",
+        capsys.readouterr().err,
     )
 
 
@@ -251,3 +262,37 @@ def test_a_run_that_waits_for_data_is_told_what_helps(
     with caplog.at_level(logging.INFO):
         advise(result)
     assert ("30% of an epoch was spent waiting for data; data/loader=auto measures" in caplog.text) == advised
+
+
+def test_a_loader_that_delivers_in_bursts_is_judged_by_its_mean() -> None:
+    """Four workers give four batches at once, and then nothing for a while."""
+    now = 0.0
+
+    class Bursts(Loader):
+        def batches(self, number: int, start: int) -> Batches:
+            nonlocal now
+            for batch in range(start, len(self)):
+                now += 4.0 if batch % 4 == 0 else 0.0
+                yield torch.zeros(2, 3), torch.zeros(2)
+
+    def trial(loader: Loader) -> tuple[float, float]:
+        before = now
+        list(loader.epoch(0))
+        return now - before, now - before
+
+    seconds, _ = measure(Bursts(EpochOrder(100, 2, 0)), AutoOptions(seconds=1.0), trial)
+    assert seconds == 1.0
+
+
+def test_the_test_sets_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes + 1))
+    options = AutoOptions(candidates={name: LOADERS.complete({"name": name}) for name in ("ram", "cache")})
+    assert choose(options, MAPPED, ORDER, CPU, also=[(MAPPED, ORDER)]).name == "cache"
+
+
+def test_candidates_may_be_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for candidates in (["ram", "gpu_slice"], {"a": "ram", "b": {"name": "disk", "num_workers": 0}}):
+        with make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates=candidates) as loader:
+            assert len(list(loader.epoch(0))) == 5
+    with pytest.raises(ConfigError, match=r"candidates\.a=5: must be a loader's name, or a dict"):
+        make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates={"a": 5})

@@ -148,7 +148,8 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: tor
 
         preprocess = Preprocess(tiny.train).to(cuda)
         try:
-            engine.train_epoch(model, loader, 0, preprocess, optimizer, schedule, cuda, advance)
+            current = engine.TrainingPass(0, len(loader), cuda)
+            engine.train_epoch(model, loader, current, preprocess, optimizer, schedule, cuda, advance)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

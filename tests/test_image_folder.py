@@ -13,7 +13,7 @@ from conftest import Train, result_of
 from PIL import Image
 
 from vitmnist import load_dataset, make_loader
-from vitmnist.data.datasets import Dataset
+from vitmnist.data.datasets import Dataset, image_folder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError
 
@@ -225,3 +225,60 @@ def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(folder: Path
     assert "Traceback" not in ended.stderr
     assert result_of(tmp_path / "failed")["status"] == "failed"
     assert str(changed) in result_of(tmp_path / "failed")["error"]
+
+
+def test_a_picture_that_is_moved_gets_its_new_label(folder: Path) -> None:
+    before = load(folder).train.labels.bincount() + load(folder).test.labels.bincount()
+    (folder / "cat" / "1.png").rename(folder / "eel" / "from cat.png")
+    after = load(folder).train.labels.bincount() + load(folder).test.labels.bincount()
+    assert (after - before).tolist() == [-1, 0, 1]
+
+
+def test_a_training_folder_without_one_for_the_test_is_refused(folder: Path, tmp_path: Path) -> None:
+    for name in ("train", "testing"):
+        (tmp_path / "whole" / name).parent.mkdir(exist_ok=True)
+    folder.rename(tmp_path / "whole" / "train")
+    with pytest.raises(ConfigError, match="has a folder train with classes, but no test or val or valid or validation"):
+        load(tmp_path / "whole")
+    (tmp_path / "whole" / "train").rename(tmp_path / "whole" / "val")
+    with pytest.raises(ConfigError, match="has a folder val with classes, but no train"):
+        load(tmp_path / "whole")
+
+
+def test_what_could_not_be_read_for_a_while_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mended without a change of the file, as a permission is."""
+    original = image_folder.read_picture
+
+    def forbidden(path: Path, *parts: object) -> Image.Image:
+        if path.name == "3.png":
+            raise DataError(f"{path}: cannot be read as a picture: Permission denied")
+        return original(path, *parts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(image_folder, "read_picture", forbidden)
+        with pytest.raises(DataError, match="Permission denied"):
+            load(folder)
+    assert load(folder).skipped == 0
+
+
+def test_statistics_are_of_the_images_that_are_used(folder: Path) -> None:
+    few = load(folder, train_size=3)
+    assert few.train.mean[0] == pytest.approx(float(few.train.images.double().mean()) / 255)
+
+
+def test_every_class_keeps_a_picture_for_training(tmp_path: Path) -> None:
+    draw(tmp_path / "pictures" / "rare" / "only.png", 0)
+    for number in range(5):
+        draw(tmp_path / "pictures" / "common" / f"{number}.png", number)
+    assert load(tmp_path / "pictures", test_share=0.6).train.labels.bincount().tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(153, np.int32), (39_321, np.int32), (0.6, np.float32), (153, np.float32)]
+)
+def test_pictures_of_32_bits_keep_their_brightness(tmp_path: Path, value: float, dtype: type) -> None:
+    for number in range(4):
+        path = tmp_path / "pictures" / "only" / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 9), value, dtype=dtype)).save(path)
+    assert load(tmp_path / "pictures").train.images.float().mean() == pytest.approx(153, abs=1)

@@ -23,6 +23,7 @@ from vitmnist.data import datasets
 from vitmnist.data.loaders.contract import Batches, Loader
 from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
 from vitmnist.data.order import EpochOrder
+from vitmnist.data.samples import collate_samples
 from vitmnist.errors import LoadingError
 
 BATCHES = 6
@@ -299,3 +300,31 @@ def test_nested_samples_pass_through() -> None:
     assert batch["mask"] is None
     assert list(batch["name"]) == ["sample 2", "sample 3"]
     assert [array.tolist() for array in batch["pair"]] == [[2, 3], [1.0, 1.5]]
+
+
+def test_some_samples_without_a_value_are_an_error() -> None:
+    """And not silently all of them without."""
+    with pytest.raises(TypeError, match="some samples have None where others have a value"):
+        collate_samples([{"mask": None}, {"mask": torch.tensor(7)}])
+
+
+def test_closing_ends_a_consumer_also_with_a_queue_of_one(tiny: datasets.Dataset) -> None:
+    order = EpochOrder(BATCHES, 1, seed=0)
+    for _ in range(5):
+        loader = PrefetchLoader(PrefetchOptions(queue_size=1), tiny.train, order, torch.device("cpu"))
+        loader.base = Source(order)
+        blocked, seen = threading.Event(), []
+
+        def consume(loader: PrefetchLoader = loader, seen: list = seen, blocked: threading.Event = blocked) -> None:
+            for images, _ in loader.epoch(0):
+                seen.append(int(images))
+                blocked.wait(0.3)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        while loader.base.made < 3:
+            time.sleep(0.001)
+        loader.close()
+        consumer.join(timeout=5)
+        assert not consumer.is_alive()
+        assert len(seen) <= 2

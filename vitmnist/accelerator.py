@@ -35,7 +35,7 @@ class Accelerator:
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory that the device can copy from by itself."""
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
     def upload(self, tensor: Tensor) -> Tensor:
         """Queue a copy of a host tensor to the device; from pinned memory the host does not wait for it."""
@@ -71,7 +71,7 @@ class Cuda(Accelerator):
         return torch.cuda.stream(stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def upload(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=True)

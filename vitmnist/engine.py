@@ -170,7 +170,7 @@ def train_epoch(
         loss = F.cross_entropy(logits, labels)
         rate = optimizer.param_groups[0]["lr"]
         if device.type == "cpu" and not loss.isfinite():
-            raise not_finite(float(loss), epoch, current.tally.steps, rate)
+            raise not_finite(float(loss.detach()), epoch, current.tally.steps, rate)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

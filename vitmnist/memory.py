@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,13 @@ from vitmnist.errors import ConfigError
 
 Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
+PROCESS_GROUPS = Path("/proc/self/cgroup")
+# By the controllers that a line of /proc/self/cgroup names: none in version 2. The limit, what is used, what of it is
+# a cache of files.
+GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 class DoesNotFitError(ConfigError):
@@ -28,6 +35,9 @@ class Memory:
     host: int = 0
     device: int = 0
 
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.host + other.host, self.device + other.device)
+
     def on(self, device: torch.device) -> Memory:
         """The same where host and device share their memory."""
         return self if device.type == "cuda" else Memory(self.host + self.device, 0)
@@ -35,15 +45,26 @@ class Memory:
 
 def free_memory(device: torch.device) -> Memory:
     """What is free on the host, within the limits of its container, and on the device, torch's own stock included."""
-    host = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # no such file, or no limit ("max")
-        limit = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
-        host = min(host, max(limit - used, 0))
+    host = min([psutil.virtual_memory().available, *_container_free()])
     if device.type != "cuda":
         return Memory(host)
     stock = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Memory(host, torch.cuda.mem_get_info(device)[0] + stock)
+
+
+def _container_free() -> Iterator[int]:
+    """What each control group of this process, of either version, has left; pages that can be dropped are not used."""
+    for line in PROCESS_GROUPS.read_text().splitlines() if PROCESS_GROUPS.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        names = GROUP_FILES[controllers]
+        # In a container the path is often the host's, and the files stand at the root.
+        for place in (CGROUP / controllers / path.lstrip("/"), CGROUP / controllers):
+            with suppress(OSError, ValueError, KeyError):  # no such file, or no limit ("max")
+                limit, used = (int((place / name).read_text()) for name in names[:2])
+                stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                yield max(limit - used + int(stat[names[2]]), 0)
 
 
 def reset_host_peak() -> bool:

@@ -22,6 +22,7 @@ from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset, Split, build_dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Trial, choose
+from vitmnist.data.loaders.disk import worker_error
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError, TrainingError
@@ -113,8 +114,8 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
         result.status = "interrupted" if stopped else "failed"
         result.error = explained(error, config.batch_size)
         write_result(result, folder)
-        if refused or is_out_of_memory(error) or isinstance(error, OSError):
-            # Data that went bad under the run, a disk that is full, a folder that is gone: no fault of the program.
+        if refused or is_out_of_memory(error) or worker_error(error) or isinstance(error, OSError):
+            # Data that went bad under the run, a disk that is full, a worker that was killed: no fault of the program.
             raise TrainingError(result.error) from error
         raise
     write_result(result, folder)
@@ -143,7 +144,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def explained(error: BaseException, batch_size: int) -> str:
     """An error's message, and what to do about it where the message alone does not say."""
-    message = str(error) or type(error).__name__
+    message = str(worker_error(error) or error) or type(error).__name__
     if is_out_of_memory(error):
         return (
             f"out of memory: {message.splitlines()[0]}; try a batch_size below {batch_size}, a smaller model, or "
@@ -209,7 +210,8 @@ def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
     _, options = LOADERS.member(values)
     if isinstance(options, AutoOptions):
         log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
-        choice = choose(options, dataset.train, order, device, new_trial=trial)
+        also = [(dataset.test, test_order)]
+        choice = choose(options, dataset.train, order, device, new_trial=trial, also=also)
         log.info("what to expect of each loader\n%s", choice.table())
         values = choice.values
 

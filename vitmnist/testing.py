@@ -115,10 +115,6 @@ class Case:
         """Copies of the batches on the CPU, as a model would see them: a split's are normalised."""
         copies = []
         for images, labels in batches:
-            assert (
-                images.device.type == labels.device.type == torch.device(self.device).type
-                or images.device.type == "cpu"
-            )
             normalised = Preprocess(self.data)(images.cpu()) if isinstance(self.data, Split) else images.cpu()
             copies.append((normalised.clone(), labels.cpu().clone()))
         return copies
@@ -156,6 +152,13 @@ def same_batches(case: Case) -> None:
                     batches = case.seen(loader.epoch(number))
                     assert len(loader) == len(batches), f"its length is {len(loader)}, batches {len(batches)}"
                     assert_same(batches, case.expected(number, shuffle.value, drop_last))
+
+
+def on_the_device(case: Case) -> None:
+    """its batches are on the device"""
+    with case.open() as loader:
+        places = {array.device.type for batch in loader.epoch(0) for array in batch}
+    assert places == {torch.device(case.device).type}, f"they are on {', '.join(places)}, not on {case.device}"
 
 
 def each_sample_once(case: Case) -> None:
@@ -260,6 +263,7 @@ def nothing_left_behind(case: Case) -> None:
 
 PROMISES: tuple[Callable[[Case], None], ...] = (
     same_batches,
+    on_the_device,
     each_sample_once,
     epochs_begin_anywhere,
     batches_are_kept,

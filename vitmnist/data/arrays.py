@@ -41,6 +41,12 @@ class Arrays:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def check_on_host(self) -> None:
+        """Raise `DataError` if the arrays are not in host memory."""
+        for array in (self.images, self.labels):
+            if array.device.type != "cpu":
+                raise DataError(f"the set is on {array.device}, not in host memory; gpu_slice leaves it there")
+
     @property
     def nbytes(self) -> int:
         """Bytes of images and labels."""

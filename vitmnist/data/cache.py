@@ -12,16 +12,18 @@ import hashlib
 import json
 import logging
 import math
+import mmap
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vitmnist.atomic import write_whole
@@ -30,10 +32,13 @@ from vitmnist.errors import DataError
 
 log = logging.getLogger(__name__)
 
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python knows it from 3.11 on
+
 DTYPES = {
     str(dtype): dtype
     for dtype in (
         torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+        torch.uint16, torch.uint32, torch.uint64, torch.complex64,
         torch.float16, torch.bfloat16, torch.float32, torch.float64,
     )
 }  # fmt: skip
@@ -55,6 +60,14 @@ class DamagedError(Exception):
     """A cache that cannot be what was written."""
 
 
+class UndecodableError(Exception):
+    """An error of the samples themselves."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 def decode_once(
     folder: Path,
     fingerprint: str,
@@ -74,7 +87,7 @@ def decode_once(
     Raises:
         DataError: the folder cannot be written, or there is no sample.
     """
-    key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
+    key = _key(fingerprint)
     place = folder / key
     if place.is_dir():
         try:
@@ -92,18 +105,28 @@ def decode_once(
             for left in folder.glob(f".{key}.*"):  # by a process that was killed: whoever lives would hold the lock
                 shutil.rmtree(left, ignore_errors=True)
             log.info("decoding once into %s", place)
-            fresh = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder))
+            fresh = folder / f".{key}.{secrets.token_hex(4)}"
+            fresh.mkdir()
             try:
                 _write(fresh, fingerprint, decode(), annotate)
                 if place.exists():
-                    place.rename(Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder)) / "damaged")
+                    place.rename(folder / f".{key}.damaged")
                 fresh.rename(place)
             finally:
                 for left in folder.glob(f".{key}.*"):
                     shutil.rmtree(left, ignore_errors=True)
             return _open(place, fingerprint, verify=False)
+    except UndecodableError as error:
+        raise error.reason from None
     except OSError as error:
         raise _cannot_write(folder, error) from error
+
+
+def forget(folder: Path, fingerprint: str) -> None:
+    """Remove a cache, so that its contents are decoded again."""
+    key = _key(fingerprint)
+    with FileLock(folder / f"{key}.lock"):
+        shutil.rmtree(folder / key, ignore_errors=True)
 
 
 def decode_for_now(folder: Path, decode: Callable[[], Chunks]) -> Arrays:
@@ -114,11 +137,36 @@ def decode_for_now(folder: Path, decode: Callable[[], Chunks]) -> Arrays:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            _write(Path(place), "", decode(), lambda arrays: {})
-            return _open(Path(place), "", verify=False).arrays
+        place = folder / f".now.{secrets.token_hex(4)}"
+        with FileLock(folder / ".now.lock"):
+            for left in folder.glob(".now.*/lock"):  # whoever lives holds it
+                with suppress(Timeout), FileLock(left, blocking=False):
+                    shutil.rmtree(left.parent, ignore_errors=True)
+            place.mkdir()
+            held = FileLock(place / "lock")
+            held.acquire()
+        try:
+            _write(place, "", decode(), lambda arrays: {})
+            return _open(place, "", verify=False).arrays
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+            held.release()
+    except UndecodableError as error:
+        raise error.reason from None
     except OSError as error:
         raise _cannot_write(folder, error) from error
+
+
+def _key(fingerprint: str) -> str:
+    return hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
+
+
+def _decoded(chunks: Chunks) -> Iterator[tuple[Tensor, Tensor]]:
+    """The chunks; an error of whoever makes them is kept apart from those of our own files."""
+    try:
+        yield from chunks
+    except OSError as error:
+        raise UndecodableError(error) from error
 
 
 def _cannot_write(folder: Path, error: OSError) -> DataError:
@@ -134,8 +182,10 @@ def _write(place: Path, fingerprint: str, chunks: Chunks, annotate: Callable[[Ar
     forms: dict[str, tuple[torch.Size, torch.dtype]] = {}
     samples = 0
     with (place / "images.bin").open("xb") as images, (place / "labels.bin").open("xb") as labels:
-        for chunk in chunks:
+        for chunk in _decoded(chunks):
             for name, file, array in zip(names, (images, labels), chunk, strict=True):
+                if str(array.dtype) not in DTYPES:
+                    raise DataError(f"{name}: a cache cannot hold {array.dtype}; choose ram or disk")
                 form = forms.setdefault(name, (array.shape[1:], array.dtype))
                 if form != (array.shape[1:], array.dtype):
                     raise DataError(
@@ -183,7 +233,15 @@ def _map(place: Path, name: str, record: dict[str, Any]) -> Tensor:
     path = place / f"{name}.bin"
     shape, dtype = record[name]["shape"], DTYPES[record[name]["dtype"]]
     elements = math.prod(shape)
-    if path.stat().st_size != elements * dtype.itemsize or not elements:
-        raise DamagedError(f"{path.name} has {path.stat().st_size} bytes, not {elements * dtype.itemsize}")
-    # Private: whoever writes into a view of it changes his own copy of the page, never the file.
-    return torch.from_file(str(path), shared=False, size=elements, dtype=dtype).view(shape)
+    size = elements * dtype.itemsize
+    if path.stat().st_size != size:
+        raise DamagedError(f"{path.name} has {path.stat().st_size} bytes, not {size}")
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    # Private: whoever writes into a view of it changes his own copy of the page, never the file. Without a reserve,
+    # because the kernel would otherwise refuse to map what is larger than memory, and torch.from_file knows no flags.
+    with path.open("rb") as file:
+        pages = mmap.mmap(
+            file.fileno(), size, flags=mmap.MAP_PRIVATE | MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

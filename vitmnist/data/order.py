@@ -39,7 +39,7 @@ class EpochOrder:
 
     def __post_init__(self) -> None:
         for name, value in (("batch_size", self.batch_size), ("seed", self.seed)):
-            if not isinstance(value, int):
+            if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{name}={value}: must be a whole number")
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size}: must be at least 1")
@@ -73,9 +73,9 @@ class EpochOrder:
         """
         if self.shuffle == Shuffle.sample:
             self._check(start)
-            permutation = torch.randperm(self.size, generator=self._generator(epoch))
+            permutation = torch.randperm(self.size, generator=self._generator(epoch), device="cpu")
             return permutation[start * self.batch_size : len(self) * self.batch_size].to(device)
-        everything = torch.arange(self.size)
+        everything = torch.arange(self.size, device="cpu")
         return torch.cat([everything[:0], *(everything[span] for span in self._spans(epoch, start))]).to(device)
 
     def _spans(self, epoch: int, start: int) -> Iterator[slice]:
@@ -83,13 +83,19 @@ class EpochOrder:
         blocks: range | list[int] = range(len(self))
         if self.shuffle == Shuffle.batch:
             full = self.size // self.batch_size
-            blocks = torch.randperm(full, generator=self._generator(epoch)).tolist() + list(range(full, len(self)))
+            blocks = torch.randperm(full, generator=self._generator(epoch), device="cpu").tolist() + list(
+                range(full, len(self))
+            )
         for block in blocks[start:]:
             yield slice(block * self.batch_size, min((block + 1) * self.batch_size, self.size))
 
     def _check(self, start: int) -> None:
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
+
+    def worker_seed(self, epoch: int) -> int:
+        """A seed for what is random in the making of samples, such as the transforms of a data set of one's own."""
+        return int(np.random.SeedSequence(self.seed, spawn_key=(epoch, 2)).generate_state(1)[0])
 
     def _generator(self, epoch: int) -> torch.Generator:
         # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or both side by side, runs would share

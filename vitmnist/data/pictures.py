@@ -27,9 +27,19 @@ def read_picture(path: Path, size: int, mode: Mode) -> Image.Image:
     try:
         with Image.open(path) as picture:
             upright = ImageOps.exif_transpose(picture)
-            if upright.mode.startswith("I"):  # 16 bits: Pillow would cut off at 255 what is brighter
-                upright = Image.fromarray((np.asarray(upright).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+            if upright.mode[0] in "IF":
+                upright = _in_bytes(upright)
             converted = upright.convert("L" if mode == Mode.grey else "RGB")
             return converted.resize((size, size), Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow's decoders raise whatever their libraries do
         raise DataError(f"{path}: cannot be read as a picture: {error}") from error
+
+
+def _in_bytes(picture: Image.Image) -> Image.Image:
+    """A picture of 16 or 32 bits, which Pillow would cut off at 255, scaled by the range that its values are in."""
+    pixels = np.asarray(picture).astype(np.float64)
+    if picture.mode.startswith("I;16") or pixels.max() > 255:
+        pixels /= 257  # 65,535 is white
+    elif picture.mode == "F" and pixels.max() <= 1:
+        pixels *= 255
+    return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))

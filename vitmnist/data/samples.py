@@ -30,8 +30,9 @@ def _collate_pictures(pictures: Sequence[Image.Image], *, collate_fn_map: object
     return torch.stack([pil_to_tensor(picture) for picture in pictures])
 
 
-def _collate_none(nothing: Sequence[None], *, collate_fn_map: object = None) -> None:
-    return None
+def _collate_none(nothing: Sequence[Any], *, collate_fn_map: object = None) -> None:
+    if any(value is not None for value in nothing):
+        raise TypeError("some samples have None where others have a value; give them all one or none of them")
 
 
 _COLLATE: dict[type | tuple[type, ...], Callable[..., Any]] = {

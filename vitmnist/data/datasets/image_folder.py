@@ -21,7 +21,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from vitmnist.config import bounded
 from vitmnist.data.arrays import Arrays
-from vitmnist.data.cache import Cached, decode_once
+from vitmnist.data.cache import Cached, decode_once, forget
 from vitmnist.data.datasets.contract import DATASETS, Dataset, Sizes, Split, first
 from vitmnist.data.pictures import Mode, read_picture
 from vitmnist.data.statistics import channel_statistics
@@ -79,6 +79,10 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     test_folder = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
+    for name, other in (("train", test_folder), *((name, folder / "train") for name in TEST_NAMES)):
+        if _holds_folders(folder / name) and not (other and other.is_dir()):
+            wanted = " or ".join(TEST_NAMES) if name == "train" else "train"
+            raise ConfigError(f"data.dataset.path={options.path}: has a folder {name} with classes, but no {wanted}")
     if (folder / "train").is_dir() and test_folder:
         classes, train_files = _list(folder / "train")
         test_classes, test_files = _list(test_folder)
@@ -94,7 +98,11 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     skipped = len(train_files.paths) - len(train_paths) + len(test_files.paths) - len(test_paths)
     if skipped:
         log.warning("%s: %d pictures cannot be read and are left out", folder, skipped)
+    take_train = first("train_size", options.train_size, len(train_paths))
+    take_test = first("test_size", options.test_size, len(test_paths))
     mean, std = tuple(train.notes["mean"]), tuple(train.notes["std"])
+    if options.train_size:
+        mean, std = channel_statistics(train.arrays.images[take_train])
 
     def split(cached: Cached, paths: list[Path], take: slice) -> Split:
         images, labels = cached.arrays.images[take], cached.arrays.labels[take]
@@ -107,10 +115,14 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
 
     return Dataset(
         folder.resolve().name,
-        train=split(train, train_paths, first("train_size", options.train_size, len(train_paths))),
-        test=split(test, test_paths, first("test_size", options.test_size, len(test_paths))),
+        train=split(train, train_paths, take_train),
+        test=split(test, test_paths, take_test),
         skipped=skipped,
     )
+
+
+def _holds_folders(folder: Path) -> bool:
+    return folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
 
 
 def _list(folder: Path) -> tuple[list[str], Listed]:
@@ -129,7 +141,8 @@ def _list(folder: Path) -> tuple[list[str], Listed]:
 def _divide(files: Listed, test_share: float) -> tuple[Listed, Listed]:
     """The training and the test part, the same share of each class."""
     taken = dict.fromkeys(files.labels, 0)
-    wanted = {label: round(count * test_share) for label, count in Counter(files.labels).items()}
+    # One of each class stays for training, however few there are.
+    wanted = {label: min(round(count * test_share), count - 1) for label, count in Counter(files.labels).items()}
     train, test = Listed([], []), Listed([], [])
     for path, label in zip(files.paths, files.labels, strict=True):
         part = test if taken[label] < wanted[label] else train
@@ -168,9 +181,22 @@ def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path
     fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()
     cached = decode_once(root / CACHE, fingerprint, decode, annotate, options.verify_cache)
     left_out = dict(cached.notes["unreadable"])
+    if not unreadable and any(_readable(files.paths[index], options) for index in left_out):
+        # What failed then, a permission say, was mended without a change of the file.
+        forget(root / CACHE, fingerprint)
+        cached = decode_once(root / CACHE, fingerprint, decode, annotate, options.verify_cache)
+        left_out = dict(cached.notes["unreadable"])
     if left_out and not options.skip_unreadable:
         raise _cannot_read(list(left_out.values()), files)
     return cached, [path for index, path in enumerate(files.paths) if index not in left_out]
+
+
+def _readable(path: Path, options: ImageFolderOptions) -> bool:
+    try:
+        read_picture(path, options.size, options.mode)
+    except DataError:
+        return False
+    return True
 
 
 def _cannot_read(messages: list[str], files: Listed) -> DataError:

@@ -5,8 +5,9 @@ To add a loader, write a module here that registers a subclass of `Loader`, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from operator import index
 from pkgutil import iter_modules
 from typing import Any
 
@@ -60,7 +61,8 @@ def make_loader(
     if shuffle not in orders:
         raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
     loaded = _loadable(data)
-    order = EpochOrder(len(loaded), batch_size, seed, Shuffle(shuffle), drop_last)  # type: ignore[arg-type]
+    size = len(loaded)  # type: ignore[arg-type]
+    order = EpochOrder(size, _whole("batch_size", batch_size), _whole("seed", seed), Shuffle(shuffle), drop_last)
     return LOADERS.build(_complete({"name": name, **options}), loaded, order, choose_device(str(device)), key="")
 
 
@@ -80,8 +82,28 @@ def _loadable(data: Data | Sequence[Tensor]) -> Data:
     return data  # type: ignore[return-value]  # a protocol would say it, torch has none
 
 
+def _whole(name: str, value: Any) -> int:
+    """A whole number, also one of NumPy's."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"{name}={value}: must be a whole number")
+    return index(value)
+
+
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a loader, and of the one it wraps, with their defaults."""
+    """The values of a loader, and of those that it wraps or tries, with their defaults."""
     if base := values.get("base"):
-        values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
+        values = {**values, "base": _complete(_named("base", base))}
+    if candidates := values.get("candidates"):
+        if not isinstance(candidates, Mapping):
+            candidates = {str(name): name for name in candidates}
+        tried = {label: _complete(_named(f"candidates.{label}", inner)) for label, inner in candidates.items()}
+        values = {**values, "candidates": tried}
     return LOADERS.complete(values)
+
+
+def _named(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise ConfigError(f"{key}={value}: must be a loader's name, or a dict with its name and options")

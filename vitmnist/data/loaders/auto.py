@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice, repeat
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +25,8 @@ from vitmnist.errors import ConfigError, UserError
 from vitmnist.memory import Memory, check_fits, peak_memory
 
 WARM_UP = 2  # batches that are not timed: workers start, memory is touched for the first time
-PORTIONS = 3  # what is timed is cut into so many, of which the median counts
+LEAST = 3  # batches that are timed in any case
+LEAST_WAITING = 8  # and where data are waited for: workers deliver in bursts
 TIE = 0.05  # differences below this share of the time are noise
 
 Trial = Callable[[Loader], tuple[float, float]]
@@ -47,6 +47,7 @@ class Candidate:
     """A row of the table: what to expect of a loader in a training epoch, or why it is out of the question."""
 
     name: str
+    setup_s: float | None = None
     epoch_s: float | None = None
     data_wait_s: float | None = None
     refused: str | None = None
@@ -78,13 +79,15 @@ class Choice:
     def table(self) -> str:
         """The table for people."""
         width = max(len("candidate"), *(len(candidate.name) for candidate in self.candidates))
-        lines = [f"{'candidate':{width}}  fits  s/epoch  waiting for data"]
+        lines = [f"{'candidate':{width}}  fits  set-up, s  epoch, s  waiting for data"]
         for candidate in self.candidates:
             if candidate.epoch_s is None or candidate.data_wait_s is None:
                 lines.append(f"{candidate.name:{width}}  no    {candidate.refused}")
             else:
                 share = 100 * candidate.data_wait_s / (candidate.epoch_s or 1)
-                times = f"{candidate.epoch_s:7.3g}  {candidate.data_wait_s:.3g} s ({share:.0f}%)"
+                times = (
+                    f"{candidate.setup_s:9.3f}  {candidate.epoch_s:8.4g}  {candidate.data_wait_s:.3g} s ({share:.0f}%)"
+                )
                 lines.append(f"{candidate.name:{width}}  yes   {times}")
         if self.model_alone_s is not None:
             lines.append(f"(the model alone, without loading: {self.model_alone_s:.3g} s)")
@@ -110,11 +113,13 @@ def choose(
     device: torch.device,
     key: str = "data.loader",
     new_trial: Callable[[], Trial] | None = None,
+    also: Sequence[tuple[Data, EpochOrder]] = (),
 ) -> Choice:
     """Time the candidates that fit and choose the fastest; among equals, the first.
 
     Args:
         key: where the options stand in the configuration.
+        also: other sets that a loader of the same kind will be built for, whose memory counts too.
         new_trial: makes a fresh model and gives its trial; without one, batches are taken and let go.
 
     Raises:
@@ -134,12 +139,15 @@ def choose(
     def row(name: str, values: Mapping[str, Any]) -> Candidate:
         try:
             # Asked before anything is built, also the model that it is tried with: what is free counts, less its need.
-            check_fits(name, needs_of(values, data, order, device), device, reserve)
+            others = (needs_of(values, *other, device) for other in also)
+            check_fits(name, sum(others, needs_of(values, data, order, device)), device, reserve)
+            started = time.perf_counter()
             with LOADERS.build(values, data, order, device) as loader:
+                setup = time.perf_counter() - started
                 seconds, waiting = measure(loader, options, new_trial() if new_trial else partial(consume, device))
-        except UserError as error:
-            return Candidate(name, refused=str(error))
-        return Candidate(name, seconds * len(order), waiting * len(order))
+        except (UserError, RuntimeError, OSError, MemoryError) as error:  # out of memory is a RuntimeError of torch's
+            return Candidate(name, refused=str(error) or type(error).__name__)
+        return Candidate(name, setup, seconds * len(order), waiting * len(order))
 
     table = [row(name, values) for name, values in candidates.items()]
     times = {candidate.name: candidate.epoch_s for candidate in table if candidate.epoch_s is not None}
@@ -178,10 +186,14 @@ def measure(loader: Loader, options: AutoOptions, trial: Trial) -> tuple[float, 
         warm_up = min(WARM_UP, len(loader) - 1)
         seconds = trial(Portion(loader.order, batches, warm_up))[0] if warm_up else 0.0
         affordable = int(options.seconds * warm_up / seconds) if seconds else options.batches
-        count = min(max(affordable, PORTIONS), options.batches, len(loader) - warm_up)
-        size = max(count // PORTIONS, 1)
-        times = [trial(Portion(loader.order, batches, size)) for _ in range(min(PORTIONS, count))]
-    return median(seconds for seconds, _ in times) / size, median(waiting for _, waiting in times) / size
+        left = len(loader) - warm_up
+        count = min(max(affordable, LEAST), options.batches, left)
+        seconds, waiting = trial(Portion(loader.order, batches, count))
+        more = min(LEAST_WAITING, left) - count
+        if more > 0 and waiting > TIE * seconds:
+            further = trial(Portion(loader.order, batches, more))
+            seconds, waiting, count = seconds + further[0], waiting + further[1], count + more
+    return seconds / count, waiting / count
 
 
 def consume(device: torch.device, loader: Loader) -> tuple[float, float]:

@@ -51,7 +51,9 @@ def cached(data: Data, options: CacheOptions) -> Arrays:
         decode = partial(pairs, data)
         if options.fingerprint is None:
             return decode_for_now(folder, decode)
-        return decode_once(folder, options.fingerprint, decode, verify=options.verify).arrays
+        named = f"{options.fingerprint}, {len(data)} samples"  # type: ignore[arg-type]
+        return decode_once(folder, named, decode, verify=options.verify).arrays
+    data.check_on_host()
     if data.mapped or not len(data):
         return data
     known = data.sha256 if isinstance(data, Split) else None

@@ -94,6 +94,8 @@ class DiskLoader(Loader):
         except IndexError:
             dataloader, batches = self._build()
         batches.number, batches.start = number, start
+        assert dataloader.generator is not None
+        dataloader.generator.manual_seed(self.order.worker_seed(number))
         samples = iter(dataloader)
         finished = False
         try:
@@ -101,7 +103,7 @@ class DiskLoader(Loader):
                 yield map_tensors(self.accelerator.upload, batch)
             finished = True
         except RuntimeError as error:
-            if named := _named(error):
+            if named := worker_error(error):
                 raise named from error
             raise
         finally:
@@ -129,7 +131,7 @@ class DiskLoader(Loader):
             persistent_workers=self.options.persistent_workers and workers > 0,
             worker_init_fn=_ignore_interrupts,
             timeout=(self.options.timeout_s or 0) if workers else 0,
-            # DataLoader draws a seed for its workers even where nothing is random; not from the global generator.
+            # DataLoader draws a seed for its workers' own transforms; not from the global generator.
             generator=torch.Generator(),
         )
         return dataloader, batches
@@ -140,7 +142,7 @@ def _ignore_interrupts(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _named(error: RuntimeError) -> LoadingError | None:
+def worker_error(error: BaseException) -> LoadingError | None:
     """What torch says of a worker that died or hangs, as an error that names what to do; None for any other error."""
     message = str(error)
     if "timed out" in message:
@@ -150,7 +152,7 @@ def _named(error: RuntimeError) -> LoadingError | None:
         )
     if "DataLoader worker" in message:
         return LoadingError(
-            f"disk: {message.strip()} A worker that was killed often met the limit of memory; "
+            f"disk: {message.strip().rstrip('.')}. A worker that was killed often met the limit of memory; "
             "try fewer with data.loader.num_workers=N"
         )
     return None

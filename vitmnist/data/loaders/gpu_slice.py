@@ -34,14 +34,15 @@ class GpuSliceLoader(Loader):
         super().__init__(order)
         check_fits("gpu_slice", self.needs(options, data, order, device), device, others=("ram", "cache", "disk"))
         arrays = in_memory(data) if device.type == "cpu" else data
-        self.images, self.labels = arrays.images.to(device), arrays.labels.to(device)
+        self.images, self.labels = arrays.images.detach().to(device), arrays.labels.detach().to(device)
 
     @classmethod
     def needs(cls, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> Memory:
         """The set and the permutation of an epoch; what is in the device's memory already takes no more of it."""
         if not isinstance(data, Arrays):
             return Memory()
-        there = data.images.device.type == device.type and not data.mapped
+        place = data.images.device
+        there = place.type == device.type and device.index in (None, place.index) and not data.mapped
         return Memory(device=(0 if there else data.nbytes) + 8 * order.size)
 
     def batches(self, number: int, start: int) -> Batches:

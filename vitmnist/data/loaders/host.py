@@ -14,7 +14,6 @@ from vitmnist.config import Shuffle
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.loaders.contract import Batch, Batches, Loader
 from vitmnist.data.order import EpochOrder
-from vitmnist.errors import DataError
 
 
 class HostLoader(Loader):
@@ -22,12 +21,10 @@ class HostLoader(Loader):
 
     def __init__(self, arrays: Arrays, order: EpochOrder, device: torch.device) -> None:
         super().__init__(order)
-        for array in (arrays.images, arrays.labels):
-            if array.device.type != "cpu":
-                raise DataError(f"the set is on {array.device}, not in host memory; gpu_slice leaves it there")
-        self.images, self.labels = arrays.images, arrays.labels
+        arrays.check_on_host()
+        self.images, self.labels = arrays.images.detach(), arrays.labels.detach()
         self.accelerator = accelerator_of(device)
-        self.staging = Staging(self.accelerator, arrays, order.batch_size)
+        self.staging = Staging(self.accelerator, (self.images, self.labels), min(order.batch_size, order.size))
 
     def batches(self, number: int, start: int) -> Batches:
         if self.accelerator.beside:
@@ -66,9 +63,9 @@ class Staging:
 
     DEPTH = 4
 
-    def __init__(self, accelerator: Accelerator, arrays: Arrays, batch_size: int) -> None:
+    def __init__(self, accelerator: Accelerator, arrays: tuple[Tensor, Tensor], batch_size: int) -> None:
         self._accelerator = accelerator
-        self._arrays = (arrays.images, arrays.labels)
+        self._arrays = arrays
         self._batch_size = batch_size
         self._made = 0
         self._free: deque[tuple[tuple[Tensor, ...], Any]] = deque()  # the oldest copy first
@@ -77,6 +74,17 @@ class Staging:
     def send(self, indices: slice | Tensor) -> Batch:
         """The batch of these indices, on its way to the device on the current stream."""
         buffers = self._buffers()
+        try:
+            sent = self._fill(buffers, indices)
+        except BaseException:
+            with self._lock:
+                self._made -= 1  # the buffers go: nobody knows how far the device is with them
+            raise
+        with self._lock:
+            self._free.append((buffers, self._accelerator.event()))
+        return sent
+
+    def _fill(self, buffers: tuple[Tensor, ...], indices: slice | Tensor) -> Batch:
         size = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
         sent = []
         for array, buffer in zip(self._arrays, buffers, strict=True):
@@ -86,8 +94,6 @@ class Staging:
             else:
                 torch.index_select(array, 0, indices, out=rows)
             sent.append(self._accelerator.upload(rows))
-        with self._lock:
-            self._free.append((buffers, self._accelerator.event()))
         return sent[0], sent[1]
 
     def _buffers(self) -> tuple[Tensor, ...]:
@@ -103,6 +109,7 @@ class Staging:
             self._accelerator.synchronize(event)
             return buffers
         shapes = [(self._batch_size, *array.shape[1:]) for array in self._arrays]
-        return tuple(
-            self._accelerator.pinned(shape, array.dtype) for shape, array in zip(shapes, self._arrays, strict=True)
-        )
+        with torch.inference_mode(False):  # they will also be filled outside of it
+            return tuple(
+                self._accelerator.pinned(shape, array.dtype) for shape, array in zip(shapes, self._arrays, strict=True)
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -68,14 +69,17 @@ class PrefetchLoader(Loader):
             self.accelerator,
             self.stream,
         )
-        self._producers.add(producer)
+        with self._lock:
+            self._producers.add(producer)
         try:
             yield from producer.run()
         finally:
             producer.stop()
 
     def close(self) -> None:
-        for producer in list(self._producers):
+        with self._lock:
+            producers = list(self._producers)
+        for producer in producers:
             producer.stop()
         super().close()
         self.base.close()
@@ -134,6 +138,7 @@ class Producer:
         Raises:
             LoadingError: no batch came in time.
         """
+        self._before = self._accelerator.event()
         self._thread.start()
         while (item := self._next()) is not None:
             if isinstance(item, Failure):
@@ -156,17 +161,18 @@ class Producer:
                 self._queue.get_nowait()
         if self._thread.is_alive():
             self._thread.join(timeout=1)
-        with suppress(Full):
-            self._queue.put_nowait(None)  # for a consumer that waits in another thread
 
     def _next(self) -> Ready | Failure | None:
-        try:
-            return self._queue.get(timeout=self._timeout_s)
-        except Empty:
-            raise LoadingError(
-                f"prefetch: its base loader gave no batch within {self._timeout_s:g} s; look for what blocks it, "
-                "or raise data.loader.timeout_s (null waits for ever)"
-            ) from None
+        asked = time.monotonic()
+        while not self._stopped.is_set():  # by another thread
+            with suppress(Empty):
+                return self._queue.get(timeout=0.1)
+            if self._timeout_s is not None and time.monotonic() - asked >= self._timeout_s:
+                raise LoadingError(
+                    f"prefetch: its base loader gave no batch within {self._timeout_s:g} s; look for what blocks it, "
+                    "or raise data.loader.timeout_s (null waits for ever)"
+                )
+        return None
 
     def _held(self, tensor: Tensor) -> Tensor:
         self._accelerator.hold(tensor)
@@ -175,6 +181,8 @@ class Producer:
     def _produce(self) -> None:
         try:
             with self._accelerator.working_on(self._stream):
+                # What the set itself is made of may still be under way on the consumer's stream.
+                self._accelerator.wait(self._before)
                 for batch in self._source():
                     self._put(Ready(batch, self._accelerator.event()))
                     if self._stopped.is_set():

@@ -1,0 +1,149 @@
+"""What was trained can be used: evaluated, and asked about pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, result_of
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from vitmnist.accelerator import choose_device
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.evaluate import evaluate, figures
+from vitmnist.predict import predict
+from vitmnist.trained import load_trained
+
+CPU = torch.device("cpu")
+
+
+def run(module: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder above `run`: MNIST, two epochs of 2,000 images."""
+    folder = tmp_path_factory.mktemp("trained")
+    sizes = ["data.dataset.train_size=2000", "data.dataset.test_size=300", f"data.root={folder / 'data'}"]
+    settings = ["model=cnn", "batch_size=20", "epochs=2", "hydra.run.dir=run"]
+    program = [sys.executable, str(REPOSITORY / "train.py"), *sizes, *settings]
+    subprocess.run(program, cwd=folder, check=True, timeout=200, capture_output=True)
+    return folder
+
+
+def test_evaluation_finds_what_the_run_recorded(trained: Path) -> None:
+    ended = run("vitmnist.evaluate", "run", "--json", folder=trained)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["accuracy"] == result_of(trained / "run")["epochs"][-1]["val_acc"]
+    assert found["images"] == 300
+    assert sum(map(sum, found["confusion_matrix"])) == 300
+    assert [row["class"] for row in found["classes"]] == list("0123456789")
+    shown = run("vitmnist.evaluate", "run", "data.dataset.test_size=100", folder=trained).stdout
+    assert "of 100 images" in shown
+    assert "confusion matrix" in shown
+
+
+def test_figures_are_those_of_the_definition() -> None:
+    found = figures(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"))
+    assert found["accuracy"] == pytest.approx(100 * 5 / 6)
+    first, second, absent = found["classes"]
+    assert (first["precision"], first["recall"], first["images"]) == (100.0, 75.0, 4)
+    assert second["precision"] == pytest.approx(100 * 2 / 3)
+    assert second["f1"] == pytest.approx(80.0)
+    assert (absent["precision"], absent["recall"], absent["f1"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: holds no run"),
+        (["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
+        (["run", "data.dataset.test_size=10001"], "the set has 10000 images"),
+        (["run", "batch_size=0"], "batch_size=0: must be at least 1"),
+    ],
+)
+def test_mistakes_in_evaluating_are_named(trained: Path, arguments: list[str], message: str) -> None:
+    ended = run("vitmnist.evaluate", *arguments, folder=trained)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_pictures_of_any_size_and_mode_are_classified(trained: Path) -> None:
+    from vitmnist import load_dataset
+
+    test = load_dataset("mnist", root=str(trained / "data"), test_size=300).test
+    paths = []
+    for index in range(20):
+        picture = Image.fromarray(test.images[index, 0].numpy())
+        picture = picture.resize((28 + 28 * (index % 3),) * 2).convert(("L", "RGB", "RGBA", "I;16")[index % 4])
+        if index % 4 == 3:
+            picture = Image.fromarray(test.images[index, 0].numpy().astype("uint16") * 257)
+        paths.append(trained / f"{index}.png")
+        picture.save(paths[-1])
+    found = predict(load_trained(trained / "run", CPU), paths, CPU)
+    right = sum(int(row["class"]) == int(label) for row, label in zip(found, test.labels[:20].tolist(), strict=True))
+    assert right >= 15
+    assert all(sum(row["all"].values()) == pytest.approx(1) for row in found)
+    assert all(row["probability"] == max(row["all"].values()) for row in found)
+    inverted = trained / "inverted.png"
+    Image.fromarray(255 - test.images[0, 0].numpy()).save(inverted)
+    (again,) = predict(load_trained(trained / "run", CPU), [inverted], CPU, invert=True)
+    assert again["all"] == pytest.approx(found[0]["all"], abs=1e-5)
+    shown = run("vitmnist.predict", "run", "0.png", "1.png", folder=trained)
+    assert [line.partition(":")[0] for line in shown.stdout.splitlines()] == ["0.png", "1.png"]
+    as_json = run("vitmnist.predict", "run", "--json", "0.png", folder=trained)
+    assert json.loads(as_json.stdout)[0]["class"] == found[0]["class"]
+    refused = run("vitmnist.predict", "run", "0.png", "nothing.png", folder=trained)
+    assert refused.returncode == 1
+    assert "error: nothing.png: cannot be read as a picture" in refused.stderr
+
+
+def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    place = tmp_path / "run" / "checkpoints"
+    for name in ("final", "best", "last"):
+        assert load_trained(tmp_path / "run", CPU, name).path.stem == name
+    (place / "best.pt").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"best\.pt: is damaged"):
+        load_trained(tmp_path / "run", CPU, "best")
+    weights = load_file(place / "final.safetensors")
+    save_file(weights, place / "final.safetensors")
+    with pytest.raises(DataError, match="not of this program"):
+        load_trained(tmp_path / "run", CPU)
+    (place / "final.safetensors").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"final\.safetensors: is damaged"):
+        load_trained(tmp_path / "run", CPU)
+    (place / "final.safetensors").unlink()
+    (place / "best.pt").unlink()
+    assert load_trained(tmp_path / "run", CPU).path.stem == "last"
+    with pytest.raises(ConfigError, match="holds no final weights"):
+        load_trained(tmp_path / "run", CPU, "final")
+
+
+def test_a_data_set_that_the_model_does_not_know_is_refused(trained: Path, tmp_path: Path) -> None:
+    for number in range(10):
+        path = tmp_path / "pictures" / "only" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (9, 9)).save(path)
+    changed = ["data/dataset=image_folder", f"data.dataset.path={tmp_path / 'pictures'}", f"data.root={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"images \[1, 28, 28\] of 10 classes, the data set has .* of 1"):
+        evaluate(trained / "run", changed, None)
+    assert choose_device("cpu") == CPU
