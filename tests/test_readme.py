@@ -57,6 +57,21 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path) -> Non
     assert ended.returncode == 0, ended.stderr
 
 
+def test_what_the_readme_says_of_using_a_model_works(tmp_path: Path) -> None:
+    assert run_small(["model=cnn"], tmp_path, REPOSITORY / "train.py").returncode == 0
+    (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    draw(tmp_path / "scan.png", 0)
+    commands = [shlex.split(line) for line in COMMANDS if line.startswith("python -m vitmnist.")]
+    assert {command[2] for command in commands} == {"vitmnist.evaluate", "vitmnist.predict"}
+    for command in commands:
+        arguments = [str(folder) if argument.endswith("DATE/TIME-…") else argument for argument in command[1:]]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        ended = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+
+
 def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
     tested = {
         "python train.py",
@@ -65,6 +80,7 @@ def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
         "tensorboard --logdir",
         "python benchmarks/epoch.py",
         "python benchmarks/loaders.py",
+        "python -m vitmnist.",
     }
     for line in COMMANDS:
         for part in line.split("&&"):
