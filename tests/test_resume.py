@@ -288,3 +288,35 @@ def test_a_run_may_be_stopped_while_it_starts(quick: list[str], tmp_path: Path) 
         code, output = started.ended(signal.SIGTERM)
         assert code in (143, -signal.SIGTERM), output
         assert "Traceback" not in output
+
+
+def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train: Train, tmp_path: Path) -> None:
+    assert train(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
+    assert train("resume=cut", "epochs=3", "max_minutes=0", "data/loader=gpu_slice").returncode == 0
+    ended = train("resume=cut", "max_minutes=null")
+    assert "epoch 3/3" in ended.stdout
+    assert "gpu_slice loader" in ended.stdout
+
+
+def test_a_run_that_is_at_work_is_left_alone(quick: list[str], train: Train, tmp_path: Path) -> None:
+    started = Started(tmp_path, *quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
+    refused = train("resume=cut")
+    assert refused.returncode == 1
+    assert "another process is at work there" in refused.stderr
+    other = train(*quick, "epochs=100000", "resume=auto", "hydra.run.dir=cut", "max_minutes=0")
+    assert "no unfinished run of this configuration" in other.stdout
+    assert started.ended(signal.SIGTERM)[0] == 143
+
+
+def test_a_sweep_goes_on_when_the_time_of_a_job_is_over_and_ends_when_it_is_stopped(
+    quick: list[str], train: Train, tmp_path: Path
+) -> None:
+    ended = train("-m", *quick, "epochs=2", "max_minutes=0,null", "hydra.sweep.dir=sweep")
+    assert ended.returncode == 0, ended.stderr
+    found = [result_of(folder)["status"] for folder in sorted((tmp_path / "sweep").glob("*-*"))]
+    assert found == ["interrupted", "completed"]
+    started = Started(tmp_path, "-m", *quick, "epochs=100000,3", "hydra.sweep.dir=stopped").until("epoch 2/100000")
+    code, output = started.ended(signal.SIGTERM)
+    assert code == 143, output
+    assert "epoch 3/3" not in output
+    assert "Traceback" not in output

@@ -45,6 +45,8 @@ def train(composed: DictConfig) -> None:
     except (Stopped, KeyboardInterrupt) as stopped:
         saved = any((folder / "checkpoints").glob("*.pt"))
         log.info("%s; records in %s", stopped if str(stopped) else "interrupted", shown)
+        if job.mode == RunMode.MULTIRUN and isinstance(stopped, Stopped) and not stopped.exit_code:
+            return  # the job's time is over, the sweep goes on
         if saved and job.mode == RunMode.RUN:
             log.info("go on with\n    python train.py resume=%s", shown)
         raise

@@ -6,13 +6,16 @@ Hydra makes a folder before it asks us, so both need its callbacks.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
+
+from vitmnist.errors import ConfigError
 
 RECORDS = ("result.json", "checkpoints/*.pt")
 
@@ -40,6 +43,31 @@ class NewFolders(Callback):
             )
         path = folder.absolute()
         _made[:] = [missing for missing in (path, *path.parents) if not missing.exists()]
+
+
+def claim(folder: Path) -> IO[str]:
+    """Keep other processes out of a run's folder until the returned file is closed, or this process ends.
+
+    Raises:
+        ConfigError: another one is at work there.
+    """
+    file = (folder / ".lock").open("a")
+    try:
+        # Of this process alone: a lock of the other kind would live on in workers for as long as they do.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(f"{folder}: another process is at work there; wait for it, or stop it") from error
+    return file
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether another process is at work in a run's folder."""
+    try:
+        claim(folder).close()
+    except (ConfigError, OSError):
+        return True
+    return False
 
 
 def take_back() -> None:

@@ -13,11 +13,14 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from vitmnist.atomic import write_whole
 from vitmnist.config import CONF, Config, typed
 from vitmnist.errors import ConfigError
 from vitmnist.explain import explain
+from vitmnist.folders import is_claimed
 
 RUNS = Path("outputs/runs")
+RESUMED = "resumed.yaml"  # beside Hydra's record, which stays that of the first start
 
 
 def expand(arguments: list[str]) -> list[str]:
@@ -68,8 +71,10 @@ def typed_again(folder: Path, new: list[str]) -> list[str]:
     Raises:
         ConfigError: the folder holds no run.
     """
-    record = folder / ".hydra" / "overrides.yaml"
-    if not record.is_file():
+    record = next(
+        (place for place in (folder / RESUMED, folder / ".hydra" / "overrides.yaml") if place.is_file()), None
+    )
+    if record is None:
         raise ConfigError(f"{folder}: holds no run; name a folder such as {RUNS}/DATE/TIME-…")
     first = [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or []]
     keys = {_key(override) for override in new}
@@ -87,6 +92,12 @@ def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
+def remember(overrides: list[str], folder: Path) -> None:
+    """Note what this sitting was typed with: where it changed something, the next one goes on from there."""
+    own = [override for override in overrides if _key(override) != "resume"]
+    write_whole(folder / RESUMED, OmegaConf.to_yaml(own).encode())
+
+
 def newest_unfinished(overrides: list[str]) -> Path | None:
     """The folder of the newest run that did not complete, among those of this very configuration."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -97,7 +108,8 @@ def newest_unfinished(overrides: list[str]) -> Path | None:
     for folder in places:
         checkpoints = list((folder / "checkpoints").glob("*.pt"))
         record = folder / ".hydra" / "config.yaml"
-        if checkpoints and record.is_file() and not _completed(folder) and _identity(OmegaConf.load(record)) == wanted:
+        unfinished = checkpoints and record.is_file() and not _completed(folder) and not is_claimed(folder)
+        if unfinished and _identity(OmegaConf.load(record)) == wanted:
             found.append((max(path.stat().st_mtime_ns for path in checkpoints), folder))
     return max(found)[1] if found else None
 

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from vitmnist.data.loaders.disk import worker_error
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError, TrainingError
+from vitmnist.folders import claim
 from vitmnist.models import MODELS
 from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.records.environment import describe_environment
@@ -33,6 +35,7 @@ from vitmnist.records.hardware import HardwareFigures
 from vitmnist.records.progress import progress_bar
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.records.tensorboard import TensorBoard
+from vitmnist.resume import remember
 from vitmnist.saved import Saved
 from vitmnist.schedule import SCHEDULES
 from vitmnist.stop import Stop, Stopped
@@ -63,53 +66,19 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
     config = typed(Config, composed)
     try:
         stop.after_minutes(config.max_minutes)
-        device = choose_device(config.device)
-        result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
-        kept = checkpoint.load(folder) if config.resume else None
-        if kept:
-            result.epochs = [EpochRecord(**record) for record in kept["records"]]
         with ExitStack() as stack:
-            trainee = prepare(config, device, stack)
-            hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
-            if trainee.choice:
-                result.choices |= trainee.choice.built
-                result.auto = trainee.choice.record()
-            result.dataset = describe_dataset(trainee.dataset)
-            result.environment = describe_environment(device)
-            saved = Saved(folder, config, trainee, result, stop)
-            current = saved.restore(kept) if kept else None
-            log.info(
-                "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
-                result.choices["model"],
-                f"{sum(parameter.numel() for parameter in trainee.model.parameters()):,}",
-                trainee.dataset.name,
-                result.choices["loader"],
-                f"{len(trainee.train_loader):,}",
-                config.batch_size,
-                config.device,
-                device,
-            )
-            board = stack.enter_context(closing(TensorBoard(folder, result.epochs)))
+            sitting = begin(config, folder, result, stop, stack)
             result.setup_s = time.perf_counter() - started
             with stop.deferred():
-                for epoch in range(len(result.epochs), config.epochs):
-                    current = current or engine.TrainingPass(epoch, len(trainee.train_loader), device)
-                    record = train_and_evaluate(trainee, current, device, hardware, saved)
-                    current = None
-                    result.epochs.append(record)
-                    saved.after_epoch(last=epoch + 1 == config.epochs)
-                    board.epoch(record)
-                    log_epoch(record, config.epochs)
-                    if epoch + 1 < config.epochs:
-                        saved.stop_if_due()
-                saved.final_weights()
-                board.summary(result)
+                learn(sitting, result, config.epochs)
             advise(result)
         result.status = "completed"
     except BaseException as error:
         refused = isinstance(error, ConfigError | DataError)
-        if refused and result.setup_s is None:
-            raise  # before it began: there is nothing to record
+        if refused and result.setup_s is None:  # before it began: there is nothing to record
+            if not config.resume:
+                (folder / ".lock").unlink(missing_ok=True)
+            raise
         stopped = isinstance(error, Stopped | KeyboardInterrupt)
         result.status = "interrupted" if stopped else "failed"
         result.error = explained(error, config.batch_size)
@@ -120,6 +89,80 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
         raise
     write_result(result, folder)
     return result
+
+
+@dataclass
+class Sitting:
+    """A run that has been set up, from its beginning or from where it was saved."""
+
+    trainee: Trainee
+    saved: Saved
+    board: TensorBoard
+    hardware: HardwareFigures
+    device: torch.device
+    current: engine.TrainingPass | None
+    """The epoch that was under way when it was saved."""
+
+
+def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack) -> Sitting:
+    """Set a run up, and note in `result` what is known of it; the stack closes what must be closed.
+
+    Raises:
+        ConfigError: something of the configuration is unknown, does not fit together, or may not change on resuming.
+        DataError: the data or the checkpoints cannot be read.
+    """
+    device = choose_device(config.device)
+    result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
+    stack.enter_context(claim(folder))
+    kept = checkpoint.load(folder) if config.resume else None
+    if kept:
+        result.epochs = [EpochRecord(**record) for record in kept["records"]]
+    trainee = prepare(config, device, stack)
+    hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
+    if trainee.choice:
+        result.choices |= trainee.choice.built
+        result.auto = trainee.choice.record()
+    result.dataset = describe_dataset(trainee.dataset)
+    result.environment = describe_environment(device)
+    saved = Saved(folder, config, trainee, result, stop)
+    current = saved.restore(kept) if kept else None
+    if config.resume:
+        remember(result.overrides, folder)
+    log.info(
+        "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
+        result.choices["model"],
+        f"{sum(parameter.numel() for parameter in trainee.model.parameters()):,}",
+        trainee.dataset.name,
+        result.choices["loader"],
+        f"{len(trainee.train_loader):,}",
+        config.batch_size,
+        config.device,
+        device,
+    )
+    board = stack.enter_context(closing(TensorBoard(folder, result.epochs)))
+    return Sitting(trainee, saved, board, hardware, device, current)
+
+
+def learn(sitting: Sitting, result: Result, epochs: int) -> None:
+    """Train and evaluate until `epochs` are done, each recorded and saved.
+
+    Raises:
+        TrainingError: training could not go on.
+        Stopped: the run was told to stop, and is saved.
+    """
+    trainee, saved, current = sitting.trainee, sitting.saved, sitting.current
+    for epoch in range(len(result.epochs), epochs):
+        current = current or engine.TrainingPass(epoch, len(trainee.train_loader), sitting.device)
+        record = train_and_evaluate(trainee, current, sitting.device, sitting.hardware, saved)
+        current = None
+        result.epochs.append(record)
+        saved.after_epoch(last=epoch + 1 == epochs)
+        sitting.board.epoch(record)
+        log_epoch(record, epochs)
+        if epoch + 1 < epochs:
+            saved.stop_if_due()
+    saved.final_weights()
+    sitting.board.summary(result)
 
 
 def write_result(result: Result, folder: Path) -> None:

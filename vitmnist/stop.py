@@ -63,7 +63,7 @@ class Stop:
     def due(self) -> Stopped | None:
         """What the run is to stop for, if it is to."""
         if self._asked is None and self._deadline is not None and time.monotonic() >= self._deadline:
-            self._asked = Stopped("the time of max_minutes is over", 0)
+            return Stopped("the time of max_minutes is over", 0)
         return self._asked
 
     def check(self) -> None:
