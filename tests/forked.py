@@ -78,7 +78,7 @@ def main_loop(seed: str, first: list[str]) -> None:
     arguments = [*first, f"hydra.run.dir={FOLDER}", "checkpoint.every_minutes=1e-9"]
     for _ in range(KILLS):
         kill_at_random(start(arguments), draw)
-        if last_save():
+        if any((FOLDER / "checkpoints").glob("*.pt")):  # also one that was whole but had not got its name yet
             arguments = [f"resume={FOLDER}"]
     # Without a save at each step, so that the rest is soon done.
     _, status = os.waitpid(start([*arguments, "checkpoint.every_minutes=null"]), 0)

@@ -126,7 +126,8 @@ def test_a_set_that_does_not_fit_is_refused_with_numbers_and_what_would_work(
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
     with pytest.raises(
-        DoesNotFitError, match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* cache or disk would"
+        DoesNotFitError,
+        match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
     ):
         make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
     # What is in memory already takes no more of it.
@@ -141,10 +142,10 @@ def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(
         DoesNotFitError,
         match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
-        r"needs 512\.0 MiB of them; ram or cache or disk would work",
+        r"needs 512\.0 MiB too; data/loader=ram or data/loader=cache or data/loader=disk would work",
     ):
         check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
-    with pytest.raises(DoesNotFitError, match="; cache or disk would work"):
+    with pytest.raises(DoesNotFitError, match="; data/loader=cache or data/loader=disk would work"):
         check_fits("gpu_slice", Memory(device=2**33), cuda, others=others)
 
 
@@ -165,7 +166,7 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     }
     choice = choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU, new_trial=hungry)
     assert choice.name == "disk"
-    assert re.search(r"ram +no +ram: the set takes .*, and the model needs 1\d\d\.\d MiB of them", choice.table())
+    assert re.search(r"ram +no +ram: the set takes .*, and the model needs 1\d\d\.\d MiB too", choice.table())
     assert choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU).name != "disk"
 
 
@@ -246,7 +247,7 @@ def test_a_run_on_too_little_memory_names_what_would_work(tmp_path: Path, monkey
         draw(tmp_path / "pictures" / "only" / f"{number}.png", number)
     pets = load_dataset("image_folder", root=str(tmp_path / "root"), path=str(tmp_path / "pictures"))
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
-    with pytest.raises(DoesNotFitError, match="cache or disk would work"):
+    with pytest.raises(DoesNotFitError, match="data/loader=cache or data/loader=disk would work"):
         make_loader("ram", pets.train, batch_size=2, device="cpu", seed=0)
     for name in ("cache", "disk"):
         with make_loader(name, pets.train, batch_size=2, device="cpu", seed=0) as loader:

@@ -259,7 +259,7 @@ def test_an_interrupted_run_says_so(quick: list[str], tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         printed = process.stdout.read()
     assert process.returncode == 130
-    assert "interrupted; records in here" in printed
+    assert "SIGINT was received; records in here" in printed
     result = result_of(tmp_path / "here")
     assert result["status"] == "interrupted"
     assert len(result["epochs"]) >= 3

@@ -188,7 +188,7 @@ def test_mistakes_are_named(folder: Path) -> None:
     (folder / "fox").mkdir()
     with pytest.raises(DataError, match="fox"):
         load(folder)
-    with pytest.raises(DataError, match="Couldn't find any class folder"):
+    with pytest.raises(DataError, match="holds no folder of a class; pictures are expected in"):
         load(folder / "fox")
 
 

@@ -91,7 +91,7 @@ def test_a_thousand_abandoned_iterators_leave_no_thread(prefetch: PrefetchLoader
         for _, labels in prefetch.epoch(number):
             assert int(labels) == number
             break
-    assert threading.active_count() == before
+    assert soon(lambda: threading.active_count() <= before)
 
 
 def test_a_consumer_that_raises_stops_the_thread(prefetch: PrefetchLoader) -> None:
@@ -99,7 +99,7 @@ def test_a_consumer_that_raises_stops_the_thread(prefetch: PrefetchLoader) -> No
     with pytest.raises(ZeroDivisionError), prefetch:  # noqa: PT012
         for _ in prefetch.epoch(0):
             raise ZeroDivisionError
-    assert threading.active_count() == before
+    assert soon(lambda: threading.active_count() <= before)
 
 
 def test_loading_and_computing_overlap(prefetch: PrefetchLoader) -> None:
@@ -174,7 +174,15 @@ def test_an_exception_at_the_very_start_arrives(prefetch: PrefetchLoader, monkey
     monkeypatch.setattr(prefetch.base, "epoch", refuse)
     with pytest.raises(PermissionError, match="no epoch today"):
         next(prefetch.epoch(0))
-    assert not prefetching()
+    assert soon(lambda: not prefetching())
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true; on a busy machine a thread that ends may take its time."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
 
 
 def prefetching() -> list[threading.Thread]:
@@ -196,6 +204,7 @@ def test_a_source_that_blocks_is_an_error_after_the_timeout(prefetch: PrefetchLo
 
 def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
     """Whatever the machine's speed: the consumer goes on although the thread cannot be ended."""
+    assert soon(lambda: not prefetching())
     blocked = threading.Event()
     prefetch.base.before_batch = {1: blocked.wait}
     batches = prefetch.epoch(0)
@@ -203,8 +212,7 @@ def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchL
     batches.close()
     assert len(prefetching()) == 1
     blocked.set()
-    prefetching()[0].join(timeout=5)
-    assert not prefetching()
+    assert soon(lambda: not prefetching())
 
 
 PROGRAM = """

@@ -58,7 +58,10 @@ def train(composed: DictConfig) -> None:
             # At once, and into the job's own log: Hydra tells of it when all the other jobs are done.
             log.error("job %s failed: %s", job.job.num, error, exc_info=not isinstance(error, UserError))
             # Hydra keeps the error to the end of the sweep, and its frames would keep the model and the loaders.
-            traceback.clear_frames(error.__traceback__)
+            reason: BaseException | None = error
+            while reason is not None:
+                traceback.clear_frames(reason.__traceback__)
+                reason = reason.__cause__ or reason.__context__
             raise
         if refused:
             take_back()

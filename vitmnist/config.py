@@ -123,7 +123,8 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
     full = join(key, error.full_key)
     value = "null" if error.value is None else error.value
     if get_origin(wanted) is dict:
-        return f"{full}={value}: this is a config group; type {full.replace('.', '/')}=CHOICE"
+        group = f"data/loader@{full}" if full.startswith("data.loader.") else full.replace(".", "/")
+        return f"{full}={value}: this is a config group; type {group}=CHOICE"
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return f"{full}={value}: must be one of {', '.join(member.name for member in wanted)}"
     kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}

@@ -117,9 +117,9 @@ def check_fits(
         ("on the host", wanted.host, beside.host, free.host),
     ):
         if need and need + left > available:
-            model = f", and the model needs {mib(left)} of them" if left else ""
+            model = f", and the model needs {mib(left)} too" if left else ""
             fitting = [other for other in others if other != "ram" or needs.host + needs.device <= free.host]
-            advice = f"; {' or '.join(fitting)} would work" if fitting else ""
+            advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
             raise DoesNotFitError(
                 f"{loader}: the set takes {mib(need)} of memory {place}, where {mib(available)} are free{model}{advice}"
             )

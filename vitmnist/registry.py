@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from vitmnist.config import join, typed
@@ -35,6 +35,11 @@ class Registry(Generic[Built]):
             options: a dataclass; its fields are the keys of the member's YAML file besides `name`.
         """
 
+        if not is_dataclass(options):
+            raise TypeError(f"the options of {name!r} must be a dataclass, not {options!r}")
+        if name in self._members:
+            raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
+
         def decorate(builder: Builder) -> Builder:
             self._members[name] = (options, builder)
             return builder
@@ -64,6 +69,8 @@ class Registry(Generic[Built]):
             ConfigError: an unknown name, or options that do not fit it.
         """
         key = self.group.replace("/", ".") if key is None else key
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{key}={'null' if values is None else values}: must be one of {', '.join(self.names())}")
         options = dict(values)
         name = options.pop("name", None)
         if not isinstance(name, str) or name not in self._members:

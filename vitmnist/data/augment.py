@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitmnist.config import bounded
 from vitmnist.data.order import EpochOrder
+from vitmnist.errors import ConfigError
 from vitmnist.registry import NoOptions, Registry
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment, as the signed number that int64 holds
@@ -26,6 +27,15 @@ class Augment(nn.Module):
     `images` are float32 `[B, C, H, W]`, `keys` int64 `[B]` as `augment_keys` gives them, `black` float32 `[C, 1, 1]` is
     what a byte of zero became, with which the margins are filled. Returns new images of the same shape.
     """
+
+    pixels: float
+
+    def check(self, height: int, width: int) -> None:
+        """Raise `ConfigError` if images of this size would be moved out of sight."""
+        if self.pixels >= min(height, width):
+            raise ConfigError(
+                f"data.augment.pixels={self.pixels:g}: must be below the side of an image, {min(height, width)}"
+            )
 
 
 AUGMENTS: Registry[Augment | None] = Registry("data/augment")
@@ -53,7 +63,7 @@ class Shift(Augment):
 
     def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
         size, channels, height, width = images.shape
-        margin = self.pixels
+        margin = int(self.pixels)
         framed = black.expand(size, channels, height + 2 * margin, width + 2 * margin).contiguous()
         framed[:, :, margin : margin + height, margin : margin + width] = images
         # Every position of a window in the frame, as a view; then one gather takes each image's own.
@@ -79,6 +89,7 @@ class Affine(Augment):
     def __init__(self, options: AffineOptions) -> None:
         super().__init__()
         self.options = options
+        self.pixels = options.pixels
 
     def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
         _, _, height, width = images.shape

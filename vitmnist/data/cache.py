@@ -172,7 +172,7 @@ def _decoded(chunks: Chunks) -> Iterator[tuple[Tensor, Tensor]]:
 def _cannot_write(folder: Path, error: OSError) -> DataError:
     return DataError(
         f"the cache folder {folder} cannot be used: {error.strerror or error}; "
-        "name one that can be written with data.root=FOLDER (folder=… of make_loader)"
+        "name one that can be used with data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
     )
 
 

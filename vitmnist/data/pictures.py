@@ -19,7 +19,7 @@ class Mode(str, Enum):
 
 
 def read_picture(path: Path, size: int, mode: Mode) -> Image.Image:
-    """The picture in a file, upright, `size` × `size`, of mode L or RGB.
+    """The picture in a file, upright, `size` × `size`, of mode L or RGB; what is transparent is white.
 
     Raises:
         DataError: it cannot be read.
@@ -29,10 +29,14 @@ def read_picture(path: Path, size: int, mode: Mode) -> Image.Image:
             upright = ImageOps.exif_transpose(picture)
             if upright.mode[0] in "IF":
                 upright = _in_bytes(upright)
+            if upright.has_transparency_data:
+                page = Image.new("RGBA", upright.size, "white")
+                upright = Image.alpha_composite(page, upright.convert("RGBA"))
             converted = upright.convert("L" if mode == Mode.grey else "RGB")
             return converted.resize((size, size), Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow's decoders raise whatever their libraries do
-        raise DataError(f"{path}: cannot be read as a picture: {error}") from error
+        name = str(path).encode(errors="replace").decode()  # a name need not be text
+        raise DataError(f"{name}: cannot be read as a picture: {error}") from error
 
 
 def _in_bytes(picture: Image.Image) -> Image.Image:

@@ -32,6 +32,8 @@ class Preprocess(nn.Module):
 
     def __init__(self, split: Split, augment: Augment | None = None) -> None:
         super().__init__()
+        if augment is not None:
+            augment.check(*split.images.shape[-2:])
         self.register_buffer("mean", torch.tensor(split.mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(split.std).view(-1, 1, 1))
         # A tensor and not the number 255: CUDA divides by a number by multiplying with its rounded reciprocal.

@@ -23,7 +23,16 @@ def collate_samples(samples: Sequence[Any]) -> Any:
         TypeError: samples that torch cannot batch.
         RuntimeError: tensors of different shapes.
     """
-    return collate(samples, collate_fn_map=_COLLATE)
+    return _formed(samples[0], collate(samples, collate_fn_map=_COLLATE))
+
+
+def _formed(sample: Any, batch: Any) -> Any:
+    """The batch nested as a sample is: torch turns tuples into lists."""
+    if isinstance(sample, Mapping) and isinstance(batch, Mapping):
+        return type(batch)({key: _formed(sample[key], value) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(sample, (tuple, list)) and isinstance(batch, (tuple, list)) and not hasattr(sample, "_fields"):
+        return type(sample)(_formed(inner, value) for inner, value in zip(sample, batch, strict=True))
+    return batch
 
 
 def _collate_pictures(pictures: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,16 +79,22 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = Path(options.path).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    test_folder = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
-    for name, other in (("train", test_folder), *((name, folder / "train") for name in TEST_NAMES)):
-        if _holds_folders(folder / name) and not (other and other.is_dir()):
-            wanted = " or ".join(TEST_NAMES) if name == "train" else "train"
-            raise ConfigError(f"data.dataset.path={options.path}: has a folder {name} with classes, but no {wanted}")
-    if (folder / "train").is_dir() and test_folder:
-        classes, train_files = _list(folder / "train")
+    named = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
+    train_folder = named.get("train")
+    test_folder = next((named[name] for name in TEST_NAMES if name in named), None)
+    for place, other, wanted in (
+        (train_folder, test_folder, " or ".join(TEST_NAMES)),
+        (test_folder, train_folder, "train"),
+    ):
+        if place and not other and any(path.is_dir() for path in place.iterdir()):
+            raise ConfigError(
+                f"data.dataset.path={options.path}: has a folder {place.name} with classes, but no {wanted}"
+            )
+    if train_folder and test_folder:
+        classes, train_files = _list(train_folder)
         test_classes, test_files = _list(test_folder)
         if classes != test_classes:
-            raise DataError(f"{folder / 'train'} and {test_folder} differ in their classes: {classes}, {test_classes}")
+            raise DataError(f"{train_folder} and {test_folder} differ in their classes: {classes}, {test_classes}")
     else:
         classes, files = _list(folder)
         train_files, test_files = _divide(files, options.test_share)
@@ -96,8 +103,18 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     train, train_paths = _decode(folder, train_files, options, root)
     test, test_paths = _decode(folder, test_files, options, root)
     skipped = len(train_files.paths) - len(train_paths) + len(test_files.paths) - len(test_paths)
+    log.info(
+        "%s: %d training and %d test pictures of %d classes: %s",
+        folder,
+        len(train_paths),
+        len(test_paths),
+        len(classes),
+        ", ".join(classes[:SHOWN]) + (", …" if len(classes) > SHOWN else ""),
+    )
     if skipped:
-        log.warning("%s: %d pictures cannot be read and are left out", folder, skipped)
+        left_out = sorted({*train_files.paths, *test_files.paths} - {*train_paths, *test_paths})
+        shown = ", ".join(map(str, left_out[:SHOWN])) + (", …" if skipped > SHOWN else "")
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, skipped, shown)
     take_train = first("train_size", options.train_size, len(train_paths))
     take_test = first("test_size", options.test_size, len(test_paths))
     mean, std = tuple(train.notes["mean"]), tuple(train.notes["std"])
@@ -121,19 +138,28 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     )
 
 
-def _holds_folders(folder: Path) -> bool:
-    return folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
+class VisibleFolder(ImageFolder):  # type: ignore[misc]
+    """Torchvision's data set without the folders that begin with a dot."""
+
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        """The classes, sorted, and their labels."""
+        names = sorted(path.name for path in Path(directory).iterdir() if path.is_dir() and path.name[0] != ".")
+        if not names:
+            raise FileNotFoundError("holds no folder of a class")
+        return names, {name: label for label, name in enumerate(names)}
 
 
 def _list(folder: Path) -> tuple[list[str], Listed]:
     """The classes and the pictures of a folder, in an order drawn from the pictures' names."""
     try:
-        found = ImageFolder(str(folder))
+        found = VisibleFolder(str(folder))
     except FileNotFoundError as error:
-        raise DataError(f"{folder}: {error}") from error
+        raise DataError(f"{folder}: {error}; pictures are expected in {folder}/CLASS/") from error
+    # A link may lead to a picture that is listed already: it must not stand in the training and in the test part.
+    once = {os.path.realpath(path): (path, label) for path, label in reversed(found.samples)}
     drawn = sorted(
-        (hashlib.sha256(Path(path).relative_to(folder).as_posix().encode()).digest(), path, label)
-        for path, label in found.samples
+        (hashlib.sha256(os.fsencode(Path(path).relative_to(folder))).digest(), path, label)
+        for path, label in once.values()
     )
     return found.classes, Listed([Path(path) for _, path, _ in drawn], [label for *_, label in drawn])
 
@@ -165,17 +191,16 @@ def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path
                 continue
             yield picture.unsqueeze(0), torch.tensor([label])
         if len(unreadable) == len(files.paths):
-            raise _cannot_read(list(unreadable.values()), files)
+            raise _cannot_read(list(unreadable.values()), files, options)
 
     def annotate(arrays: Arrays) -> dict[str, Any]:
         mean, std = channel_statistics(arrays.images)
         return {"mean": mean, "std": std, "unreadable": list(unreadable.items())}
 
     # Whatever changes the pixels; reading every file for it each time would be to decode again.
-    stats = [path.stat() for path in files.paths]
     seen = [
-        (str(path.relative_to(folder)), label, stat.st_size, stat.st_mtime_ns)
-        for path, label, stat in zip(files.paths, files.labels, stats, strict=True)
+        (str(path.relative_to(folder)), label, *_size_and_time(path))
+        for path, label in zip(files.paths, files.labels, strict=True)
     ]
     fingerprint = json.dumps([str(folder.resolve()), options.size, options.mode.value, seen])
     fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()
@@ -187,8 +212,16 @@ def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path
         cached = decode_once(root / CACHE, fingerprint, decode, annotate, options.verify_cache)
         left_out = dict(cached.notes["unreadable"])
     if left_out and not options.skip_unreadable:
-        raise _cannot_read(list(left_out.values()), files)
+        raise _cannot_read(list(left_out.values()), files, options)
     return cached, [path for index, path in enumerate(files.paths) if index not in left_out]
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:  # a link that leads nowhere, which will be found unreadable
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _readable(path: Path, options: ImageFolderOptions) -> bool:
@@ -199,10 +232,14 @@ def _readable(path: Path, options: ImageFolderOptions) -> bool:
     return True
 
 
-def _cannot_read(messages: list[str], files: Listed) -> DataError:
+def _cannot_read(messages: list[str], files: Listed, options: ImageFolderOptions) -> DataError:
     shown = "\n".join(messages[:SHOWN])
     more = f"\n… and {len(messages) - SHOWN} more" if len(messages) > SHOWN else ""
     return DataError(
         f"{len(messages)} of {len(files.paths)} pictures cannot be read:\n{shown}{more}\n"
-        "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
+        + (
+            "none is left"
+            if options.skip_unreadable
+            else "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
+        )
     )

@@ -60,6 +60,8 @@ def make_loader(
     orders = [member.value for member in Shuffle]
     if shuffle not in orders:
         raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
+    if not isinstance(drop_last, bool):
+        raise ConfigError(f"drop_last={drop_last}: must be True or False")
     loaded = _loadable(data)
     size = len(loaded)  # type: ignore[arg-type]
     order = EpochOrder(size, _whole("batch_size", batch_size), _whole("seed", seed), Shuffle(shuffle), drop_last)

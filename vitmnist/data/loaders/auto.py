@@ -21,12 +21,13 @@ from vitmnist.config import bounded, join
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader, needs_of
 from vitmnist.data.order import EpochOrder
-from vitmnist.errors import ConfigError, UserError
+from vitmnist.errors import ConfigError
 from vitmnist.memory import Memory, check_fits, peak_memory
 
 WARM_UP = 2  # batches that are not timed: workers start, memory is touched for the first time
 LEAST = 3  # batches that are timed in any case
 LEAST_WAITING = 8  # and where data are waited for: workers deliver in bursts
+SIMPLEST_FIRST = ("gpu_slice", "ram", "prefetch", "cache", "disk")
 TIE = 0.05  # differences below this share of the time are noise
 
 Trial = Callable[[Loader], tuple[float, float]]
@@ -98,12 +99,21 @@ class Choice:
 def auto(options: AutoOptions, data: Data, order: EpochOrder, device: torch.device) -> Loader:
     """The loader that delivers an epoch soonest where no model is at work beside it; prints the table.
 
+    The loader's `choice` is the `Choice`.
+
     Raises:
         ConfigError: no candidate can be used.
     """
     choice = choose(options, data, order, device, "")
     print(choice.table(), file=sys.stderr)
-    return LOADERS.build(choice.values, data, order, device)
+    loader = LOADERS.build(choice.values, data, order, device)
+    loader.choice = choice
+    return loader
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """Which of equally fast loaders is to be taken: the simplest, as in `conf/data/loader/auto.yaml`."""
+    return (SIMPLEST_FIRST.index(name) if name in SIMPLEST_FIRST else len(SIMPLEST_FIRST)), name
 
 
 def choose(
@@ -126,7 +136,7 @@ def choose(
         ConfigError: a candidate that is unknown or wrongly configured, or none that can be used.
     """
     candidates: Mapping[str, Any] = options.candidates or {
-        name: LOADERS.complete({"name": name}) for name in LOADERS.names() if name != "auto"
+        name: LOADERS.complete({"name": name}) for name in sorted(LOADERS.names(), key=_rank) if name != "auto"
     }
     for name, values in candidates.items():
         LOADERS.member(values, join(key, f"candidates.{name}"))
@@ -145,7 +155,7 @@ def choose(
             with LOADERS.build(values, data, order, device) as loader:
                 setup = time.perf_counter() - started
                 seconds, waiting = measure(loader, options, new_trial() if new_trial else partial(consume, device))
-        except (UserError, RuntimeError, OSError, MemoryError) as error:  # out of memory is a RuntimeError of torch's
+        except Exception as error:  # whatever it is, the other candidates may work
             return Candidate(name, refused=str(error) or type(error).__name__)
         return Candidate(name, setup, seconds * len(order), waiting * len(order))
 
@@ -183,10 +193,11 @@ def measure(loader: Loader, options: AutoOptions, trial: Trial) -> tuple[float, 
     if not len(loader):
         return 0.0, 0.0
     with closing(loader.epoch(0)) as batches:
-        warm_up = min(WARM_UP, len(loader) - 1)
+        whole = loader.order.size // loader.order.batch_size or 1  # a short last batch would tell too little
+        warm_up = min(WARM_UP, whole - 1)
         seconds = trial(Portion(loader.order, batches, warm_up))[0] if warm_up else 0.0
         affordable = int(options.seconds * warm_up / seconds) if seconds else options.batches
-        left = len(loader) - warm_up
+        left = whole - warm_up
         count = min(max(affordable, LEAST), options.batches, left)
         seconds, waiting = trial(Portion(loader.order, batches, count))
         more = min(LEAST_WAITING, left) - count

@@ -39,6 +39,9 @@ class Loader(ABC):
     `close`. Whatever goes wrong while a batch is made is raised, as it is, where that batch would have come.
     """
 
+    choice: object = None
+    """How `auto` came to this loader; None where it was asked for by name."""
+
     def __init__(self, order: EpochOrder) -> None:
         self.order = order
         self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
@@ -56,10 +59,14 @@ class Loader(ABC):
         Iterators that live at the same time do not disturb each other. One that is abandoned is closed by Python as
         soon as nothing refers to it.
         """
-        iterator = self.batches(number, start)
+        iterator = self._held(number, start)
         with self._lock:
             self._live.add(iterator)
         return iterator
+
+    def _held(self, number: int, start: int) -> Batches:
+        """The batches; and the loader, which must not be collected, and closed, while they are taken."""
+        yield from self.batches(number, start)
 
     @classmethod
     def needs(cls, options: Any, data: Data, order: EpochOrder, device: torch.device) -> Memory:

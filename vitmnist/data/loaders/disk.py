@@ -19,7 +19,7 @@ from vitmnist.data.datasets.contract import Split
 from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.samples import collate_samples, map_tensors
-from vitmnist.errors import LoadingError
+from vitmnist.errors import LoadingError, UserError
 
 
 class PicturesOnDisk(data.Dataset[tuple[Tensor, int]]):
@@ -71,7 +71,7 @@ class DiskOptions:
     pin_memory: bool = True
     prefetch_factor: int = bounded(2, at_least=1)
     persistent_workers: bool = True
-    timeout_s: float | None = bounded(300.0, above=0)
+    timeout_s: float | None = bounded(300.0, above=0, at_most=1e6)
 
 
 @LOADERS.register("disk", DiskOptions)
@@ -102,7 +102,11 @@ class DiskLoader(Loader):
             for batch in samples:
                 yield map_tensors(self.accelerator.upload, batch)
             finished = True
-        except RuntimeError as error:
+        except UserError as error:
+            # From a worker torch hands it on with the worker's traceback for a message.
+            _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
+            raise type(error)(message.strip()) from error
+        except (RuntimeError, ConnectionError, EOFError) as error:
             if named := worker_error(error):
                 raise named from error
             raise
@@ -150,7 +154,7 @@ def worker_error(error: BaseException) -> LoadingError | None:
             f"disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
             f"(null waits for ever): {message}"
         )
-    if "DataLoader worker" in message:
+    if "DataLoader worker" in message or isinstance(error, (ConnectionError, EOFError)):
         return LoadingError(
             f"disk: {message.strip().rstrip('.')}. A worker that was killed often met the limit of memory; "
             "try fewer with data.loader.num_workers=N"

@@ -43,7 +43,8 @@ class GpuSliceLoader(Loader):
             return Memory()
         place = data.images.device
         there = place.type == device.type and device.index in (None, place.index) and not data.mapped
-        return Memory(device=(0 if there else data.nbytes) + 8 * order.size)
+        permutation = 8 * order.size if device.type != "cpu" else 0  # on the CPU every loader has one
+        return Memory(device=(0 if there else data.nbytes) + permutation)
 
     def batches(self, number: int, start: int) -> Batches:
         return gather(self.images, self.labels, self.order, number, start)

@@ -29,7 +29,7 @@ class PrefetchOptions:
     """See `conf/data/loader/prefetch.yaml`. Without a base, tensors are taken from `ram` and samples from `disk`."""
 
     queue_size: int = bounded(2, at_least=1)
-    timeout_s: float | None = bounded(300.0, above=0)
+    timeout_s: float | None = bounded(300.0, above=0, at_most=1e6)
     base: dict[str, Any] = field(default_factory=dict)
 
 
