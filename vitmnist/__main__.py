@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -48,7 +49,7 @@ def train(composed: DictConfig) -> None:
         if job.mode == RunMode.MULTIRUN and isinstance(stopped, Stopped) and not stopped.exit_code:
             return  # the job's time is over, the sweep goes on
         if saved and job.mode == RunMode.RUN:
-            log.info("go on with\n    python train.py resume=%s", shown)
+            log.info("go on with\n    python train.py %s", shlex.quote(f"resume={shown}"))
         raise
     except Exception as error:
         refused = isinstance(error, ConfigError | DataError)
@@ -68,7 +69,7 @@ def train(composed: DictConfig) -> None:
         else:
             log.info("failed; records in %s", shown)
         fail(error)
-    log.info("records in %s; look at them with\n    tensorboard --logdir %s", shown, shown)
+    log.info("records in %s; look at them with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
 
 
 def fail(error: BaseException) -> NoReturn:
