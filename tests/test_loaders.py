@@ -133,6 +133,9 @@ def test_a_worker_that_hangs_is_an_error_in_seconds() -> None:
         pytest.raises(LoadingError, match=r"disk: no batch came from a worker in time.*data\.loader\.timeout_s"),
     ):
         list(loader.epoch(0))
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not multiprocessing.active_children()
 
 

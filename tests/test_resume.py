@@ -320,3 +320,35 @@ def test_a_sweep_goes_on_when_the_time_of_a_job_is_over_and_ends_when_it_is_stop
     assert code == 143, output
     assert "epoch 3/3" not in output
     assert "Traceback" not in output
+
+
+def test_fewer_epochs_than_are_done_are_refused(quick: list[str], train: Train, tmp_path: Path) -> None:
+    assert train(*quick, "epochs=2", "hydra.run.dir=cut").returncode == 0
+    before = weights(tmp_path / "cut"), result_of(tmp_path / "cut")
+    refused = train("resume=cut", "epochs=1")
+    assert refused.returncode == 1
+    assert "epochs=1: the run has begun its epoch 2; type epochs=2 or more" in refused.stderr
+    assert result_of(tmp_path / "cut") == before[1]
+    assert all(torch.equal(value, before[0][name]) for name, value in weights(tmp_path / "cut").items())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_spares_the_workers(quick: list[str], tmp_path: Path, number: int) -> None:
+    """As a terminal sends Ctrl-C, and a batch system SIGTERM."""
+    workers = ["data/loader=disk", "data.loader.num_workers=2", "epochs=100000"]
+    started = Started(tmp_path, *quick, *workers, "hydra.run.dir=cut", before="os.setsid()").until("epoch 2/")
+    os.killpg(started.process.pid, number)
+    code, output = started.ended()
+    assert code == 128 + number, output
+    assert "Traceback" not in output
+    assert result_of(tmp_path / "cut")["status"] == "interrupted"
+
+
+def test_a_stop_while_a_run_is_resumed_leaves_its_records(quick: list[str], train: Train, tmp_path: Path) -> None:
+    assert train(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
+    before = result_of(tmp_path / "cut")
+    started = Started(
+        tmp_path, "resume=cut", "data/loader=auto", "data.loader.seconds=1000", "data.loader.batches=1000"
+    )
+    assert started.until("timing").ended(signal.SIGTERM)[0] == 143
+    assert result_of(tmp_path / "cut") == before

@@ -42,6 +42,8 @@ def train(composed: DictConfig) -> None:
     shown = os.path.relpath(folder)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
     try:
+        STOP.after_minutes(None)  # those of the job before
+        STOP.check()
         run(composed, folder, overrides, STOP)
     except (Stopped, KeyboardInterrupt) as stopped:
         saved = any((folder / "checkpoints").glob("*.pt"))

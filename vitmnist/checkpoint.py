@@ -46,6 +46,13 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     try:
         place.mkdir(exist_ok=True)
         last, previous = place / "last.pt", place / "previous.pt"
+        if best:
+            # Before the others: whoever is killed here comes by this epoch again. Until it is replaced, the checksum of
+            # the one that stands there is kept too.
+            sums = place / "best.pt.sha256"
+            write_whole(sums, checksum.format("best.pt").encode() + (sums.read_bytes() if sums.exists() else b""))
+            write_whole(place / "best.pt", content)
+            write_whole(sums, checksum.format("best.pt").encode())
         # Written whole beside it first: a full disk is met before anything is moved. Between the moves a process may be
         # killed, and then a checkpoint and its checksum bear different names; `load` takes any checksum of the folder.
         fresh = place / "next.pt"
@@ -53,13 +60,11 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         write_whole(fresh, content)
         if last.exists():
             last.replace(previous)
-            write_whole(place / "previous.pt.sha256", (place / "last.pt.sha256").read_bytes())
+            if (place / "last.pt.sha256").exists():
+                write_whole(place / "previous.pt.sha256", (place / "last.pt.sha256").read_bytes())
         write_whole(place / "last.pt.sha256", checksum.format("last.pt").encode())
         fresh.replace(last)
         (place / "next.pt.sha256").unlink()
-        if best:
-            write_whole(place / "best.pt.sha256", checksum.format("best.pt").encode())
-            write_whole(place / "best.pt", content)
     except OSError as error:
         raise DataError(
             f"cannot write the checkpoint {error.filename or place}: {error.strerror}; the one before it is kept"
@@ -75,6 +80,8 @@ def load(folder: Path) -> dict[str, Any] | None:
     place = folder / FOLDER
     paths = [place / name for name in ("next.pt", "last.pt", "previous.pt")]
     found = [path for path in paths if path.exists()]
+    for left in place.glob(".*"):  # of a write that was killed; nobody else is at work here
+        left.unlink()
     damage = []
     for path in found:
         try:
@@ -82,6 +89,8 @@ def load(folder: Path) -> dict[str, Any] | None:
         except DataError as error:
             damage.append(str(error))
             log.warning("%s; the one before it is used", error)
+            if path.name != "previous.pt":
+                path.replace(path.with_name(f"{path.name}.damaged"))  # not to be taken for the one before
     if found:
         raise DataError(f"{place}: no checkpoint is whole:\n" + "\n".join(damage))
     return None
@@ -95,7 +104,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         content = path.read_bytes()
-        known = {file.read_text().partition(" ")[0] for file in path.parent.glob("*.sha256")}
+        sums = [line for file in path.parent.glob("*.sha256") for line in file.read_text().splitlines()]
+        known = {line.partition(" ")[0] for line in sums}
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     if hashlib.sha256(content).hexdigest() not in known:

@@ -34,8 +34,8 @@ def predict(trained: Trained, paths: list[Path], device: torch.device, invert: b
     Raises:
         DataError: a file is no picture; names it.
     """
-    channels, height, _ = trained.shape
-    pictures = [read_picture(path, height, Mode.grey if channels == 1 else Mode.rgb) for path in paths]
+    channels, height, width = trained.shape
+    pictures = [read_picture(path, (width, height), Mode.grey if channels == 1 else Mode.rgb) for path in paths]
     if invert:
         pictures = [ImageOps.invert(picture) for picture in pictures]
     images = torch.stack([pil_to_tensor(picture) for picture in pictures])

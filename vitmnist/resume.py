@@ -47,7 +47,10 @@ def expand(arguments: list[str]) -> list[str]:
     again = typed_again(folder, others)
     place = json.dumps(str(folder), ensure_ascii=False)
     # The record of the first start stays as it was: nothing is written into .hydra.
-    return [*again, f"hydra.run.dir={place}", "hydra.output_subdir=null", f"resume={place}"]
+    first = again[: len(again) - len(others)]
+    where = arguments.index(asked[-1])  # among the other overrides, which Hydra wants side by side
+    before, behind = ([one for one in part if one in others] for part in (arguments[:where], arguments[where + 1 :]))
+    return [*before, *first, f"hydra.run.dir={place}", "hydra.output_subdir=null", f"resume={place}", *behind]
 
 
 def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
@@ -78,7 +81,11 @@ def typed_again(folder: Path, new: list[str]) -> list[str]:
         raise ConfigError(f"{folder}: holds no run; name a folder such as {RUNS}/DATE/TIME-…")
     first = [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or []]
     keys = {_key(override) for override in new}
-    groups = {key.replace("/", ".") for key in keys if "/" in key or key in ("model", "optimizer", "schedule")}
+    groups = {
+        key.rpartition("@")[2].replace("/", ".")
+        for key in keys
+        if "/" in key or key in ("model", "optimizer", "schedule")
+    }
 
     def stays(override: str) -> bool:
         key = _key(override)
@@ -101,7 +108,12 @@ def remember(overrides: list[str], folder: Path) -> None:
 def newest_unfinished(overrides: list[str]) -> Path | None:
     """The folder of the newest run that did not complete, among those of this very configuration."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        wanted = _identity(compose("config", [override for override in overrides if not override.startswith("-")]))
+        wanted = _identity(
+            compose(
+                "config",
+                [override for override in overrides if override[0] != "-" and (override[0] == "~" or "=" in override)],
+            )
+        )
     named = [_key(override) == "hydra.run.dir" and Path(override.partition("=")[2]) for override in overrides]
     places = [place for place in named if place] or list(RUNS.glob("*/*"))
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -36,7 +37,7 @@ from vitmnist.records.progress import progress_bar
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.records.tensorboard import TensorBoard
 from vitmnist.resume import remember
-from vitmnist.saved import Saved
+from vitmnist.saved import Saved, check_same, plain
 from vitmnist.schedule import SCHEDULES
 from vitmnist.stop import Stop, Stopped
 from vitmnist.trainee import Trainee
@@ -75,19 +76,25 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
         result.status = "completed"
     except BaseException as error:
         refused = isinstance(error, ConfigError | DataError)
-        if refused and result.setup_s is None:  # before it began: there is nothing to record
+        if result.setup_s is None and (refused or config.resume):  # before it began: there is nothing to record
             if not config.resume:
                 (folder / ".lock").unlink(missing_ok=True)
             raise
+        if stop.due and worker_error(error):
+            error = stop.due  # whoever stopped the run stopped its workers too
         stopped = isinstance(error, Stopped | KeyboardInterrupt)
         result.status = "interrupted" if stopped else "failed"
         result.error = explained(error, config.batch_size)
-        write_result(result, folder)
+        with stop.deferred():
+            write_result(result, folder)
+        if stopped:
+            raise error from None
         if refused or is_out_of_memory(error) or worker_error(error) or isinstance(error, OSError):
             # Data that went bad under the run, a disk that is full, a worker that was killed: no fault of the program.
             raise TrainingError(result.error) from error
         raise
-    write_result(result, folder)
+    with stop.deferred():
+        write_result(result, folder)
     return result
 
 
@@ -114,7 +121,7 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     device = choose_device(config.device)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     stack.enter_context(claim(folder))
-    kept = checkpoint.load(folder) if config.resume else None
+    kept = saved_before(config, folder) if config.resume else None
     if kept:
         result.epochs = [EpochRecord(**record) for record in kept["records"]]
     trainee = prepare(config, device, stack)
@@ -125,9 +132,13 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     result.dataset = describe_dataset(trainee.dataset)
     result.environment = describe_environment(device)
     saved = Saved(folder, config, trainee, result, stop)
-    current = saved.restore(kept) if kept else None
+    current = restored(saved, kept, folder) if kept else None
     if config.resume:
         remember(result.overrides, folder)
+        # They were of a run that had ended, which it has not any more.
+        (folder / "result.json").unlink(missing_ok=True)
+        if len(result.epochs) < config.epochs:
+            (folder / checkpoint.FOLDER / "final.safetensors").unlink(missing_ok=True)
     log.info(
         "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
         result.choices["model"],
@@ -141,6 +152,44 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     )
     board = stack.enter_context(closing(TensorBoard(folder, result.epochs)))
     return Sitting(trainee, saved, board, hardware, device, current)
+
+
+def saved_before(config: Config, folder: Path) -> dict[str, Any] | None:
+    """The checkpoint that a run is resumed from; None where it was stopped before its first.
+
+    Raises:
+        ConfigError: the folder is not that of the run, or the configuration is not, or fewer epochs are asked for than
+            are done.
+        DataError: the checkpoint cannot be read.
+    """
+    if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
+        raise ConfigError(f"resume={config.resume}: its name cannot be typed for Hydra; rename the folder")
+    kept = checkpoint.load(folder)
+    if kept is None:
+        if (folder / "result.json").exists():
+            raise ConfigError(f"resume={config.resume}: holds records, but no checkpoint to go on from")
+        return None
+    try:
+        check_same(json.loads(kept["facts"])["config"], plain(config))
+        done = len(kept["records"]) + bool(kept["pass"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise not_ours(folder, error) from error
+    if config.epochs < done:
+        raise ConfigError(f"epochs={config.epochs}: the run has begun its epoch {done}; type epochs={done} or more")
+    return kept
+
+
+def restored(saved: Saved, kept: dict[str, Any], folder: Path) -> engine.TrainingPass | None:
+    """Put the run where its checkpoint left it; raises as `Saved.restore`, and where it is not of our making."""
+    try:
+        return saved.restore(kept)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise not_ours(folder, error) from error
+
+
+def not_ours(folder: Path, error: Exception) -> DataError:
+    """The error for a checkpoint that is whole, and yet not what this program writes."""
+    return DataError(f"{folder / checkpoint.FOLDER}: not a checkpoint of this version of the program: {error}")
 
 
 def learn(sitting: Sitting, result: Result, epochs: int) -> None:

@@ -16,7 +16,7 @@ from vitmnist import checkpoint
 from vitmnist.atomic import write_whole
 from vitmnist.config import Config
 from vitmnist.engine import TrainingPass
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.records.result import Result
 from vitmnist.stop import Stop
 from vitmnist.trainee import Trainee
@@ -51,10 +51,8 @@ class Saved:
         """Put the run where a checkpoint left it; the pass that was under way, if one was.
 
         Raises:
-            ConfigError: the configuration is another one; names what may not change.
             DataError: the data set is another one.
         """
-        check_same(json.loads(kept["facts"])["config"], self._config)
         dataset = self._result.dataset or {}
         if kept["dataset"] != dataset["sha256"]:
             differing = ", ".join(
@@ -118,6 +116,8 @@ class Saved:
 
     def _save(self, current: TrainingPass | None, best: bool = False) -> None:
         trainee = self._trainee
+        if not all(bool(value.isfinite().all()) for value in trainee.model.parameters()):
+            raise TrainingError("the weights are not finite any more; try a smaller optimizer.lr")
         state = {
             "facts": self._facts,
             "dataset": (self._result.dataset or {})["sha256"],

@@ -72,9 +72,11 @@ class Stop:
             raise stopped
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked is not None and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            raise KeyboardInterrupt
+        if self._asked is not None:
+            if number == signal.SIGINT:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                raise KeyboardInterrupt
+            return
         self._asked = Stopped(f"{signal.Signals(number).name} was received", 128 + number)
         if not self._deferring:
             raise self._asked

@@ -63,20 +63,20 @@ def load_trained(folder: Path, device: torch.device, weights: str | None = None)
         raise ConfigError(f"{folder}: holds no {wanted} weights in {checkpoint.FOLDER}/; name the folder of a run")
     path = paths[there[0]]
     facts, tensors = _read_final(path) if there[0] == "final" else _read_checkpoint(path)
-    model = MODELS.build(facts["config"]["model"], tuple(facts["shape"]), len(facts["classes"]))
     try:
+        channels, height, width = map(int, facts["shape"])
+        model = MODELS.build(facts["config"]["model"], (channels, height, width), len(facts["classes"]))
         model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise DataError(f"{path}: does not fit the model that its own configuration describes: {error}") from error
-    _, height, width = facts["shape"]
-    return Trained(
-        model=model.eval().to(device),
-        path=path,
-        shape=(facts["shape"][0], height, width),
-        classes=tuple(facts["classes"]),
-        mean=tuple(facts["mean"]),
-        std=tuple(facts["std"]),
-    )
+        return Trained(
+            model=model.eval().to(device),
+            path=path,
+            shape=(channels, height, width),
+            classes=tuple(map(str, facts["classes"])),
+            mean=tuple(float(facts["mean"][channel]) for channel in range(channels)),
+            std=tuple(float(facts["std"][channel]) for channel in range(channels)),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ConfigError) as error:
+        raise DataError(f"{path}: its weights do not fit what it says of itself: {error}") from error
 
 
 def _read_final(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -84,10 +84,13 @@ def _read_final(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["vitmnist"])
             return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: is damaged, or not of this program: {error}") from error
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     state = checkpoint.read(path)
-    return json.loads(state["facts"]), state["model"]
+    try:
+        return json.loads(state["facts"]), state["model"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: is not of this program: {error}") from error

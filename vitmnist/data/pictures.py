@@ -18,8 +18,8 @@ class Mode(str, Enum):
     rgb = "rgb"
 
 
-def read_picture(path: Path, size: int, mode: Mode) -> Image.Image:
-    """The picture in a file, upright, `size` × `size`, of mode L or RGB; what is transparent is white.
+def read_picture(path: Path, size: tuple[int, int], mode: Mode) -> Image.Image:
+    """The picture in a file, upright, `size` (width, height) large, of mode L or RGB; what is transparent is white.
 
     Raises:
         DataError: it cannot be read.
@@ -33,7 +33,7 @@ def read_picture(path: Path, size: int, mode: Mode) -> Image.Image:
                 page = Image.new("RGBA", upright.size, "white")
                 upright = Image.alpha_composite(page, upright.convert("RGBA"))
             converted = upright.convert("L" if mode == Mode.grey else "RGB")
-            return converted.resize((size, size), Image.Resampling.BILINEAR)
+            return converted.resize(size, Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow's decoders raise whatever their libraries do
         name = str(path).encode(errors="replace").decode()  # a name need not be text
         raise DataError(f"{name}: cannot be read as a picture: {error}") from error

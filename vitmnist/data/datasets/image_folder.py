@@ -62,7 +62,7 @@ class FolderPictures:
         self.paths, self.size, self.mode = paths, size, mode
 
     def __getitem__(self, index: int) -> Image.Image:
-        return read_picture(self.paths[index], self.size, self.mode)
+        return read_picture(self.paths[index], (self.size, self.size), self.mode)
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -185,7 +185,7 @@ def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path
     def decode() -> Iterator[tuple[Tensor, Tensor]]:
         for index, (path, label) in enumerate(zip(files.paths, files.labels, strict=True)):
             try:
-                picture = pil_to_tensor(read_picture(path, options.size, options.mode))
+                picture = pil_to_tensor(read_picture(path, (options.size, options.size), options.mode))
             except DataError as error:
                 unreadable[index] = str(error)
                 continue
@@ -226,7 +226,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 def _readable(path: Path, options: ImageFolderOptions) -> bool:
     try:
-        read_picture(path, options.size, options.mode)
+        read_picture(path, (options.size, options.size), options.mode)
     except DataError:
         return False
     return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +63,9 @@ class EpochBatches(data.Sampler[list[int]]):
                 yield list(range(indices.start, indices.stop))
             else:
                 yield indices.tolist()
+
+
+GRACE_S = 3.0
 
 
 @dataclass
@@ -133,7 +138,7 @@ class DiskLoader(Loader):
             pin_memory=self.options.pin_memory and self.device.type == "cuda",
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=_outlive_signals,
             timeout=(self.options.timeout_s or 0) if workers else 0,
             # DataLoader draws a seed for its workers' own transforms; not from the global generator.
             generator=torch.Generator(),
@@ -141,20 +146,24 @@ class DiskLoader(Loader):
         return dataloader, batches
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """A terminal sends Ctrl-C to the workers too; when to stop is for the training process to say."""
+def _outlive_signals(worker: int) -> None:
+    """A terminal sends Ctrl-C to the workers too, and a batch system SIGTERM; the training process says when to stop.
+
+    It is given `GRACE_S` to finish its batch; then a worker goes, for SIGTERM may have been meant for it alone.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(GRACE_S, os._exit, [1]).start())
 
 
 def worker_error(error: BaseException) -> LoadingError | None:
     """What torch says of a worker that died or hangs, as an error that names what to do; None for any other error."""
     message = str(error)
-    if "timed out" in message:
+    if message.startswith("DataLoader timed out"):
         return LoadingError(
             f"disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
             f"(null waits for ever): {message}"
         )
-    if "DataLoader worker" in message or isinstance(error, (ConnectionError, EOFError)):
+    if message.startswith("DataLoader worker (pid") or isinstance(error, (ConnectionError, EOFError)):
         return LoadingError(
             f"disk: {message.strip().rstrip('.')}. A worker that was killed often met the limit of memory; "
             "try fewer with data.loader.num_workers=N"
