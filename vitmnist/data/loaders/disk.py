@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,9 @@ class EpochBatches(data.Sampler[list[int]]):
                 yield indices.tolist()
 
 
+END = object()
 GRACE_S = 3.0
+LOOK_S = 5.0
 
 
 @dataclass
@@ -104,7 +107,7 @@ class DiskLoader(Loader):
         samples = iter(dataloader)
         finished = False
         try:
-            for batch in samples:
+            while (batch := self._next(samples)) is not END:
                 yield map_tensors(self.accelerator.upload, batch)
             finished = True
         except UserError as error:
@@ -121,6 +124,20 @@ class DiskLoader(Loader):
             elif self.options.num_workers:
                 # torch leaves this to the garbage collector, but the traceback of an exception keeps the iterator.
                 samples._shutdown_workers()  # type: ignore[attr-defined]
+
+    def _next(self, samples: Iterator[Any]) -> Any:
+        """The next batch, or `END`.
+
+        With a timeout torch looks after its workers only when it is over; asked again, it goes on waiting.
+        """
+        asked = time.monotonic()
+        while True:
+            try:
+                return next(samples, END)
+            except RuntimeError as error:
+                waited, allowed = time.monotonic() - asked, self.options.timeout_s
+                if not str(error).startswith("DataLoader timed out") or (allowed is not None and waited >= allowed):
+                    raise
 
     def close(self) -> None:
         super().close()
@@ -139,7 +156,7 @@ class DiskLoader(Loader):
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
             worker_init_fn=_outlive_signals,
-            timeout=(self.options.timeout_s or 0) if workers else 0,
+            timeout=min(LOOK_S, self.options.timeout_s or LOOK_S) if workers else 0,
             # DataLoader draws a seed for its workers' own transforms; not from the global generator.
             generator=torch.Generator(),
         )
