@@ -166,10 +166,11 @@ class DiskLoader(Loader):
 def _outlive_signals(worker: int) -> None:
     """A terminal sends Ctrl-C to the workers too, and a batch system SIGTERM; the training process says when to stop.
 
-    It is given `GRACE_S` to finish its batch; then a worker goes, for SIGTERM may have been meant for it alone.
+    It is given `GRACE_S` to finish its batch; then a worker goes, for SIGTERM may have been meant for it alone. It goes
+    with 0, for which torch does not raise in the middle of whatever the training process does.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(GRACE_S, os._exit, [1]).start())
+    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(GRACE_S, os._exit, [0]).start())
 
 
 def worker_error(error: BaseException) -> LoadingError | None:
