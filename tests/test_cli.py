@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import re
 import signal
 import subprocess
@@ -16,9 +14,7 @@ from conftest import REPOSITORY, Train, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vitmnist.__main__ import main
-from vitmnist.models.cnn import CNN
 from vitmnist.records.tensorboard import TAGS
-from vitmnist.run import prepare
 
 
 @pytest.fixture
@@ -76,59 +72,6 @@ def test_a_run_leaves_its_records(train: Train, quick: list[str], tmp_path: Path
     assert {tag for tag in written if tag.startswith("summary/")} == {f"summary/{key}" for key in result["summary"]}
 
 
-def test_a_sweep_over_every_loader_ends_in_the_same_figures(train: Train, quick: list[str], tmp_path: Path) -> None:
-    loaders = ("disk", "ram", "gpu_slice", "prefetch")
-    ended = train("-m", *quick, "model=vit", "model.depth=1", f"data/loader={','.join(loaders)}", "batch_size=6,9")
-    assert ended.returncode == 0, ended.stderr
-    (sweep,) = (tmp_path / "outputs" / "sweeps").glob("*/*")
-    jobs = {
-        (r["choices"]["loader"], r["batch_size"]): (f.parent.name, r)
-        for f in sweep.glob("*/result.json")
-        for r in [json.loads(f.read_text())]
-    }
-    assert set(jobs) == {(loader, size) for loader in loaders for size in (6, 9)}
-    for number, (size, loader) in enumerate((size, loader) for size in (6, 9) for loader in loaders):
-        assert jobs[loader, size][0] == f"{number}-kmnist-bs{size}-epochs2-vit-depth1-{loader}"
-    for size in (6, 9):
-        losses = {
-            loader: [
-                (e["train_loss"], e["train_acc"], e["val_loss"], e["val_acc"]) for e in jobs[loader, size][1]["epochs"]
-            ]
-            for loader in loaders
-        }
-        assert all(losses[loader] == losses["ram"] for loader in loaders), losses
-
-
-def test_a_job_that_fails_does_not_stop_the_sweep(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001,-1")
-    assert ended.returncode == 1
-    assert "job 0 failed: the loss is" in ended.stdout
-    assert "Traceback" not in ended.stderr
-    results = [result_of(folder) for folder in sorted((tmp_path / "outputs" / "sweeps").glob("*/*/[012]-*"))]
-    assert [result["status"] for result in results] == ["failed", "completed", "failed"]
-    assert "learning rate 1e+30" in results[0]["error"]
-    assert results[2]["error"] == "optimizer.lr=-1.0: must be above 0"
-
-
-def test_a_job_that_failed_leaves_no_model_to_the_next(
-    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hydra keeps the exceptions of a sweep to its end; they must not keep the memory."""
-    alive = []
-
-    def prepare_and_count(*arguments: object) -> object:
-        gc.collect()
-        alive.append(sum(type(item) is CNN for item in gc.get_objects()))
-        return prepare(*arguments)
-
-    monkeypatch.setattr("vitmnist.run.prepare", prepare_and_count)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "-m", *quick, "optimizer.lr=1e30,1e31,1e32"])
-    with pytest.raises(SystemExit):
-        main()
-    assert alive == [alive[0]] * 3
-
-
 def test_a_divergence_that_evaluation_sees_first_names_its_place(
     train: Train, quick: list[str], tmp_path: Path
 ) -> None:
@@ -137,14 +80,6 @@ def test_a_divergence_that_evaluation_sees_first_names_its_place(
     assert re.search(r"the validation loss is (nan|inf) after epoch 1, step 1, at learning rate 1e\+30", ended.stderr)
     assert "failed; records in here" in ended.stdout
     assert result_of(tmp_path / "here")["status"] == "failed"
-
-
-def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("-m", *quick, "data/loader=ram,rom")
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("error: data/loader=rom: there is no such choice; did you mean 'ram'? allowed: ")
-    assert ended.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 MISTAKES = {

@@ -26,6 +26,8 @@ PACKAGE = Path(__file__).resolve().parent
 # A wheel carries conf/ inside the package; in a source tree it stands beside it.
 CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
 
+UNNAMED = ("data.root", "repeats", "sweep.resume")  # what tells nothing of a run that its folder could be named after
+
 Schema = TypeVar("Schema")
 NoneType = type(None)
 
@@ -71,6 +73,22 @@ class CheckpointConfig:
     every_minutes: float | None = bounded(above=0)
 
 
+class Objective(str, Enum):
+    """What a search looks for; see `vitmnist.sweep`."""
+
+    val_acc = "val_acc"
+    seconds_to_target = "seconds_to_target"
+
+
+@dataclass
+class SweepConfig:
+    """`sweep`: how a sweep goes on, and what its jobs tell a search."""
+
+    resume: str | None = MISSING
+    objective: Objective = MISSING
+    target_acc: float = bounded(above=0, at_most=100)
+
+
 @dataclass
 class Config:
     """The whole configuration. Defaults stand in `conf/`, where each key is explained."""
@@ -86,6 +104,9 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     max_minutes: float | None = bounded(at_least=0)
     resume: str | None = MISSING
+    repeats: int = bounded(at_least=1)
+    repeat: int = bounded(at_least=1)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
 def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
@@ -182,7 +203,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
-        elif name != "data.root":  # a place on a machine tells nothing of the run
+        elif name not in UNNAMED:
             parts.append(value if group and "@" not in name else f"{short}{value}")
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 

@@ -28,18 +28,19 @@ class NewFolders(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a single run is made."""
         if not config.resume:
-            self._look_at(Path(config.hydra.run.dir), "", "hydra.run.dir")
+            self._look_at(Path(config.hydra.run.dir), "", "hydra.run.dir", "resume")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a sweep is made, and before its jobs are checked."""
-        self._look_at(Path(config.hydra.sweep.dir), "*/", "hydra.sweep.dir")
+        if not config.sweep.resume:
+            self._look_at(Path(config.hydra.sweep.dir), "*/", "hydra.sweep.dir", "sweep.resume")
 
-    def _look_at(self, folder: Path, jobs: str, key: str) -> None:
+    def _look_at(self, folder: Path, jobs: str, key: str, resume: str) -> None:
         if any(any(folder.glob(f"{jobs}{records}")) for records in RECORDS):
             # Hydra turns an exception of a callback into a warning and goes on; this it does not catch.
             sys.exit(
                 f"error: {key}={folder}: holds records already, which would be overwritten; "
-                "name another folder, or go on with resume=FOLDER"
+                f"name another folder, or go on with {resume}=FOLDER"
             )
         path = folder.absolute()
         _made[:] = [missing for missing in (path, *path.parents) if not missing.exists()]

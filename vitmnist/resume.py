@@ -78,7 +78,9 @@ def typed_again(folder: Path, new: list[str]) -> list[str]:
         (place for place in (folder / RESUMED, folder / ".hydra" / "overrides.yaml") if place.is_file()), None
     )
     if record is None:
-        raise ConfigError(f"{folder}: holds no run; name a folder such as {RUNS}/DATE/TIME-…")
+        sweep = (folder / "multirun.yaml").is_file()
+        hint = "sweep.resume= goes on with a sweep" if sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
+        raise ConfigError(f"{folder}: holds no run; {hint}")
     first = [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or []]
     keys = {_key(override) for override in new}
     groups = {

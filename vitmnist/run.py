@@ -65,6 +65,7 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
     started = time.perf_counter()
     result = Result(overrides=overrides, choices=choices_of(composed))
     config = typed(Config, composed)
+    result.config = plain(config)
     try:
         stop.after_minutes(config.max_minutes)
         with ExitStack() as stack:

@@ -23,7 +23,10 @@ from vitmnist.trainee import Trainee
 
 log = logging.getLogger(__name__)
 
-FREE = ("epochs", "data.loader", "data.root", "device", "max_minutes", "resume", "checkpoint", "data.dataset.path")
+FREE = (
+    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "resume"),
+    *("repeats", "repeat", "sweep"),
+)
 """The keys that may change when a run is resumed; all others decide what is learnt."""
 
 

@@ -80,6 +80,7 @@ class Result:
     error: str | None = None
     overrides: list[str]
     choices: dict[str, str]
+    config: dict[str, Any] | None = None
     auto: dict[str, Any] | None = None
     batch_size: int | None = None
     seed: int | None = None

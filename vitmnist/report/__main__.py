@@ -1,0 +1,43 @@
+"""Compare runs: the figures of all runs below some folders, as a table, a picture and a page.
+
+python -m vitmnist.report outputs/sweeps/DATE/TIME
+python -m vitmnist.report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --output comparison
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from vitmnist.errors import UserError
+from vitmnist.report.write import as_text, write_report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m vitmnist.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
+    parser.add_argument(
+        "--output", type=Path, help="where to write the report; else DIR, or outputs/reports/TIME for several of them"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing")
+    arguments = parser.parse_args()
+    folders: list[Path] = arguments.folders
+    several = Path("outputs/reports") / f"{datetime.now():%Y-%m-%d/%H-%M-%S}"
+    output: Path = arguments.output or (folders[0] if len(folders) == 1 else several)
+    try:
+        comparisons = write_report(folders, output)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename or output}: {error.strerror}; name another folder with --output")
+    if not arguments.quiet:
+        print(f"{as_text(comparisons)}\n\n{os.path.relpath(output / 'report.html')}")
+
+
+if __name__ == "__main__":
+    main()

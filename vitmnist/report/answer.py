@@ -1,0 +1,116 @@
+"""The answer in sentences: what is fastest, by how much, what the loader is worth, and whether all learnt the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from vitmnist.report.compare import Cell, Comparison, Spread
+from vitmnist.report.table import seconds
+
+
+def answer(comparison: Comparison) -> list[str]:
+    """Sentences; a part in `**` is what to remember."""
+    measured = comparison.measured
+    if not measured:
+        return ["No run has finished an epoch, so there is nothing to compare yet."]
+    return [
+        sentence
+        for sentence in (
+            _fastest(comparison, measured),
+            _worth_of_loader(comparison),
+            _learnt_the_same(comparison),
+            _most_accurate(comparison),
+        )
+        if sentence
+    ]
+
+
+def named(comparison: Comparison, cell: Cell) -> str:
+    """A cell as one would type it."""
+    return " ".join(f"{column}={value}" for column, value in zip(comparison.columns, cell.values, strict=True))
+
+
+def _time(cell: Cell) -> Spread:
+    assert cell.epoch_s is not None
+    return cell.epoch_s
+
+
+def _fastest(comparison: Comparison, measured: list[Cell]) -> str:
+    best, slowest = measured[0], measured[-1]
+    time = _time(best)
+    spread = f" ({seconds(time.low)}–{seconds(time.high)})" if time.high > time.low else ""
+    if len(measured) == 1:
+        return f"**{seconds(time.median)} s an epoch**{spread}."
+    ratio = _time(slowest).median / time.median
+    equal = "; ".join(named(comparison, cell) for cell in measured[1:] if _time(cell).overlaps(time))
+    return (
+        f"**Fastest: {named(comparison, best)}, {seconds(time.median)} s an epoch**{spread}, {ratio:.2f} times as fast "
+        f"as {named(comparison, slowest)} ({seconds(_time(slowest).median)} s)."
+        + (f" Not to be told apart from it, for the ranges overlap: {equal}." if equal else "")
+    )
+
+
+def _beside_each_other(comparison: Comparison) -> dict[Hashable, list[Cell]]:
+    """Cells that differ in the loader alone, by all that they share."""
+    if "data/loader" not in comparison.columns:
+        return {}
+    place = comparison.columns.index("data/loader")
+    # A key of one loader alone is no difference of the others.
+    shared = [
+        index
+        for index, column in enumerate(comparison.columns)
+        if index != place and not column.startswith(("data.loader.", "data/loader@"))
+    ]
+    groups: dict[Hashable, list[Cell]] = {}
+    for cell in comparison.cells:
+        groups.setdefault(tuple((comparison.columns[index], cell.values[index]) for index in shared), []).append(cell)
+    return {group: cells for group, cells in groups.items() if len(cells) > 1}
+
+
+def _worth_of_loader(comparison: Comparison) -> str:
+    parts = []
+    for shared, cells in _beside_each_other(comparison).items():
+        times = sorted((cell for cell in cells if cell.epoch_s), key=lambda cell: _time(cell).median)
+        if len(times) > 1:
+            best, worst = times[0], times[-1]
+            doubt = ", though their ranges overlap" if _time(best).overlaps(_time(worst)) else ""
+            parts.append(
+                f"{_time(worst).median / _time(best).median:.2f}{_where(shared)} "
+                f"({comparison.value(best, 'data/loader')} over {comparison.value(worst, 'data/loader')}{doubt})"
+            )
+    return f"The choice of the loader is worth a factor of {'; '.join(parts)}." if parts else ""
+
+
+def _where(shared: Any) -> str:
+    return f" at {' '.join(f'{column}={value}' for column, value in shared)}" if shared else ""
+
+
+def _learnt_the_same(comparison: Comparison) -> str:
+    """Whether runs that differ in the loader alone have the same losses, as the loaders promise."""
+    differing, compared = [], 0
+    for shared, cells in _beside_each_other(comparison).items():
+        losses: dict[tuple[Any, ...], None] = {}
+        runs = [run for cell in cells for run in cell.runs if run.epochs]
+        epochs = min((len(run.epochs) for run in runs), default=0)
+        for run in runs:
+            losses[tuple((epoch.get("train_loss"), epoch.get("val_loss")) for epoch in run.epochs[:epochs])] = None
+        compared += len(runs) > 1
+        if len(losses) > 1:
+            first = [row[-1][0] for row in losses]
+            differing.append(f"{max(first) - min(first):.2g}{_where(shared)}")
+    if not compared:
+        return ""
+    if differing:
+        return f"The training losses of the loaders differ by up to {', '.join(differing)}."
+    return "Every loader ended in the same losses, to the last bit: they delivered the same batches."
+
+
+def _most_accurate(comparison: Comparison) -> str:
+    """The cells with the highest accuracy, where it is not the same for all."""
+    accuracies = {cell: cell.val_acc.median for cell in comparison.cells if cell.val_acc}
+    if len(set(accuracies.values())) < 2:
+        return ""
+    best = max(accuracies.values())
+    cells = "; ".join(named(comparison, cell) for cell, accuracy in accuracies.items() if accuracy == best)
+    return f"Highest accuracy: {cells}, {best:.2f}%."

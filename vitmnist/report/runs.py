@@ -1,0 +1,101 @@
+"""What a run left behind, read from its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from vitmnist.errors import DataError
+from vitmnist.folders import is_claimed
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as far as it went.
+
+    `status` is completed, failed, interrupted, running, killed (it left no result) or unreadable; `reason` says why it
+    did not complete. `result` is what `result.json` holds, empty where there is none.
+    """
+
+    folder: Path
+    status: str
+    reason: str
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+    @property
+    def epochs(self) -> list[Record]:
+        """The records of all its epochs."""
+        return list(self.result.get("epochs", ()))
+
+    @property
+    def steady_epochs(self) -> list[Record]:
+        """Those that count: without the first, which warms up, if there are more."""
+        return self.epochs[1:] or self.epochs
+
+    @property
+    def resumed(self) -> bool:
+        """Whether its times are of more than one sitting."""
+        return (self.folder / "resumed.yaml").exists()
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """The folders of runs among some folders and all below them, each once, in the order of their names and numbers.
+
+    Raises:
+        DataError: a folder that is not there, or that holds no run.
+    """
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"{folder}: there is no such folder; name one such as outputs/sweeps/DATE/TIME")
+        places = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
+        if not places:
+            raise DataError(f"{folder}: holds no run; name one such as outputs/sweeps/DATE/TIME")
+        for place in sorted(places, key=_natural):
+            found.setdefault(place.resolve(), place)
+    return list(found.values())
+
+
+def _natural(folder: Path) -> tuple[str, int, str]:
+    number, _, rest = folder.name.partition("-")
+    return str(folder.parent), int(number) if number.isdecimal() else -1, rest
+
+
+def read_run(folder: Path) -> Run:
+    """The run of a folder; what cannot be read is a run with that status and reason."""
+    file = folder / "result.json"
+    if not file.exists():
+        running = (folder / ".lock").exists() and is_claimed(folder)
+        status, reason = ("running", "") if running else ("killed", "it left no result.json")
+        return Run(folder, status, reason, _hydra_config(folder), {})
+    try:
+        result = json.loads(file.read_text())
+        if not isinstance(result["epochs"], list):
+            raise TypeError("epochs is no list")
+        for epoch in result["epochs"]:
+            for key in ("epoch_s", "train_s", "data_wait_s", "compute_s", "images_per_s", "val_acc"):
+                epoch[key] + 0.0
+        return Run(
+            folder, result["status"], result["error"] or "", result.get("config") or _hydra_config(folder), result
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Run(folder, "unreadable", f"result.json: {error!r}", _hydra_config(folder), {})
+
+
+def _hydra_config(folder: Path) -> dict[str, Any]:
+    """The configuration by Hydra's record; empty where there is none."""
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "config.yaml"))
+    except (OSError, OmegaConfBaseException, YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}  # type: ignore[return-value]

@@ -1,0 +1,138 @@
+"""The files of a report, made from one text."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import shorten
+
+from filelock import FileLock
+from markdown import markdown
+from tabulate import tabulate
+
+from vitmnist.atomic import write_whole
+from vitmnist.report.answer import answer
+from vitmnist.report.compare import Comparison, compare
+from vitmnist.report.picture import draw
+from vitmnist.report.runs import find_runs, read_run
+from vitmnist.report.table import Rows, articles_table, as_csv, table
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
+th, td { border-bottom: 1px solid #8888; padding: .3rem .7rem; text-align: left; vertical-align: top; }
+th { border-bottom: 2px solid #888; }
+td { font-variant-numeric: tabular-nums; }
+img { max-width: 100%; background: white; }
+"""
+
+READING = (
+    "An epoch is its training pass and the evaluation after it; its time is the median over the epochs that count, "
+    "with their range. Waiting is the time in which the model had no batch to work on; its share is of the training "
+    "pass. Accuracy is that after the last epoch. Memory is the peak of a run: what is resident on the host, and "
+    "tensors on the GPU. × slowest: how many times as fast as the slowest row."
+)
+
+
+def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
+    """Write `report.md`, `.html`, `.csv` and `.png` on all runs below some folders; what they compare is returned.
+
+    Raises:
+        DataError: a folder that is not there, or holds no run.
+        OSError: the files cannot be written.
+    """
+    found = find_runs(folders)
+    output.mkdir(parents=True, exist_ok=True)
+    with FileLock(output / ".report.lock"):  # jobs of a sweep may end at the same time
+        comparisons = compare([read_run(folder) for folder in found])
+        picture = draw(comparisons)
+        text = as_markdown(comparisons)
+        write_whole(output / "report.png", picture)
+        write_whole(output / "report.csv", as_csv(comparisons).encode())
+        write_whole(output / "report.md", text.encode())
+        write_whole(output / "report.html", as_html(text, picture).encode())
+    return comparisons
+
+
+def as_markdown(comparisons: Sequence[Comparison]) -> str:
+    """The whole report; its picture is `report.png` beside it."""
+    parts = ["# Report"]
+    if len(comparisons) > 1:
+        parts.append(apart(comparisons))
+    for number, comparison in enumerate(comparisons, 1):
+        if len(comparisons) > 1:
+            parts.append(f"## {number}. {_escaped(comparison.place())}")
+        parts += [_escaped(sentence, bold=True) for sentence in answer(comparison)]
+        parts.append(_pipe(*table(comparison)))
+        if comparison.loader_by_batch_size():
+            parts += ["Seconds of an epoch, as in the articles:", _pipe(*articles_table(comparison))]
+        parts.append("\n".join(f"- {_escaped(title)}: {_escaped(fact)}" for title, fact in facts(comparison).items()))
+    parts += ["![Seconds of an epoch](report.png)", READING]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def apart(comparisons: Sequence[Comparison]) -> str:
+    """What to say of runs that may not be compared with each other."""
+    return (
+        f"These runs are of {len(comparisons)} machines or data sets. Each has its own table, and no figure of one is "
+        "compared with one of another."
+    )
+
+
+def facts(comparison: Comparison) -> dict[str, str]:
+    """What stands under a table: machine, software, data, and which epochs count."""
+    counted = (
+        "the first of each run too, for some have but one"
+        if comparison.first_epochs_count
+        else "without the first of each run"
+    )
+    return {**comparison.facts, "epochs that count": counted}
+
+
+def as_html(text: str, picture: bytes) -> str:
+    """The report as one file that needs no other."""
+    body = markdown(text, extensions=["tables"], output_format="html")
+    embedded = f'src="data:image/png;base64,{base64.b64encode(picture).decode()}"'
+    body = body.replace('src="report.png"', embedded)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>vitmnist report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"{body}\n</body>\n</html>\n"
+    )
+
+
+def as_text(comparisons: Sequence[Comparison], width: int = 60) -> str:
+    """The tables and the answer for a terminal; a long reason is cut after `width` characters."""
+    parts = [apart(comparisons)] if len(comparisons) > 1 else []
+    for comparison in comparisons:
+        if len(comparisons) > 1:
+            parts.append(f"{comparison.place()}:")
+        parts.append(_plain(*table(comparison), width))
+        if comparison.loader_by_batch_size():
+            parts.append("seconds of an epoch\n" + _plain(*articles_table(comparison), width))
+        parts += answer(comparison)
+    return "\n\n".join(parts).replace("**", "")
+
+
+def _pipe(header: list[str], rows: Rows) -> str:
+    cells = [[_escaped(value, bold=True) for value in row] for row in rows]
+    return str(tabulate(cells, [_escaped(title) for title in header], tablefmt="github", disable_numparse=True))
+
+
+def _plain(header: list[str], rows: Rows, width: int) -> str:
+    """A table without the columns in which nothing was measured."""
+    told = [index for index in range(len(header)) if any(row[index] != "–" for row in rows)]
+    cut = [[shorten(row[index], width, placeholder=" …") for index in told] for row in rows]
+    return str(tabulate(cut, [header[index] for index in told], tablefmt="simple", disable_numparse=True))
+
+
+def _escaped(text: str, bold: bool = False) -> str:
+    """Text that Markdown and HTML show as it is; in one line. `bold` leaves `**` as a mark."""
+    one_line = html.escape(" ".join(text.split()), quote=False)
+    special = r"([\\`\[\]|])" if bold else r"([\\`*\[\]|])"
+    return re.sub(special, r"\\\1", one_line)
