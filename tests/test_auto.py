@@ -259,7 +259,7 @@ def test_a_run_that_waits_for_data_is_told_what_helps(
     waited: float, advised: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     passed = PassFigures(images=10, loss=1.0, accuracy=50.0, seconds=10.0, data_wait_s=waited, compute_s=9 - waited)
-    result = Result(overrides=[], choices={}, epochs=[EpochRecord.of(0, passed, passed, None, None, None)])
+    result = Result(overrides=[], choices={}, epochs=[EpochRecord.of(0, passed, passed, None, None, None, [])])
     with caplog.at_level(logging.INFO):
         advise(result)
     assert ("30% of an epoch was spent waiting for data; data/loader=auto measures" in caplog.text) == advised

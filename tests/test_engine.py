@@ -65,7 +65,7 @@ def test_evaluation_changes_nothing_and_counts_every_image(tiny: Dataset) -> Non
     model = make_model()
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy(model.state_dict())
-    figures = engine.evaluate(model, make_loader(tiny, Shuffle.none), Preprocess(tiny.train), CPU, lambda: None)
+    figures, _ = engine.evaluate(model, make_loader(tiny, Shuffle.none), Preprocess(tiny.train), CPU, lambda: None)
     with torch.no_grad():
         logits = model.eval()(Preprocess(tiny.train)(tiny.train.images))
     assert figures.loss == pytest.approx(float(F.cross_entropy(logits, tiny.train.labels)), rel=1e-5)
@@ -92,7 +92,7 @@ def test_every_second_goes_to_its_account(tiny: Dataset, monkeypatch: pytest.Mon
     model = make_model()
     model.register_forward_hook(lambda *_: spend(10))
     loader = Slow(EpochOrder(23, 5, 3))
-    figures = engine.evaluate(model, loader, Preprocess(tiny.train), CPU, lambda: spend(100))
+    figures, _ = engine.evaluate(model, loader, Preprocess(tiny.train), CPU, lambda: spend(100))
     assert (figures.data_wait_s, figures.compute_s, figures.seconds) == (5, 50, 1555)
 
 
@@ -164,3 +164,43 @@ def test_the_set_is_never_written_to(tiny: Dataset, shuffle: Shuffle) -> None:
     engine.evaluate(model, loader, preprocess, CPU, lambda: None)
     assert torch.equal(tiny.train.images, before[0])
     assert torch.equal(tiny.train.labels, before[1])
+
+
+def test_predictions_are_those_of_the_split_in_its_order(tiny: Dataset) -> None:
+    model = make_model()
+    loader = make_loader(tiny, Shuffle.none)
+    _, predictions = engine.evaluate(model, loader, Preprocess(tiny.train), CPU, lambda: None)
+    with torch.no_grad():
+        probabilities = model(Preprocess(tiny.train)(tiny.train.images)).softmax(1)
+    assert predictions.labels.equal(probabilities.argmax(1))
+    torch.testing.assert_close(predictions.confidence, probabilities.amax(1))
+    matrix = predictions.confusion_matrix(tiny.train.labels, 10)
+    for actual in range(10):
+        for taken_for in range(10):
+            both = (tiny.train.labels == actual) & (predictions.labels == taken_for)
+            assert matrix[actual, taken_for] == both.sum()
+
+
+def test_watched_steps_have_the_norm_of_their_gradients(tiny: Dataset) -> None:
+    """Every third step of the run, in its second epoch of five steps: 6 and 9."""
+    ours, theirs = make_model(), make_model()
+    optimizer = torch.optim.SGD(ours.parameters(), 0.01)
+    schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
+    loader = make_loader(tiny)
+    current = engine.TrainingPass(1, len(loader), CPU, watch_every=3)
+    engine.train_epoch(ours, loader, current, Preprocess(tiny.train), optimizer, schedule, CPU, lambda: None)
+    watched = current.watched()
+    assert [figures.step for figures in watched] == [6, 9]
+    expected = []
+    for images, labels in make_loader(tiny).epoch(1):
+        loss = F.cross_entropy(theirs(Preprocess(tiny.train)(images)), labels)
+        gradients = torch.autograd.grad(loss, list(theirs.parameters()))
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        expected.append((loss.item(), norm.item()))
+        with torch.no_grad():
+            for parameter, gradient in zip(theirs.parameters(), gradients, strict=True):
+                parameter.sub_(0.01 * gradient)
+    for figures, (loss, norm) in zip(watched, (expected[1], expected[4]), strict=True):
+        assert figures.loss == pytest.approx(loss, rel=1e-5)
+        assert figures.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert figures.lr == 0.01

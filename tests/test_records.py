@@ -24,7 +24,9 @@ RESULT = {"overrides": [], "choices": {}}
 
 
 def record(number: int, seconds: float, accuracy: float) -> EpochRecord:
-    return EpochRecord.of(number, replace(PASS, seconds=seconds), replace(PASS, accuracy=accuracy), None, None, None)
+    return EpochRecord.of(
+        number, replace(PASS, seconds=seconds), replace(PASS, accuracy=accuracy), None, None, None, []
+    )
 
 
 def test_medians_leave_the_first_epoch_out() -> None:

@@ -73,6 +73,14 @@ class CheckpointConfig:
     every_minutes: float | None = bounded(above=0)
 
 
+@dataclass
+class TensorBoardConfig:
+    """`tensorboard`: how often what is not a figure of an epoch is written."""
+
+    every_steps: int | None = bounded(at_least=1)
+    images_every_epochs: int | None = bounded(at_least=1)
+
+
 class Objective(str, Enum):
     """What a search looks for; see `vitmnist.sweep`."""
 
@@ -107,6 +115,8 @@ class Config:
     repeats: int = bounded(at_least=1)
     repeat: int = bounded(at_least=1)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    profile: bool = MISSING
 
 
 def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:

@@ -35,6 +35,39 @@ class PassFigures:
     compute_s: float
 
 
+@dataclass(frozen=True)
+class StepFigures:
+    """A training step: its number from the first of the run on, its mean loss, its learning rate, and the norm of all
+    gradients together; None where the norm was not finite."""
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float | None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model took the images of a split for, in its order, on the device.
+
+    Args:
+        labels: int64 `[N]`, the most likely class.
+        confidence: float `[N]`, its probability by the model.
+    """
+
+    labels: Tensor
+    confidence: Tensor
+
+    def confusion_matrix(self, actual: Tensor, classes: int) -> Tensor:
+        """How many images of each class (rows) were taken for each class (columns): int64 `[classes, classes]`, CPU.
+
+        Args:
+            actual: the true classes, int64 `[N]` on any device.
+        """
+        pairs = actual.to(self.labels.device) * classes + self.labels
+        return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
+
+
 class Tally:
     """Loss and right answers of a pass, kept on the device and read once at its end."""
 
@@ -42,7 +75,7 @@ class Tally:
         self._losses = torch.zeros(steps, device=device)
         self._right = torch.zeros((), dtype=torch.int64, device=device)
         self._sizes: list[int] = []
-        self._rates: list[float] = []
+        self.rates: list[float] = []
 
     @property
     def steps(self) -> int:
@@ -54,7 +87,7 @@ class Tally:
         self._losses[len(self._sizes)] = loss.detach()
         self._right += (logits.detach().argmax(dim=1) == labels).sum()
         self._sizes.append(len(labels))
-        self._rates.append(rate)
+        self.rates.append(rate)
 
     def read(self) -> tuple[list[float], list[int], int]:
         """The mean loss of each batch, its size, and the right answers of them all; waits for the device."""
@@ -68,7 +101,7 @@ class Tally:
         """
         for step, value in enumerate(self.read()[0]):
             if not math.isfinite(value):
-                raise not_finite(value, epoch, step, self._rates[step])
+                raise not_finite(value, epoch, step, self.rates[step])
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as plain values and CPU tensors."""
@@ -76,14 +109,14 @@ class Tally:
             "losses": self._losses.cpu(),
             "right": int(self._right),
             "sizes": list(self._sizes),
-            "rates": list(self._rates),
+            "rates": list(self.rates),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self._losses.copy_(state["losses"])
         self._right.fill_(state["right"])
-        self._sizes, self._rates = list(state["sizes"]), list(state["rates"])
+        self._sizes, self.rates = list(state["sizes"]), list(state["rates"])
 
 
 def not_finite(loss: float, epoch: int, step: int, rate: float) -> TrainingError:
@@ -95,12 +128,17 @@ def not_finite(loss: float, epoch: int, step: int, rate: float) -> TrainingError
 
 
 class TrainingPass:
-    """A training epoch under way: how far it is, and what it took until now; can be kept and gone on with."""
+    """A training epoch under way: how far it is, and what it took until now; can be kept and gone on with.
 
-    def __init__(self, epoch: int, steps: int, device: torch.device) -> None:
+    Args:
+        watch_every: of how many steps of the run one is watched; None is none.
+    """
+
+    def __init__(self, epoch: int, steps: int, device: torch.device, watch_every: int | None = None) -> None:
         self.epoch = epoch
         self.tally = Tally(steps, device)
-        self._device = device
+        self._steps, self._watch_every, self._device = steps, watch_every, device
+        self._norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until the pass is read
         self._before = {"seconds": 0.0, "waiting": 0.0, "computing": 0.0}  # of earlier sittings
 
     def begin(self) -> None:
@@ -108,6 +146,29 @@ class TrainingPass:
         synchronize(self._device)
         self._started = time.perf_counter()
         self.clock = Clock(self._device)
+
+    def watch(self, model: nn.Module) -> None:
+        """Take the norm of the gradients, if this step is watched; nothing is read back from the device."""
+        step = self.tally.steps
+        if self._watch_every and (self.epoch * self._steps + step) % self._watch_every == 0:
+            gradients = [value.grad for value in model.parameters() if value.grad is not None]
+            self._norms[step] = nn.utils.get_total_norm(gradients)
+
+    def watched(self) -> list[StepFigures]:
+        """The steps that were watched so far; waits for the device."""
+        losses, norms = self.tally.read()[0], self._read_norms()
+        return [
+            StepFigures(
+                step=self.epoch * self._steps + step,
+                loss=losses[step],
+                lr=self.tally.rates[step],
+                grad_norm=norm if math.isfinite(norm) else None,
+            )
+            for step, norm in norms.items()
+        ]
+
+    def _read_norms(self) -> dict[int, float]:
+        return dict(zip(self._norms, torch.stack([*self._norms.values()]).tolist(), strict=True)) if self._norms else {}
 
     def figures(self) -> PassFigures:
         """What came of it so far; waits for the device.
@@ -121,12 +182,13 @@ class TrainingPass:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it for a checkpoint; waits for the device."""
-        return {"tally": self.tally.state_dict(), "seconds": self._seconds()}
+        return {"tally": self.tally.state_dict(), "seconds": self._seconds(), "norms": self._read_norms()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
         self.tally.load_state_dict(state["tally"])
         self._before = dict(state["seconds"])
+        self._norms = {step: torch.tensor(norm, device=self._device) for step, norm in state["norms"].items()}
 
     def _seconds(self) -> dict[str, float]:
         synchronize(self._device)
@@ -173,6 +235,7 @@ def train_epoch(
             raise not_finite(float(loss.detach()), epoch, current.tally.steps, rate)
         optimizer.zero_grad()
         loss.backward()
+        current.watch(model)
         optimizer.step()
         schedule.step()
         current.tally.add(loss, logits, labels, rate)
@@ -188,9 +251,10 @@ def evaluate(
     preprocess: Preprocess,
     device: torch.device,
     advance: Callable[[], object],
-) -> PassFigures:
+) -> tuple[PassFigures, Predictions]:
     """Run the model over the loader's epoch 0 without changing it; arguments as in `train_epoch`."""
     model.eval()
+    confidence, taken_for = [], []
     tally = Tally(len(loader), device)
     synchronize(device)
     started = time.perf_counter()
@@ -200,12 +264,16 @@ def evaluate(
             clock.begin("computing")
             logits = model(preprocess(images))
             tally.add(F.cross_entropy(logits, labels), logits, labels)
+            probability, label = logits.softmax(dim=1).max(dim=1)
+            confidence.append(probability)
+            taken_for.append(label)
             clock.begin("other")
             advance()
             clock.begin("waiting")
     synchronize(device)
     seconds = time.perf_counter() - started
-    return _figures(tally, seconds, clock.seconds("waiting"), clock.seconds("computing"))
+    figures = _figures(tally, seconds, clock.seconds("waiting"), clock.seconds("computing"))
+    return figures, Predictions(torch.cat(taken_for), torch.cat(confidence))
 
 
 def _figures(tally: Tally, seconds: float, waiting: float, computing: float) -> PassFigures:

@@ -12,29 +12,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from vitmnist import engine
 from vitmnist.accelerator import choose_device
 from vitmnist.config import Config, Shuffle, typed
 from vitmnist.data.datasets import build_dataset
-from vitmnist.data.loaders import LOADERS, Loader
+from vitmnist.data.loaders import LOADERS
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import UserError
 from vitmnist.resume import compose_again
-from vitmnist.trained import WEIGHTS, Trained, load_trained
-
-
-def confusion_matrix(trained: Trained, loader: Loader, preprocess: Preprocess, device: torch.device) -> Tensor:
-    """How many images of each class (rows) were taken for each class (columns): int64 `[classes, classes]`, CPU."""
-    classes = len(trained.classes)
-    counts = torch.zeros(classes * classes, dtype=torch.int64, device=device)
-    with torch.inference_mode():
-        for images, labels in loader.epoch(0):
-            predicted = trained.model(preprocess(images)).argmax(dim=1)
-            counts += torch.bincount(labels * classes + predicted, minlength=classes * classes)
-    return counts.view(classes, classes).cpu()
+from vitmnist.trained import WEIGHTS, load_trained
 
 
 def figures(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -89,7 +78,9 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> tuple[P
     order = EpochOrder(len(split), config.batch_size, config.seed, Shuffle.none)
     # The same figures with any loader; this one needs no choice.
     with LOADERS.build({"name": "ram"}, split, order, device) as loader:
-        matrix = confusion_matrix(trained, loader, Preprocess(split).to(device), device)
+        preprocess = Preprocess(split).to(device)
+        _, predictions = engine.evaluate(trained.model, loader, preprocess, device, advance=lambda: None)
+    matrix = predictions.confusion_matrix(split.labels, len(split.classes))
     return trained.path, figures(matrix, split.classes)
 
 

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from vitmnist import checkpoint, engine
 from vitmnist.accelerator import choose_device
-from vitmnist.config import Config, Shuffle, typed
-from vitmnist.data.augment import AUGMENTS
-from vitmnist.data.datasets import Dataset, Split, build_dataset
-from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, Trial, choose
+from vitmnist.config import Config, typed
+from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders.disk import worker_error
-from vitmnist.data.order import EpochOrder
-from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.folders import claim
-from vitmnist.models import MODELS
-from vitmnist.optimizer import OPTIMIZERS
+from vitmnist.profiler import profiled
 from vitmnist.records.environment import describe_environment
 from vitmnist.records.hardware import HardwareFigures
 from vitmnist.records.progress import progress_bar
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.records.tensorboard import TensorBoard
 from vitmnist.resume import remember
-from vitmnist.saved import Saved, check_same, plain
-from vitmnist.schedule import SCHEDULES
+from vitmnist.saved import Saved, plain, saved_before
 from vitmnist.stop import Stop, Stopped
-from vitmnist.trainee import Trainee
+from vitmnist.trainee import Trainee, prepare
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +62,7 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
             sitting = begin(config, folder, result, stop, stack)
             result.setup_s = time.perf_counter() - started
             with stop.deferred():
-                learn(sitting, result, config.epochs)
+                learn(sitting, result, config, folder, stop)
             advise(result)
         result.status = "completed"
     except BaseException as error:
@@ -124,7 +114,7 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     stack.enter_context(claim(folder))
     kept = saved_before(config, folder) if config.resume else None
     if kept:
-        result.epochs = [EpochRecord(**record) for record in kept["records"]]
+        result.epochs = kept["records"]
     trainee = prepare(config, device, stack)
     hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
     if trainee.choice:
@@ -133,7 +123,7 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     result.dataset = describe_dataset(trainee.dataset)
     result.environment = describe_environment(device)
     saved = Saved(folder, config, trainee, result, stop)
-    current = restored(saved, kept, folder) if kept else None
+    current = saved.restore(kept) if kept else None
     if config.resume:
         remember(result.overrides, folder)
         # They were of a run that had ended, which it has not any more.
@@ -151,68 +141,36 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
         config.device,
         device,
     )
-    board = stack.enter_context(closing(TensorBoard(folder, result.epochs)))
+    board = stack.enter_context(TensorBoard(folder, result))
     return Sitting(trainee, saved, board, hardware, device, current)
 
 
-def saved_before(config: Config, folder: Path) -> dict[str, Any] | None:
-    """The checkpoint that a run is resumed from; None where it was stopped before its first.
-
-    Raises:
-        ConfigError: the folder is not that of the run, or the configuration is not, or fewer epochs are asked for than
-            are done.
-        DataError: the checkpoint cannot be read.
-    """
-    if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
-        raise ConfigError(f"resume={config.resume}: its name cannot be typed for Hydra; rename the folder")
-    kept = checkpoint.load(folder)
-    if kept is None:
-        if (folder / "result.json").exists():
-            raise ConfigError(f"resume={config.resume}: holds records, but no checkpoint to go on from")
-        return None
-    try:
-        check_same(json.loads(kept["facts"])["config"], plain(config))
-        done = len(kept["records"]) + bool(kept["pass"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise not_ours(folder, error) from error
-    if config.epochs < done:
-        raise ConfigError(f"epochs={config.epochs}: the run has begun its epoch {done}; type epochs={done} or more")
-    return kept
-
-
-def restored(saved: Saved, kept: dict[str, Any], folder: Path) -> engine.TrainingPass | None:
-    """Put the run where its checkpoint left it; raises as `Saved.restore`, and where it is not of our making."""
-    try:
-        return saved.restore(kept)
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise not_ours(folder, error) from error
-
-
-def not_ours(folder: Path, error: Exception) -> DataError:
-    """The error for a checkpoint that is whole, and yet not what this program writes."""
-    return DataError(f"{folder / checkpoint.FOLDER}: not a checkpoint of this version of the program: {error}")
-
-
-def learn(sitting: Sitting, result: Result, epochs: int) -> None:
-    """Train and evaluate until `epochs` are done, each recorded and saved.
+def learn(sitting: Sitting, result: Result, config: Config, folder: Path, stop: Stop) -> None:
+    """Train and evaluate until all epochs are done, each recorded and saved.
 
     Raises:
         TrainingError: training could not go on.
         Stopped: the run was told to stop, and is saved.
     """
-    trainee, saved, current = sitting.trainee, sitting.saved, sitting.current
-    for epoch in range(len(result.epochs), epochs):
-        current = current or engine.TrainingPass(epoch, len(trainee.train_loader), sitting.device)
-        record = train_and_evaluate(trainee, current, sitting.device, sitting.hardware, saved)
+    trainee, saved, device, current = sitting.trainee, sitting.saved, sitting.device, sitting.current
+    steps, options = len(trainee.train_loader), config.tensorboard
+    first = len(result.epochs)
+    for epoch in range(first, config.epochs):
+        last = epoch + 1 == config.epochs
+        current = current or engine.TrainingPass(epoch, steps, device, options.every_steps)
+        profiling = config.profile and epoch == first
+        recording = profiled(folder, steps - current.tally.steps, device) if profiling else nullcontext()
+        record, predictions = train_and_evaluate(sitting, current, recording)
         current = None
         result.epochs.append(record)
-        saved.after_epoch(last=epoch + 1 == epochs)
+        saved.after_epoch(last)
         sitting.board.epoch(record)
-        log_epoch(record, epochs)
-        if epoch + 1 < epochs:
-            saved.stop_if_due()
+        if options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
+            sitting.board.pictures(trainee, predictions, epoch)
+        log_epoch(record, config.epochs)
+        if not last:
+            stop.check()
     saved.final_weights()
-    sitting.board.summary(result)
 
 
 def write_result(result: Result, folder: Path) -> None:
@@ -260,89 +218,30 @@ def choices_of(composed: DictConfig) -> dict[str, str]:
     return names
 
 
-def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
-    """Build everything that a configuration names; the stack closes the loaders.
-
-    Raises:
-        ConfigError: something of it is unknown or does not fit together.
-        DataError: the data cannot be read.
-    """
-    data = config.data
-    dataset = build_dataset(data.dataset, data.root)
-    order = EpochOrder(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
-    if not len(order):
-        raise ConfigError(
-            f"batch_size={config.batch_size} is above the set's {order.size} images, so data.drop_last=true leaves no "
-            f"batch; type batch_size={order.size} or less, or data.drop_last=false"
-        )
-    test_order = EpochOrder(len(dataset.test), config.batch_size, config.seed, Shuffle.none)
-    preprocess = Preprocess(dataset.train, AUGMENTS.build(data.augment)).to(device)
-
-    def learner() -> tuple[nn.Module, Optimizer, LRScheduler]:
-        # Weights are drawn on the CPU, so that every device starts from the same ones.
-        torch.manual_seed(config.seed)
-        _, *shape = dataset.train.images.shape
-        model = MODELS.build(config.model, tuple(shape), len(dataset.train.classes)).to(device)
-        optimizer = OPTIMIZERS.build(config.optimizer, model.parameters())
-        return model, optimizer, SCHEDULES.build(config.schedule, optimizer, config.epochs * len(order))
-
-    def trial() -> Trial:
-        model, optimizer, schedule = learner()
-
-        def seconds(loader: Loader) -> tuple[float, float]:
-            current = engine.TrainingPass(0, len(loader), device)
-            figures = engine.train_epoch(
-                model, loader, current, preprocess, optimizer, schedule, device, advance=lambda: None
-            )
-            return figures.seconds, figures.data_wait_s
-
-        return seconds
-
-    choice = None
-    values = data.loader
-    _, options = LOADERS.member(values)
-    if isinstance(options, AutoOptions):
-        log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
-        also = [(dataset.test, test_order)]
-        choice = choose(options, dataset.train, order, device, new_trial=trial, also=also)
-        log.info("what to expect of each loader\n%s", choice.table())
-        values = choice.values
-
-    def loader(split: Split, order: EpochOrder) -> Loader:
-        return stack.enter_context(LOADERS.build(values, split, order, device))
-
-    model, optimizer, schedule = learner()
-    return Trainee(
-        dataset=dataset,
-        model=model,
-        train_loader=loader(dataset.train, order),
-        test_loader=loader(dataset.test, test_order),
-        train_preprocess=preprocess,
-        test_preprocess=Preprocess(dataset.train).to(device),
-        optimizer=optimizer,
-        schedule=schedule,
-        choice=choice,
-    )
-
-
 def train_and_evaluate(
-    trainee: Trainee, current: engine.TrainingPass, device: torch.device, hardware: HardwareFigures, saved: Saved
-) -> EpochRecord:
+    sitting: Sitting, current: engine.TrainingPass, recording: AbstractContextManager[Callable[[], None] | None]
+) -> tuple[EpochRecord, engine.Predictions]:
     """One epoch of training, or what is left of it, and the evaluation after it.
+
+    Args:
+        recording: entered for the training; what it yields, if anything, is called after each step.
 
     Raises:
         TrainingError: a loss was not finite.
         Stopped: the run was told to stop, and is saved.
     """
+    trainee, saved, device, hardware = sitting.trainee, sitting.saved, sitting.device, sitting.hardware
     started = time.time()
-    epoch = current.epoch
+    epoch, steps = current.epoch, len(trainee.train_loader)
 
     def advance() -> None:
         bar.update()
+        if record_step:
+            record_step()
         saved.after_step(current)
 
     try:
-        with progress_bar(f"epoch {epoch + 1} train", len(trainee.train_loader), current.tally.steps) as bar:
+        with progress_bar(f"epoch {epoch + 1} train", steps, current.tally.steps) as bar, recording as record_step:
             train = engine.train_epoch(
                 trainee.model,
                 trainee.train_loader,
@@ -353,19 +252,21 @@ def train_and_evaluate(
                 device,
                 advance,
             )
+        record_step = None
         with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
-            val = engine.evaluate(trainee.model, trainee.test_loader, trainee.test_preprocess, device, advance)
+            val, predictions = engine.evaluate(
+                trainee.model, trainee.test_loader, trainee.test_preprocess, device, advance
+            )
         if not math.isfinite(val.loss):
             rate = trainee.optimizer.param_groups[0]["lr"]
             raise TrainingError(
-                f"the validation loss is {val.loss} after epoch {epoch + 1}, step {len(trainee.train_loader)}, "
-                f"at learning rate {rate:g}; try a smaller optimizer.lr"
+                f"the validation loss is {val.loss} after epoch {epoch + 1}, step {steps}, at learning rate {rate:g}; "
+                "try a smaller optimizer.lr"
             )
     except TrainingError as error:
         raise TrainingError(f"{error}{saved.good()}") from error
-    return EpochRecord.of(
-        epoch, train, val, hardware.host_peak_mib(), hardware.gpu_peak_mib(), hardware.gpu_util_pct(started)
-    )
+    memory = hardware.host_peak_mib(), hardware.gpu_peak_mib()
+    return EpochRecord.of(epoch, train, val, *memory, hardware.gpu_util_pct(started), current.watched()), predictions
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:

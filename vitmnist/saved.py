@@ -17,7 +17,7 @@ from vitmnist.atomic import write_whole
 from vitmnist.config import Config
 from vitmnist.engine import TrainingPass
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.records.result import Result
+from vitmnist.records.result import EpochRecord, Result
 from vitmnist.stop import Stop
 from vitmnist.trainee import Trainee
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FREE = (
     *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "resume"),
-    *("repeats", "repeat", "sweep"),
+    *("repeats", "repeat", "sweep", "tensorboard", "profile"),
 )
 """The keys that may change when a run is resumed; all others decide what is learnt."""
 
@@ -37,6 +37,7 @@ class Saved:
         self._folder, self._trainee, self._result, self._stop = folder, trainee, result, stop
         self._config = plain(config)
         self._options = config.checkpoint
+        self._watch_every = config.tensorboard.every_steps
         self._saved_at = time.monotonic()
         self._good: int | None = None  # the epochs that are done in the newest checkpoint
         train = trainee.dataset.train
@@ -54,8 +55,14 @@ class Saved:
         """Put the run where a checkpoint left it; the pass that was under way, if one was.
 
         Raises:
-            DataError: the data set is another one.
+            DataError: the data set is another one, or the checkpoint is not of our making.
         """
+        try:
+            return self._restore(kept)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise _not_ours(self._folder, error) from error
+
+    def _restore(self, kept: Mapping[str, Any]) -> TrainingPass | None:
         dataset = self._result.dataset or {}
         if kept["dataset"] != dataset["sha256"]:
             differing = ", ".join(
@@ -71,7 +78,7 @@ class Saved:
         current = None
         if kept["pass"]:
             device = next(trainee.model.parameters()).device
-            current = TrainingPass(len(kept["records"]), len(trainee.train_loader), device)
+            current = TrainingPass(self._good, len(trainee.train_loader), device, self._watch_every)
             current.load_state_dict(kept["pass"])
         done = current.tally.steps if current else 0
         log.info("resumed after %d epochs and %d batches", self._good, done)
@@ -92,10 +99,6 @@ class Saved:
         every = self._options.every_epochs
         if last or best or self._stop.due or (every and len(accuracies) % every == 0):
             self._save(None, best)
-
-    def stop_if_due(self) -> None:
-        """Raise `Stopped` if the run is to stop; it is saved already."""
-        self._stop.check()
 
     def final_weights(self) -> None:
         """Write `final.safetensors`, with what is needed to use them.
@@ -134,6 +137,37 @@ class Saved:
         checkpoint.save(self._folder, state, best)
         self._saved_at = time.monotonic()
         self._good = len(self._result.epochs)
+
+
+def saved_before(config: Config, folder: Path) -> dict[str, Any] | None:
+    """The checkpoint that a run is resumed from, its records as such; None where it was stopped before its first.
+
+    Raises:
+        ConfigError: the folder is not that of the run, or the configuration is not, or fewer epochs are asked for than
+            are done.
+        DataError: the checkpoint cannot be read.
+    """
+    if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
+        raise ConfigError(f"resume={config.resume}: its name cannot be typed for Hydra; rename the folder")
+    kept = checkpoint.load(folder)
+    if kept is None:
+        if (folder / "result.json").exists():
+            raise ConfigError(f"resume={config.resume}: holds records, but no checkpoint to go on from")
+        return None
+    try:
+        check_same(json.loads(kept["facts"])["config"], plain(config))
+        kept["records"] = [EpochRecord.kept(record) for record in kept["records"]]
+        done = len(kept["records"]) + bool(kept["pass"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_ours(folder, error) from error
+    if config.epochs < done:
+        raise ConfigError(f"epochs={config.epochs}: the run has begun its epoch {done}; type epochs={done} or more")
+    return kept
+
+
+def _not_ours(folder: Path, error: Exception) -> DataError:
+    """The error for a checkpoint that is whole, and yet not what this program writes."""
+    return DataError(f"{folder / checkpoint.FOLDER}: not a checkpoint of this version of the program: {error}")
 
 
 def plain(config: Config) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from vitmnist.atomic import write_whole
-from vitmnist.engine import PassFigures
+from vitmnist.engine import PassFigures, StepFigures
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class EpochRecord:
     """The figures of one epoch. Times in seconds, accuracies and shares in percent, memory in MiB.
 
     `train_s` is `data_wait_s`, `compute_s` and everything else in the training pass; `epoch_s` adds the evaluation.
-    None where this machine has no such figure. `ended_at` is in seconds since 1970.
+    None where this machine has no such figure. `ended_at` is in seconds since 1970, `steps` are what was watched.
     """
 
     epoch: int
@@ -36,6 +37,7 @@ class EpochRecord:
     gpu_peak_mib: float | None
     gpu_util_pct: float | None
     ended_at: float
+    steps: list[StepFigures]
 
     @property
     def data_wait_pct(self) -> float:
@@ -51,6 +53,7 @@ class EpochRecord:
         host_peak_mib: float | None,
         gpu_peak_mib: float | None,
         gpu_util_pct: float | None,
+        steps: list[StepFigures],
     ) -> EpochRecord:
         """The record of a training pass and the evaluation after it."""
         return cls(
@@ -69,7 +72,17 @@ class EpochRecord:
             gpu_peak_mib=gpu_peak_mib,
             gpu_util_pct=gpu_util_pct,
             ended_at=time.time(),
+            steps=steps,
         )
+
+    @classmethod
+    def kept(cls, record: Mapping[str, Any]) -> EpochRecord:
+        """The record that `asdict` took apart.
+
+        Raises:
+            TypeError: it lacks something, or has something else.
+        """
+        return cls(**{**record, "steps": [StepFigures(**step) for step in record["steps"]]})
 
 
 @dataclass(kw_only=True)

@@ -1,14 +1,24 @@
-"""A run's figures as TensorBoard scalars; the step is the epoch."""
+"""A run as TensorBoard shows it: figures of epochs and of steps, pictures, its configuration, its row in HParams."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import yaml
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.hparams import api_pb2
 from torch.utils.tensorboard import SummaryWriter
 
+from vitmnist.engine import Predictions
+from vitmnist.records import hparams
+from vitmnist.records.pictures import confusion, training_batch, worst_mistakes
 from vitmnist.records.result import EpochRecord, Result
+from vitmnist.stop import Stopped
+from vitmnist.trainee import Trainee
 
 TAGS = {
     "train_loss": "train/loss",
@@ -28,33 +38,99 @@ TAGS = {
 }
 
 
+STEP_TAGS = {"loss": "step/loss", "lr": "step/lr", "grad_norm": "step/grad_norm"}
+
+# Charts that put all runs beside each other, in the dashboard "custom scalars".
+LAYOUT = {
+    "What an epoch takes": {
+        "seconds of an epoch": ["Multiline", ["time/epoch_s"]],
+        "seconds waiting for data": ["Multiline", ["time/data_wait_s"]],
+        "training images a second": ["Multiline", ["throughput/images_per_s"]],
+    },
+    "What is learnt": {
+        "accuracy, %": ["Multiline", ["val/acc"]],
+        "loss": ["Multiline", ["train/loss", "val/loss"]],
+    },
+}
+
+
 class TensorBoard:
-    """One event file for one run.
+    """One event file for one run; a context manager, which tells how the run ended.
 
     A run that is resumed may have written epochs that its checkpoint does not know, and will come by them again. So its
-    file is written anew from the records: no step stands in it twice, and none is missing.
+    file is written anew, from the records and the pictures of the epochs that are done: no step stands in it twice, and
+    none is missing.
     """
 
-    def __init__(self, folder: Path, records: Sequence[EpochRecord] = ()) -> None:
-        for earlier in folder.glob("events.out.tfevents.*"):
-            earlier.unlink()
+    def __init__(self, folder: Path, result: Result) -> None:
+        earlier = sorted(folder.glob("events.out.tfevents.*"))
+        self._folder, self._result = folder, result
         self._writer = SummaryWriter(str(folder))
-        for record in records:
+        self._file = self._writer._get_file_writer()
+        self._writer.add_text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```")
+        self._writer.add_custom_scalars(LAYOUT)
+        for summary in hparams.begun(result, folder):
+            self._file.add_summary(summary)
+        for event in _pictures(earlier, len(result.epochs)):
+            self._file.add_event(event, event.step, event.wall_time)
+        for record in result.epochs:
             self.epoch(record)
+        for file in earlier:
+            file.unlink()
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        if self._folder.exists():  # the writer's thread would tell its own story of a folder that was removed
+            self._ending(kind)
+        self._writer.close()
+
+    def _ending(self, kind: type[BaseException] | None) -> None:
+        if self._result.epochs:
+            for name, value in self._result.summary().items():
+                if value is not None:
+                    self._writer.add_scalar(f"summary/{name}", value, self._result.epochs[-1].epoch)
+        if kind is None:
+            status = api_pb2.STATUS_SUCCESS
+        elif issubclass(kind, Stopped | KeyboardInterrupt):
+            status = api_pb2.STATUS_UNKNOWN  # HParams has no word for a run that may go on
+        else:
+            status = api_pb2.STATUS_FAILURE
+        self._file.add_summary(hparams.ended(status))
 
     def epoch(self, record: EpochRecord) -> None:
         """Write an epoch's scalars and hand them to the file, so that a running TensorBoard shows them."""
         figures = asdict(record) | {"data_wait_pct": record.data_wait_pct}
-        for name, tag in TAGS.items():
-            if figures[name] is not None:
-                self._writer.add_scalar(tag, figures[name], record.epoch, record.ended_at)
+        self._scalars(TAGS, figures, record.epoch, record.ended_at)
+        for step in record.steps:
+            self._scalars(STEP_TAGS, asdict(step), step.step, record.ended_at)
         self._writer.flush()
 
-    def summary(self, result: Result) -> None:
-        """Write the run's summary at its last epoch."""
-        for name, value in result.summary().items():
-            self._writer.add_scalar(f"summary/{name}", value, result.epochs[-1].epoch)
+    def _scalars(self, tags: dict[str, str], figures: dict[str, Any], step: int, time: float) -> None:
+        for name, tag in tags.items():
+            if figures[name] is not None:
+                self._writer.add_scalar(tag, figures[name], step, time)
 
-    def close(self) -> None:
-        """Hand everything to the file and close it."""
-        self._writer.close()
+    def pictures(self, trainee: Trainee, predictions: Predictions, epoch: int) -> None:
+        """Write what the model was fed in an epoch, and what it got wrong after it."""
+        batch = training_batch(trainee.dataset.train, trainee.train_loader, trainee.train_preprocess, epoch)
+        self._writer.add_image("images/training_batch", batch, epoch)
+        mistakes = worst_mistakes(trainee.dataset.test, predictions)
+        if mistakes is not None:
+            self._writer.add_figure("images/worst_mistakes", mistakes, epoch)
+        self._writer.add_figure("images/confusion_matrix", confusion(trainee.dataset.test, predictions), epoch)
+        self._writer.flush()
+
+    def text(self, tag: str, content: str) -> None:
+        """Write a text as it is, in letters of the same width."""
+        self._writer.add_text(tag, f"```\n{content}\n```")
+
+
+def _pictures(files: Sequence[Path], epochs: int) -> Iterator[Event]:
+    """The pictures of the first `epochs` epochs; a file that is cut off ends where it is cut."""
+    for file in files:
+        for content in RawEventFileLoader(str(file)).Load():
+            event = Event.FromString(content)
+            if event.step < epochs and any(value.HasField("image") for value in event.summary.value):
+                yield event

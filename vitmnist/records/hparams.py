@@ -1,0 +1,92 @@
+"""What TensorBoard's HParams dashboard wants to know: the columns, and when a run began and how it ended.
+
+torch's `add_hparams` makes a second run of each run, and columns of that run's keys alone. Here every run carries the
+same columns: those of `KEYS`, and behind them what was typed, which is the same for all jobs of a sweep. The seed and
+the round are left out, since they are no choice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+from vitmnist.records.result import Result
+
+KEYS = (
+    *("data/loader", "batch_size", "data/dataset", "data/augment", "data.shuffle", "data.drop_last", "model"),
+    *("optimizer", "optimizer.lr", "schedule", "epochs", "device"),
+)
+ASIDE = (
+    *("seed", "repeat", "repeats", "resume", "max_minutes", "data.root", "profile"),
+    *("checkpoint", "sweep", "tensorboard", "hydra"),
+)
+METRICS = {
+    "summary/val_acc_last": "accuracy, %",
+    "summary/val_acc_best": "best accuracy, %",
+    "summary/epoch_s_median": "epoch, s",
+    "summary/data_wait_pct": "waiting for data, %",
+    "summary/images_per_s": "images/s",
+    "memory/host_mib": "host memory, MiB",
+    "memory/gpu_mib": "GPU memory, MiB",
+    "gpu/util_pct": "GPU busy, %",
+}
+TYPES = {bool: api_pb2.DATA_TYPE_BOOL, str: api_pb2.DATA_TYPE_STRING, float: api_pb2.DATA_TYPE_FLOAT64}
+
+Value = bool | float | str
+
+
+def columns(result: Result) -> dict[str, Value]:
+    """The values of a run by their keys as one types them; numbers as floats."""
+    typed = [override.lstrip("+").partition("=")[0] for override in result.overrides]
+    telling = [key for key in typed if key not in ASIDE and key.partition(".")[0] not in ASIDE]
+    values = {key: _value(key, result) for key in (*KEYS, *telling)}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _value(key: str, result: Result) -> Value | None:
+    choice = key.rpartition("@")[2].replace("/", ".").removeprefix("data.")
+    if choice in result.choices:
+        return result.choices[choice]
+    node: Any = result.config
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    if isinstance(node, bool | str):
+        return node
+    return float(node) if isinstance(node, int | float) else None
+
+
+def begun(result: Result, folder: Path) -> Iterator[Summary]:
+    """The columns, and a run that is running: a row of its own, under the name of its folder."""
+    values = columns(result)
+    infos = [api_pb2.HParamInfo(name=key, type=TYPES[type(value)]) for key, value in values.items()]
+    metrics = [
+        api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), display_name=title) for tag, title in METRICS.items()
+    ]
+    experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metrics, time_created_secs=time.time())
+    yield _summary(metadata.EXPERIMENT_TAG, experiment=experiment)
+    start = plugin_data_pb2.SessionStartInfo(group_name=folder.name, start_time_secs=time.time())
+    for key, value in values.items():
+        if isinstance(value, bool):
+            start.hparams[key].bool_value = value
+        elif isinstance(value, str):
+            start.hparams[key].string_value = value
+        else:
+            start.hparams[key].number_value = value
+    yield _summary(metadata.SESSION_START_INFO_TAG, session_start_info=start)
+
+
+def ended(status: int) -> Summary:
+    """A run that has ended; `status` is one of `api_pb2.Status`."""
+    info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+    return _summary(metadata.SESSION_END_INFO_TAG, session_end_info=info)
+
+
+def _summary(tag: str, **content: Any) -> Summary:
+    data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
+    value = Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)
+    return Summary(value=[value])

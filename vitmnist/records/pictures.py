@@ -1,0 +1,72 @@
+"""Pictures for TensorBoard: what the model is fed, what it gets wrong, and what it takes for what."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+from torchvision.utils import make_grid
+
+from vitmnist.data.datasets import Split
+from vitmnist.data.loaders import Loader
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.engine import Predictions
+
+SHOWN = 64
+MISTAKES = 16
+NAMED_CLASSES = 20
+
+
+def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: int) -> Tensor:
+    """The beginning of an epoch's first batch as the model saw it, augmented: float `[3, H, W]` of 0…1, on the CPU.
+
+    Taken from the order, not from the loader, which stays as it is.
+    """
+    indices = next(loader.order.batches(epoch))
+    keys = next(preprocess.keys(loader.order, epoch))
+    images = train.images[indices][:SHOWN].to(preprocess.mean.device)
+    with torch.inference_mode():
+        seen = preprocess(images, None if keys is None else keys[:SHOWN])
+        scaled = (seen * preprocess.std + preprocess.mean).clamp(0, 1)
+        grid: Tensor = make_grid(scaled, nrow=8)
+    return grid.cpu()
+
+
+def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
+    """The images that were taken for another class with the most confidence; None where there is no mistake."""
+    taken_for, confidence = predictions.labels.cpu(), predictions.confidence.cpu()
+    wrong = (taken_for != test.labels).nonzero().flatten()
+    if not len(wrong):
+        return None
+    worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:MISTAKES]
+    figure = Figure(figsize=(8, 8.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(4, 4).ravel()
+    for axis in axes:
+        axis.axis("off")
+    for axis, index in zip(axes, worst.tolist(), strict=False):
+        axis.imshow(test.images[index].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
+        names = (test.classes[int(test.labels[index])], test.classes[int(taken_for[index])])
+        axis.set_title(f"{names[0]} taken for {names[1]}, {100 * float(confidence[index]):.0f}%", fontsize=8)
+    return figure
+
+
+def confusion(test: Split, predictions: Predictions) -> Figure:
+    """How many images of each class (rows) were taken for each (columns), in percent of the row, with the counts."""
+    counts = predictions.confusion_matrix(test.labels, len(test.classes))
+    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    figure = Figure(figsize=(7, 6.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    axis.set_xlabel("taken for")
+    axis.set_ylabel("is")
+    if len(test.classes) <= NAMED_CLASSES:
+        axis.set_xticks(range(len(test.classes)), test.classes, rotation=45, ha="right", fontsize=8)
+        axis.set_yticks(range(len(test.classes)), test.classes, fontsize=8)
+        for row, column in counts.nonzero().tolist():
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            count = f"{int(counts[row, column]):,}"
+            axis.text(column, row, count, ha="center", va="center", color=colour, fontsize=8)
+    return figure
