@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,22 +51,23 @@ def tiny(tiny_root: Path) -> Dataset:
     return load_dataset("kmnist", root=str(tiny_root))
 
 
+def start_program(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `train.py` in a folder with the given arguments, as a process."""
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / "train.py"), *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0", **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    """Start `train.py` in an empty folder with the given arguments, as a process."""
-
-    def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(REPOSITORY / "train.py"), *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0", **environment},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-
-    return start
+    """Run `train.py` in an empty folder with the given arguments, as a process."""
+    return partial(start_program, tmp_path)
 
 
 def result_of(folder: Path) -> dict:

@@ -12,6 +12,7 @@ from conftest import write_idx, write_mnist_like
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torchvision import datasets as torchvision_datasets
+from torchvision.transforms.functional import pil_to_tensor
 
 from vitmnist.data.datasets import Dataset, load_dataset, mnist_family
 from vitmnist.data.datasets.idx import IdxFile, parse_idx
@@ -185,3 +186,23 @@ def _md5(path: Path) -> str:
     import hashlib
 
     return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None:
+    apart = tiny.held_out(5)
+    assert torch.equal(apart.train.images, tiny.train.images[:18])
+    assert torch.equal(apart.test.images, tiny.train.images[18:])
+    assert torch.equal(apart.test.labels, tiny.train.labels[18:])
+    assert apart.test.images.data_ptr() == tiny.train.images[18:].data_ptr()  # a view
+    assert (apart.train.mean, apart.test.std) == (tiny.train.mean, tiny.train.std)
+    assert len({*apart.sha256().values(), *tiny.sha256().values()}) == 4 + 4
+    for split in (apart.train, apart.test):
+        pictures = split.pictures()
+        for index in (0, len(split) - 1):
+            assert torch.equal(pil_to_tensor(pictures[index]), split.images[index])
+
+
+@pytest.mark.parametrize("size", [23, 100])
+def test_not_all_images_can_be_held_out(tiny: Dataset, size: int) -> None:
+    with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
+        tiny.held_out(size)

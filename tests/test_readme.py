@@ -171,3 +171,10 @@ def run_program(content: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", content], cwd=folder, capture_output=True, text=True, timeout=200, check=False
     )
+
+
+def test_the_pictures_of_the_readme_are_there() -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)
+    assert len(pictures) >= 3
+    for picture in pictures:
+        assert (REPOSITORY / picture).read_bytes().startswith(b"\x89PNG")

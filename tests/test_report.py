@@ -360,6 +360,13 @@ def test_seconds_have_three_digits(value: float | None, text: str) -> None:
     assert seconds(value) == text
 
 
+def test_long_numbers_are_cut_for_people_and_whole_in_the_table_for_machines(tmp_path: Path) -> None:
+    run(tmp_path / "0", config={"lr": 0.0014462662489})
+    run(tmp_path / "1", config={"lr": 0.003})
+    assert [row["lr"] for row in rows(the_only(tmp_path))] == ["0.001446", "0.003"]
+    assert "0.0014462662489" in write_csv(tmp_path)[1]
+
+
 def test_ranges_that_touch_cannot_be_told_apart() -> None:
     one = Spread.of([1.0, 2.0])
     assert one.overlaps(Spread.of([2.0, 3.0]))

@@ -59,6 +59,7 @@ class DataConfig:
 
     root: str = MISSING
     shuffle: Shuffle = MISSING
+    holdout: int | None = bounded(at_least=1)
     drop_last: bool = MISSING
     dataset: dict[str, Any] = MISSING
     loader: dict[str, Any] = MISSING
@@ -209,7 +210,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
     parts = []
     for override in overrides:
         name, _, value = override.lstrip("+~").partition("=")
-        group = "/" in name or name in ("model", "optimizer", "schedule", "experiment")
+        group = "/" in name or name in ("model", "optimizer", "schedule", "experiment", "hparams")
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")

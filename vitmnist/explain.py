@@ -36,6 +36,8 @@ def explain(error: BaseException, conf: Path) -> str | None:
     if isinstance(error, HydraException):
         group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", str(error))
         return _unknown_group(group[1] or group[2], conf) if group else _one_line(str(error))
+    if isinstance(error, ValueError) and str(error) == "No trials are completed yet.":  # says Optuna
+        return "no trial of the search came to its end; the report in the sweep's folder says why"
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
         return "a config group cannot be null; choose one of its members, as in model=vit (--help lists them)"
     for cause in (error, error.__cause__):  # logging wraps what it meets
@@ -50,6 +52,8 @@ def _unknown_choice(error: MissingConfigException) -> str:
     group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
     if not group or not error.options:
         return _one_line(str(error))
+    if (group, wrong) == ("hydra/sweeper", "optuna"):
+        return "hydra/sweeper=optuna: is not installed; type pip install 'vitmnist[search]'"
     return f"{group}={wrong}: there is no such choice; {choices(wrong, error.options)}"
 
 

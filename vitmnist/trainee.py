@@ -51,6 +51,8 @@ def prepare(config: Config, device: torch.device, stack: ExitStack) -> Trainee:
     """
     data = config.data
     dataset = build_dataset(data.dataset, data.root)
+    if data.holdout:
+        dataset = dataset.held_out(data.holdout)
     order = EpochOrder(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
     if not len(order):
         raise ConfigError(

@@ -1,8 +1,8 @@
 """What TensorBoard's HParams dashboard wants to know: the columns, and when a run began and how it ended.
 
 torch's `add_hparams` makes a second run of each run, and columns of that run's keys alone. Here every run carries the
-same columns: those of `KEYS`, and behind them what was typed, which is the same for all jobs of a sweep. The seed and
-the round are left out, since they are no choice.
+same columns: those of `KEYS`, and what was typed, which is the same for all jobs of a sweep. The seed and the round are
+left out, since they are no choice.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ASIDE = (
     *("seed", "repeat", "repeats", "resume", "max_minutes", "data.root", "profile"),
     *("checkpoint", "sweep", "tensorboard", "hydra"),
 )
+ALWAYS_SHOWN = ("data/loader", "batch_size")
 METRICS = {
     "summary/val_acc_last": "accuracy, %",
     "summary/val_acc_best": "best accuracy, %",
@@ -42,10 +43,13 @@ Value = bool | float | str
 
 def columns(result: Result) -> dict[str, Value]:
     """The values of a run by their keys as one types them; numbers as floats."""
-    typed = [override.lstrip("+").partition("=")[0] for override in result.overrides]
-    telling = [key for key in typed if key not in ASIDE and key.partition(".")[0] not in ASIDE]
-    values = {key: _value(key, result) for key in (*KEYS, *telling)}
+    values = {key: _value(key, result) for key in (*KEYS, *_typed(result))}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _typed(result: Result) -> list[str]:
+    keys = [override.lstrip("+").partition("=")[0] for override in result.overrides]
+    return [key for key in keys if key not in ASIDE and key.partition(".")[0] not in ASIDE]
 
 
 def _value(key: str, result: Result) -> Value | None:
@@ -63,7 +67,11 @@ def _value(key: str, result: Result) -> Value | None:
 def begun(result: Result, folder: Path) -> Iterator[Summary]:
     """The columns, and a run that is running: a row of its own, under the name of its folder."""
     values = columns(result)
-    infos = [api_pb2.HParamInfo(name=key, type=TYPES[type(value)]) for key, value in values.items()]
+    # The dashboard shows five columns at first: those that are said to differ, then by name.
+    differing = {*ALWAYS_SHOWN, *_typed(result)}
+    infos = [
+        api_pb2.HParamInfo(name=key, type=TYPES[type(value)], differs=key in differing) for key, value in values.items()
+    ]
     metrics = [
         api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), display_name=title) for tag, title in METRICS.items()
     ]

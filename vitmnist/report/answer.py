@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from vitmnist.report.compare import Cell, Comparison, Spread
+from vitmnist.report.compare import Cell, Comparison, Spread, as_text
 from vitmnist.report.table import seconds
 
 
@@ -28,7 +28,7 @@ def answer(comparison: Comparison) -> list[str]:
 
 def named(comparison: Comparison, cell: Cell) -> str:
     """A cell as one would type it."""
-    return " ".join(f"{column}={value}" for column, value in zip(comparison.columns, cell.values, strict=True))
+    return " ".join(f"{column}={as_text(value)}" for column, value in zip(comparison.columns, cell.values, strict=True))
 
 
 def _time(cell: Cell) -> Spread:

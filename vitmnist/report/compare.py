@@ -175,6 +175,11 @@ class Comparison:
         return cell.values[self.columns.index(column)]
 
 
+def as_text(value: Any) -> str:
+    """A value of a configuration for people: a float with four digits, where it has more than eight."""
+    return f"{value:.4g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)
+
+
 def _time(cell: Cell) -> float:
     assert cell.epoch_s is not None
     return cell.epoch_s.median

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vitmnist.report.compare import Cell, Comparison
+from vitmnist.report.compare import Cell, Comparison, as_text
 
 # Told apart by marker and dash as well as by lightness.
 LINES = [
@@ -67,7 +67,7 @@ def _lines(axis: Axes, comparison: Comparison) -> None:
     others = [column for column in comparison.columns if column != "batch_size"]
     lines: dict[str, list[Cell]] = {}
     for cell in _timed(comparison):
-        values = (str(comparison.value(cell, column)) for column in others)
+        values = (as_text(comparison.value(cell, column)) for column in others)
         lines.setdefault(", ".join(values), []).append(cell)
     sizes = set()
     for number, (label, cells) in enumerate(lines.items()):
@@ -112,7 +112,7 @@ def _bars(axis: Axes, comparison: Comparison) -> None:
         widths = [_parts(cell)[part] for cell in cells]
         axis.barh(places, widths, left=left, color=colour, hatch=hatch, edgecolor="#222222", linewidth=0.6, label=label)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    axis.set_yticks(places, [", ".join(map(str, cell.values)) or "the run" for cell in cells], fontsize=8)
+    axis.set_yticks(places, [", ".join(map(as_text, cell.values)) or "the run" for cell in cells], fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("seconds of an epoch (median)")
     if comparison.columns:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitmnist.report.compare import NOTHING, Cell, Comparison, Spread
+from vitmnist.report.compare import NOTHING, Cell, Comparison, Spread, as_text
 
 Rows = list[list[str]]
 
@@ -71,7 +71,9 @@ def table(comparison: Comparison) -> tuple[list[str], Rows]:
     """A row for each cell, in the order in which they were run; header and rows."""
     columns = figures(comparison)
     header = [*comparison.columns, *(column.title for column in columns)]
-    return header, [[*map(str, cell.values), *(column.text(cell) for column in columns)] for cell in comparison.cells]
+    return header, [
+        [*map(as_text, cell.values), *(column.text(cell) for column in columns)] for cell in comparison.cells
+    ]
 
 
 def articles_table(comparison: Comparison) -> tuple[list[str], Rows]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -57,6 +58,28 @@ class Split(Arrays):
                     f"found {array.dtype} {list(array.shape)}"
                 )
 
+    def part(self, span: slice) -> Split:
+        """The images of a span, as views."""
+        start, stop, _ = span.indices(len(self))
+        whole = (start, stop) == (0, len(self))
+        return replace(
+            self,
+            images=self.images[span],
+            labels=self.labels[span],
+            pictures=partial(LaterPictures, self.pictures, start) if self.pictures and start else self.pictures,
+            sha256=self.sha256 if whole else None,
+        )
+
+
+class LaterPictures:
+    """The pictures from `start` on; can be sent to another process."""
+
+    def __init__(self, opens: Callable[[], Pictures], start: int) -> None:
+        self._pictures, self._start = opens(), start
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return self._pictures[self._start + index]
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -78,6 +101,19 @@ class Dataset:
             "test_images": self.test.sha256 or digest(self.test.images),
             "test_labels": digest(self.test.labels),
         }
+
+    def held_out(self, size: int) -> Dataset:
+        """The last `size` training images in place of the test split, to judge by; the others to train on.
+
+        The channel statistics stay those of all training images.
+
+        Raises:
+            ConfigError: nothing would be left to train on.
+        """
+        left = len(self.train) - size
+        if left < 1:
+            raise ConfigError(f"data.holdout={size}: the set has {len(self.train)} training images; leave some of them")
+        return replace(self, train=self.train.part(slice(left)), test=self.train.part(slice(left, None)))
 
 
 DATASETS: Registry[Dataset] = Registry("data/dataset")

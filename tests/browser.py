@@ -1,0 +1,91 @@
+"""A headless Chromium, and TensorBoard for it to look at.
+
+    python tests/browser.py outputs/sweeps/DATE/TIME docs/pictures
+
+takes the README's pictures of a sweep.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# It has no business in a network.
+ALONE = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+PATIENCE_MS = 60_000
+
+
+@contextmanager
+def chromium() -> Iterator[Page]:
+    """A page of a browser with an empty profile."""
+    with sync_playwright() as playwright:
+        # A container has no other sandbox, and root may not have one.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", *ALONE])
+        page = browser.new_page(viewport={"width": 1500, "height": 900})
+        page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
+        yield page
+        browser.close()
+
+
+@contextmanager
+def tensorboard(logdir: Path) -> Iterator[str]:
+    """The address, on this machine only, of a TensorBoard that has read `logdir`."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--reload_interval", "1"]
+    with subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", "0"], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            stderr: Any = server.stderr
+            yield next(found[0] for line in stderr if (found := re.search(r"http://\S+", line)))
+            threading.Thread(target=stderr.read, daemon=True).start()
+        finally:
+            server.terminate()
+
+
+def open_time_series(page: Page, address: str, tag: str) -> None:
+    """Show the charts of a tag in the time series dashboard."""
+    page.goto("about:blank")  # a change behind the # alone does not load a page anew
+    page.goto(f"{address}#timeseries")
+    page.get_by_role("combobox", name="Filter tags (regex)").fill(tag)
+    expect(page.get_by_text(tag, exact=True).first).to_be_visible()
+
+
+def open_hparams(page: Page, address: str) -> None:
+    """Show the table of the HParams dashboard."""
+    page.goto("about:blank")
+    page.goto(f"{address}#hparams")
+    expect(page.get_by_text("Trial ID").first).to_be_visible()
+
+
+def open_custom_scalars(page: Page, address: str) -> None:
+    """Show the charts that put all runs beside each other."""
+    page.goto("about:blank")
+    page.goto(f"{address}#custom_scalars")
+    expect(page.get_by_text("seconds of an epoch").first).to_be_visible()
+
+
+def take_pictures(sweep: Path, folder: Path) -> None:
+    """Screenshots of a sweep in TensorBoard, and of its report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tensorboard(sweep) as address, chromium() as page:
+        for name, shown in (("hparams", open_hparams), ("custom-scalars", open_custom_scalars)):
+            shown(page, address)
+            page.wait_for_timeout(3000)  # charts are drawn after they are there
+            page.screenshot(path=folder / f"tensorboard-{name}.png")
+        page.goto((sweep / "report.html").resolve().as_uri())
+        page.screenshot(path=folder / "report.png", full_page=True)
+
+
+if __name__ == "__main__":
+    take_pictures(Path(sys.argv[1]), Path(sys.argv[2]))
