@@ -172,6 +172,15 @@ def test_a_job_that_failed_leaves_no_model_to_the_next(
     assert alive == [alive[0]] * 3
 
 
+def test_memory_peaks_are_those_of_each_job(train: Train, tmp_path: Path) -> None:
+    """A job with small batches takes as much after one with large batches as before it; on Linux with glibc."""
+    few = ["data.dataset.train_size=3000", "data.dataset.test_size=100", "epochs=1", "model.depth=1"]
+    ended = train("-m", *few, "batch_size=30,3000", "repeats=2", "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    small, large, again, _ = (result_of(folder)["epochs"][0]["host_peak_mib"] for folder in jobs(tmp_path / "here"))
+    assert small is None or large - small > 2 * abs(again - small)
+
+
 def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], tmp_path: Path) -> None:
     ended = train("-m", *quick, "data/loader=ram,rom")
     assert ended.returncode == 1

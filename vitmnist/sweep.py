@@ -6,7 +6,6 @@ sweep is what its jobs left in their folders.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import math
@@ -103,7 +102,6 @@ def run_job(composed: DictConfig, stop: Stop) -> float | None:
         return None
     finally:
         with stop.deferred():
-            gc.collect()  # what a job left in cycles would stand in the memory of the next
             refresh_report(sweep)
 
 
