@@ -41,10 +41,8 @@ def chromium() -> Iterator[Page]:
 @contextmanager
 def tensorboard(logdir: Path) -> Iterator[str]:
     """The address, on this machine only, of a TensorBoard that has read `logdir`."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--reload_interval", "1"]
-    with subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", "0"], stderr=subprocess.PIPE, text=True
-    ) as server:
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", ".", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(command, cwd=logdir, stderr=subprocess.PIPE, text=True) as server:
         try:
             stderr: Any = server.stderr
             yield next(found[0] for line in stderr if (found := re.search(r"http://\S+", line)))
@@ -80,9 +78,11 @@ def take_pictures(sweep: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tensorboard(sweep) as address, chromium() as page:
         for name, shown in (("hparams", open_hparams), ("custom-scalars", open_custom_scalars)):
+            page.set_viewport_size({"width": 2000, "height": 900})
             shown(page, address)
             page.wait_for_timeout(3000)  # charts are drawn after they are there
             page.screenshot(path=folder / f"tensorboard-{name}.png")
+        page.set_viewport_size({"width": 1200, "height": 900})
         page.goto((sweep / "report.html").resolve().as_uri())
         page.screenshot(path=folder / "report.png", full_page=True)
 

@@ -96,6 +96,12 @@ def run(
     return folder
 
 
+def unfinished(folder: Path, left: str) -> None:
+    """A run of disk that has left a file, and no result."""
+    (run(folder, "disk") / "result.json").unlink()
+    (folder / left).touch()
+
+
 def compared(*folders: Path) -> list[Comparison]:
     return compare([read_run(found) for found in find_runs(folders)])
 
@@ -159,7 +165,8 @@ def test_the_articles_layout_has_batch_sizes_down_and_loaders_across(tmp_path: P
     [
         (lambda f: run(f, "disk", status="failed", error="out of memory | <b>", epochs=[]), "failed: out of memory"),
         (lambda f: run(f, "disk", status="interrupted", error="SIGTERM"), "interrupted: SIGTERM"),
-        (lambda f: (run(f, "disk") / "result.json").unlink(), "killed: it left no result.json"),
+        (lambda f: unfinished(f, ".lock"), "killed: it left no result.json"),
+        (lambda f: unfinished(f, "vitmnist.log"), "not begun"),
         (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: result.json: "),
         (lambda f: (run(f, "disk") / "result.json").write_text('{"epochs": [3]}'), "unreadable: result.json: "),
         (lambda f: (run(f, "disk") / "resumed.yaml").touch(), "completed, resumed"),
@@ -248,6 +255,12 @@ def test_the_most_accurate_is_named_where_accuracies_differ(tmp_path: Path) -> N
     run(tmp_path / "0", config={"model.depth": 3})
     run(tmp_path / "1", config={"model.depth": 6}, epochs=[epoch(2.0, val_acc=95.0)])
     assert answer(the_only(tmp_path))[-1] == "Highest accuracy: model.depth=6, 95.00%."
+
+
+def test_the_loader_is_not_named_where_it_makes_no_difference(tmp_path: Path) -> None:
+    for number, (loader, size) in enumerate((loader, size) for loader in ("ram", "disk") for size in (100, 200)):
+        run(tmp_path / str(number), loader, size, epochs=[epoch(2.0, val_acc=size / 4)])
+    assert answer(the_only(tmp_path))[-1] == "Highest accuracy: batch_size=200, 50.00%."
 
 
 def test_all_files_say_the_same(tmp_path: Path) -> None:

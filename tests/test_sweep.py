@@ -206,6 +206,19 @@ def test_what_cannot_go_on_is_refused(
         expand(arguments)
 
 
+def test_a_sweep_that_is_running_is_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "0-x").mkdir()
+    (tmp_path / "multirun.yaml").touch()
+    program = "import sys; from pathlib import Path; from vitmnist.folders import claim; "
+    program += "file = claim(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(tmp_path / "0-x")]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        other.stdout.readline()
+        with pytest.raises(ConfigError, match="job 0-x is still running"):
+            expand([f"sweep.resume={tmp_path}"])
+        other.stdin.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

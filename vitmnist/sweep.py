@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from vitmnist.config import PACKAGE, Objective
 from vitmnist.errors import ConfigError, UserError
+from vitmnist.folders import is_claimed
 from vitmnist.stop import Stop, Stopped
 
 log = logging.getLogger(__name__)
@@ -187,6 +188,9 @@ def expand(arguments: list[str]) -> list[str]:
         single = (folder / ".hydra").is_dir()
         hint = "resume= goes on with a single run" if single else "name a folder such as outputs/sweeps/DATE/TIME"
         raise ConfigError(f"{asked[0]}: holds no sweep; {hint}")
+    running = [job.name for job in folder.iterdir() if (job / ".lock").exists() and is_claimed(job)]
+    if running:
+        raise ConfigError(f"{asked[0]}: job {running[0]} is still running; wait for it, or stop it")
     overrides: Any = OmegaConf.to_container(OmegaConf.load(folder / RECORD).hydra.overrides)  # interpolations as typed
     typed: list[str] = [*overrides["task"], *overrides["hydra"]]
     place = json.dumps(str(folder), ensure_ascii=False)

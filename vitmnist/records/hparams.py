@@ -25,7 +25,7 @@ ASIDE = (
     *("seed", "repeat", "repeats", "resume", "max_minutes", "data.root", "profile"),
     *("checkpoint", "sweep", "tensorboard", "hydra"),
 )
-ALWAYS_SHOWN = ("data/loader", "batch_size")
+ALWAYS_SHOWN = ("data/loader", "batch_size", "model", "optimizer.lr")
 METRICS = {
     "summary/val_acc_last": "accuracy, %",
     "summary/val_acc_best": "best accuracy, %",

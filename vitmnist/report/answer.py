@@ -112,5 +112,9 @@ def _most_accurate(comparison: Comparison) -> str:
     if len(set(accuracies.values())) < 2:
         return ""
     best = max(accuracies.values())
-    cells = "; ".join(named(comparison, cell) for cell, accuracy in accuracies.items() if accuracy == best)
-    return f"Highest accuracy: {cells}, {best:.2f}%."
+    names = [named(comparison, cell) for cell, accuracy in accuracies.items() if accuracy == best]
+    for shared, cells in _beside_each_other(comparison).items():
+        if {accuracies.get(cell) for cell in cells} == {best}:  # the loader makes no difference
+            whole = [named(comparison, cell) for cell in cells]
+            names = [_where(shared).removeprefix(" at "), *(name for name in names if name not in whole)]
+    return f"Highest accuracy: {'; '.join(names)}, {best:.2f}%."

@@ -22,8 +22,8 @@ Record = dict[str, Any]
 class Run:
     """A run, as far as it went.
 
-    `status` is completed, failed, interrupted, running, killed (it left no result) or unreadable; `reason` says why it
-    did not complete. `result` is what `result.json` holds, empty where there is none.
+    `status` is completed, failed, interrupted, running, killed (it left no result), not begun or unreadable; `reason`
+    says why it did not complete. `result` is what `result.json` holds, empty where there is none.
     """
 
     folder: Path
@@ -75,8 +75,12 @@ def read_run(folder: Path) -> Run:
     """The run of a folder; what cannot be read is a run with that status and reason."""
     file = folder / "result.json"
     if not file.exists():
-        running = (folder / ".lock").exists() and is_claimed(folder)
-        status, reason = ("running", "") if running else ("killed", "it left no result.json")
+        if not (folder / ".lock").exists():
+            status, reason = "not begun", ""
+        elif is_claimed(folder):
+            status, reason = "running", ""
+        else:
+            status, reason = "killed", "it left no result.json"
         return Run(folder, status, reason, _hydra_config(folder), {})
     try:
         result = json.loads(file.read_text())

@@ -26,7 +26,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
 th, td { border-bottom: 1px solid #8888; padding: .3rem .7rem; text-align: left; vertical-align: top; }
 th { border-bottom: 2px solid #888; }
-td { font-variant-numeric: tabular-nums; }
+td { font-variant-numeric: tabular-nums; white-space: nowrap; }
+td:last-child { white-space: normal; }
 img { max-width: 100%; background: white; }
 """
 
@@ -115,8 +116,8 @@ def as_text(comparisons: Sequence[Comparison], width: int = 60) -> str:
         parts.append(_plain(*table(comparison), width))
         if comparison.loader_by_batch_size():
             parts.append("seconds of an epoch\n" + _plain(*articles_table(comparison), width))
-        parts += answer(comparison)
-    return "\n\n".join(parts).replace("**", "")
+        parts += [sentence.replace("**", "") for sentence in answer(comparison)]
+    return "\n\n".join(parts)
 
 
 def _pipe(header: list[str], rows: Rows) -> str:
@@ -127,7 +128,7 @@ def _pipe(header: list[str], rows: Rows) -> str:
 def _plain(header: list[str], rows: Rows, width: int) -> str:
     """A table without the columns in which nothing was measured."""
     told = [index for index in range(len(header)) if any(row[index] != "–" for row in rows)]
-    cut = [[shorten(row[index], width, placeholder=" …") for index in told] for row in rows]
+    cut = [[shorten(row[index].strip("*"), width, placeholder=" …") for index in told] for row in rows]
     return str(tabulate(cut, [header[index] for index in told], tablefmt="simple", disable_numparse=True))
 
 
