@@ -203,6 +203,17 @@ def join(key: str, name: object) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
+def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a nested configuration by their full keys."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
     """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`."""
     if isinstance(overrides, ListConfig):

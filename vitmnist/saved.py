@@ -14,7 +14,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist import checkpoint
 from vitmnist.atomic import write_whole
-from vitmnist.config import Config
+from vitmnist.config import Config, leaves
 from vitmnist.engine import TrainingPass
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.records.result import EpochRecord, Result
@@ -197,14 +197,3 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
 def is_free(key: str) -> bool:
     """Whether a key may change when a run is resumed."""
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
-
-
-def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a nested configuration by their full keys."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            found |= leaves(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -141,14 +141,10 @@ def objective(composed: DictConfig, epochs: Sequence[dict[str, Any]]) -> float:
     """
     if composed.sweep.objective == Objective.val_acc:
         return float(epochs[-1]["val_acc"])
-    seconds = 0.0
-    for epoch in epochs:
-        seconds += epoch["epoch_s"]
-        if epoch["val_acc"] >= composed.sweep.target_acc:
-            break
-    else:
-        seconds = math.inf
-    return seconds
+    reached = [epoch["val_acc"] >= composed.sweep.target_acc for epoch in epochs]
+    if not any(reached):
+        return math.inf
+    return float(sum(epoch["epoch_s"] for epoch in epochs[: reached.index(True) + 1]))
 
 
 def finished_before(composed: DictConfig, folder: Path) -> list[dict[str, Any]] | None:

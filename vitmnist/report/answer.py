@@ -43,11 +43,12 @@ def _fastest(comparison: Comparison, measured: list[Cell]) -> str:
     if len(measured) == 1:
         return f"**{seconds(time.median)} s an epoch**{spread}."
     ratio = _time(slowest).median / time.median
+    doubt = "" if time.high > time.low else " Each was measured once; repeats=3 would show their spread."
     equal = "; ".join(named(comparison, cell) for cell in measured[1:] if _time(cell).overlaps(time))
     return (
         f"**Fastest: {named(comparison, best)}, {seconds(time.median)} s an epoch**{spread}, {ratio:.2f} times as fast "
         f"as {named(comparison, slowest)} ({seconds(_time(slowest).median)} s)."
-        + (f" Not to be told apart from it, for the ranges overlap: {equal}." if equal else "")
+        + (f" Not to be told apart from it, for the ranges overlap: {equal}." if equal else doubt)
     )
 
 

@@ -6,16 +6,15 @@ into comparisons, one for each machine and data set. Within one, runs of the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 from vitmnist.report.runs import Record, Run
+from vitmnist.report.swept import swept, title_of, value_of
 
-# What of a configuration tells nothing of what was measured.
-ASIDE = ("checkpoint", "data.root", "max_minutes", "repeat", "repeats", "resume", "sweep", "tensorboard")
 NOTHING = "–"
 
 # What a machine and its software are called in the report, by their keys in `environment`.
@@ -222,13 +221,13 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
         title: {_fact(run.result["environment"].get(key)): None for run in known} for key, title in SOFTWARE.items()
     }
     differing = [title for title, values in software.items() if len(values) > 1]
-    keys = _swept([run.config for run in runs])
+    keys = swept([run.config for run in runs])
     titles = {title: key for key, title in SOFTWARE.items()}
     cells: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         environment = run.result.get("environment") or {}
         values = [
-            *(_shown(run, key) for key in keys),
+            *(value_of(key, run) for key in keys),
             *(_fact(environment.get(titles[title])) for title in differing),
         ]
         cells.setdefault(tuple(values), []).append(run)
@@ -239,7 +238,7 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     facts |= {title: next(iter(values)) for title, values in software.items() if len(values) == 1}
     facts |= _data_facts(known)
     return Comparison(
-        columns=(*(_title(key) for key in keys), *differing),
+        columns=(*(title_of(key) for key in keys), *differing),
         cells=tuple(Cell(values, tuple(repeats)) for values, repeats in cells.items()),
         facts={title: fact for title, fact in facts.items() if fact and fact != NOTHING},
     )
@@ -260,55 +259,3 @@ def _fact(value: Any) -> str:
     if isinstance(value, str) and len(value) == 40 and value.isalnum():  # a commit
         return value[:12]
     return NOTHING if value is None else str(value)
-
-
-def _swept(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values differ among configurations.
-
-    Below a group whose members differ, a key counts only if it differs among runs of the same member: `num_workers`
-    does not distinguish `disk` from `ram`, that is what their names do.
-    """
-    flat = [dict(_leaves(config)) for config in configs]
-    found = []
-    for key in dict.fromkeys(key for leaves in flat for key in leaves):
-        if any(key == aside or key.startswith(f"{aside}.") for aside in ASIDE):
-            continue
-        by_member: dict[tuple[Any, ...], set[str]] = {}
-        for leaves in flat:
-            if leaves:  # a run whose configuration is not known distinguishes nothing
-                by_member.setdefault(_members_above(key, leaves), set()).add(repr(leaves.get(key)))
-        if any(len(values) > 1 for values in by_member.values()):
-            found.append(key)
-    return found
-
-
-def _members_above(key: str, leaves: Mapping[str, Any]) -> tuple[Any, ...]:
-    parts = key.split(".")
-    groups = [".".join(parts[:depth]) for depth in range(1, len(parts))]
-    own = key.removesuffix(".name") if key.endswith(".name") else None
-    return tuple(leaves.get(f"{group}.name") for group in groups if group != own)
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _title(key: str) -> str:
-    """A key as one types it: a group by its path, all else with dots."""
-    if not key.endswith(".name"):
-        return key
-    group = key.removesuffix(".name")
-    nested = group.startswith("data.loader.")
-    return f"data/loader@{group}" if nested else group.replace(".", "/")
-
-
-def _shown(run: Run, key: str) -> Any:
-    """A run's value of a key; what an automatic choice came to stands behind it."""
-    value = dict(_leaves(run.config)).get(key, NOTHING)
-    if key == "data.loader.name" and value == "auto" and "choices" in run.result:
-        return f"auto: {run.result['choices'].get('loader')}"
-    return str(value) if isinstance(value, list) else value
