@@ -19,6 +19,8 @@ from vitmnist.data.datasets.mnist_family import FILES
 
 REPOSITORY = Path(__file__).parent.parent
 
+PLAIN = "tensorboard.images_every_epochs=null"  # drawing takes most of the time of a run of a moment
+
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Train, result_of
+from conftest import PLAIN, REPOSITORY, Train, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vitmnist.__main__ import main
@@ -20,7 +20,7 @@ from vitmnist.records.tensorboard import TAGS
 @pytest.fixture
 def quick(tiny_root: Path) -> list[str]:
     """Overrides for a run of a second."""
-    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn"]
+    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN]
 
 
 def scalars(folder: Path) -> dict[str, list]:

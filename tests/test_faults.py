@@ -10,14 +10,14 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Train, result_of
+from conftest import PLAIN, REPOSITORY, Train, result_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitmnist.data.datasets.idx import IdxFile, parse_idx
 from vitmnist.errors import DataError
 
-SMALL = ["data.dataset.train_size=40", "data.dataset.test_size=20", "batch_size=20", "epochs=1", "model=cnn"]
+SMALL = ["data.dataset.train_size=40", "data.dataset.test_size=20", "batch_size=20", "epochs=1", "model=cnn", PLAIN]
 
 PROGRAM = """
 import sys

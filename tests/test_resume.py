@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, Train, result_of, write_mnist_like
+from conftest import PLAIN, REPOSITORY, Train, result_of, write_mnist_like
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(root: Path) -> list[str]:
     """Six epochs of thirty steps."""
-    settings = ["batch_size=10", "epochs=6", "model=cnn", "schedule=one_cycle", "data/augment=shift"]
+    settings = ["batch_size=10", "epochs=6", "model=cnn", "schedule=one_cycle", "data/augment=shift", PLAIN]
     return ["data/dataset=kmnist", f"data.root={root}", *settings]
 
 

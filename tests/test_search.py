@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from vitmnist.config import CONF
 from vitmnist.explain import explain
 from vitmnist.sweep import objective
 
+SEED = "hydra.sweeper.sampler.seed=42"  # with which both are tried
 SEARCHES = sorted(file.stem for file in (REPOSITORY / "conf" / "hparams").glob("*.yaml"))
 
 
@@ -46,7 +46,7 @@ def test_a_search_ends_in_the_best_of_its_trials(name: str, train: Train, quick:
 
 
 def test_trials_that_fail_do_not_end_the_search(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("hparams=accuracy", *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4")
+    ended = train("hparams=accuracy", *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4", SEED)
     assert ended.returncode == 1
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-3]-*"))]
     assert {result["status"] for result in results} == {"completed", "failed"}
@@ -65,17 +65,22 @@ def test_a_search_without_a_single_good_trial_says_so(train: Train, quick: list[
     )
 
 
-@pytest.mark.parametrize("key", ["repeats=2", "sweep.resume=here"])
-def test_what_a_search_cannot_do_is_refused(key: str, train: Train, quick: list[str], tmp_path: Path) -> None:
-    if key.startswith("sweep"):
-        (tmp_path / "here").mkdir()
-        typed = {"task": ["hparams=accuracy"], "hydra": []}
-        (tmp_path / "here" / "multirun.yaml").write_text(json.dumps({"hydra": {"overrides": typed}}))
-        ended = train(key)
-    else:
-        ended = train("hparams=accuracy", *quick, key)
+def test_a_search_has_no_rounds(train: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train("hparams=accuracy", *quick, "repeats=2")
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"error: {key.partition('=')[0]}: is for sweeps over listed values")
+    assert ended.stderr == "error: repeats: is for sweeps over listed values, not for a search\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stored_search_goes_on(train: Train, quick: list[str], tmp_path: Path) -> None:
+    stored = ["hparams=accuracy", *quick[:-1], "hydra.sweeper.storage=sqlite:///study.db"]
+    for place in ("one", "two"):
+        ended = train(*stored, "hydra.sweeper.n_trials=1", f"hydra.sweep.dir={place}")
+        assert ended.returncode == 0, ended.stderr
+    tried = [result_of(next(tmp_path.glob(f"{place}/0-*")))["config"]["optimizer"]["lr"] for place in ("one", "two")]
+    assert tried[0] != tried[1]
+    best = [yaml.safe_load((tmp_path / place / "optimization_results.yaml").read_text()) for place in ("one", "two")]
+    assert best[1]["best_value"] >= best[0]["best_value"]
 
 
 def test_the_plugin_that_is_missing_is_named() -> None:

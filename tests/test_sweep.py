@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Train, result_of
+from conftest import PLAIN, REPOSITORY, Train, result_of
 
 from vitmnist.__main__ import main
 from vitmnist.errors import ConfigError
@@ -27,7 +27,7 @@ SIZES = (6, 9, 11)
 @pytest.fixture
 def quick(tiny_root: Path) -> list[str]:
     """Overrides for a job of a moment."""
-    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn"]
+    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN]
 
 
 def jobs(sweep: Path) -> list[Path]:
@@ -192,8 +192,8 @@ def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sweep.resume=nowhere"], "holds no sweep; name a folder such as outputs/sweeps/DATE/TIME"),
-        (["sweep.resume=single"], "holds no sweep; resume= goes on with a single run"),
+        (["sweep.resume=nowhere"], "holds no sweep over listed values; name a folder such as outputs/sweeps/DATE/TIME"),
+        (["sweep.resume=single"], "holds no sweep over listed values; resume= goes on with a single run"),
         (["-m", "sweep.resume=sweep", "epochs=3"], "goes on with that sweep as it was typed; leave out epochs=3"),
     ],
 )
@@ -206,17 +206,56 @@ def test_what_cannot_go_on_is_refused(
         expand(arguments)
 
 
-def test_a_sweep_that_is_running_is_not_gone_on_with(tmp_path: Path) -> None:
-    (tmp_path / "0-x").mkdir()
-    (tmp_path / "multirun.yaml").touch()
-    program = "import sys; from pathlib import Path; from vitmnist.folders import claim; "
-    program += "file = claim(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", program, str(tmp_path / "0-x")]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        other.stdout.readline()
-        with pytest.raises(ConfigError, match="job 0-x is still running"):
-            expand([f"sweep.resume={tmp_path}"])
-        other.stdin.close()
+def test_a_sweep_that_is_running_is_not_gone_on_with(train: Train, quick: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), "-m", *quick, "epochs=100000", "hydra.sweep.dir=here"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stdout if "epoch 1/" in line)
+        ended = train("sweep.resume=here")
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert ended.returncode == 1
+    assert ended.stderr == "error: here: another process is at work there; wait for it, or stop it\n"
+    assert process.returncode == 143
+    assert [row["status"] for row in rows(tmp_path / "here")] == ["interrupted: SIGTERM was received"]
+
+
+def test_rounds_never_share_a_folder(train: Train, quick: list[str], tmp_path: Path) -> None:
+    typed = [*quick, "epochs=1", "repeats=2", "hydra.sweep.dir=here", "hydra.sweep.subdir=bs${batch_size}"]
+    ended = train("-m", *typed)
+    assert ended.returncode == 0, ended.stderr
+    assert "job 1 failed: " in ended.stdout
+    assert "holds the records of another job, with another repeat; let hydra.sweep.subdir contain" in ended.stdout
+    assert result_of(tmp_path / "here" / "bs6")["config"]["repeat"] == 1
+
+
+def test_a_job_of_a_sweep_goes_on_alone(train: Train, tiny_root: Path, quick: list[str], tmp_path: Path) -> None:
+    few = ["data/dataset=kmnist", f"data.root={tiny_root}", "data.dataset.train_size=23", "data.dataset.test_size=7"]
+    first = train(
+        "experiment=smoke", *few, "data/loader=ram", "batch_size=6", "repeats=2", PLAIN, "hydra.sweep.dir=here"
+    )
+    assert first.returncode == 0, first.stderr
+    folder = jobs(tmp_path / "here")[1]
+    ended = train(f"resume={folder}", "epochs=3")
+    assert ended.returncode == 0, ended.stderr
+    assert len(result_of(folder)["epochs"]) == 3
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_jobs_that_failed_are_told_even_if_the_report_cannot_be_written(
+    train: Train, quick: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "here" / "report.md").mkdir(parents=True)
+    ended = train("-m", *quick, "optimizer.lr=1e30,-1", "hydra.sweep.dir=here")
+    assert ended.returncode == 1
+    assert "the report could not be written" in ended.stdout
+    assert ended.stderr.startswith("error: 2 of 2 jobs failed")
+
+
+def test_a_job_may_change_its_folder(train: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train("-m", *quick, "epochs=1", "seed=1,2", "hydra.job.chdir=true", "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    assert "could not be written" not in ended.stdout
+    assert len(rows(tmp_path / "here")) == 2
 
 
 @pytest.mark.parametrize(

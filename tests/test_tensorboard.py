@@ -56,7 +56,7 @@ def test_a_run_is_one_row_of_hparams_with_all_that_was_chosen(train: Train, quic
     assert start.hparams["data/loader"].string_value == "gpu_slice"
     assert start.hparams["batch_size"].number_value == 6
     assert start.hparams["data.drop_last"].bool_value is False
-    assert start.group_name == "here"
+    assert start.group_name == ""  # TensorBoard then makes it a row of its own
     assert end.status == api_pb2.STATUS_SUCCESS
     written = set(events(tmp_path / "here").Tags()["scalars"])
     metrics = {info.name.tag for info in experiment.metric_infos}
@@ -71,7 +71,6 @@ def test_all_jobs_of_a_sweep_have_the_same_columns_and_tell_how_they_ended(
     rows = [parsed(folder) for folder in sorted((tmp_path / "here").glob("[0-9]*"))]
     columns = [[info.name for info in experiment.hparam_infos] for experiment, _, _ in rows]
     assert columns == [columns[0]] * 4
-    assert len({start.group_name for _, start, _ in rows}) == 4
     good, bad = api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE
     assert [end.status for _, _, end in rows] == [good, bad, good, bad]
 

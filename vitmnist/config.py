@@ -7,11 +7,12 @@ registry turns them into its dataclass with `typed`. This file imports no torch:
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -26,7 +27,9 @@ PACKAGE = Path(__file__).resolve().parent
 # A wheel carries conf/ inside the package; in a source tree it stands beside it.
 CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
 
-UNNAMED = ("data.root", "repeats", "sweep.resume")  # what tells nothing of a run that its folder could be named after
+# What tells nothing of what a run learns or measures: keys, and sections of them.
+ASIDE = ("checkpoint", "data.root", "max_minutes", "repeat", "repeats", "resume", "sweep", "tensorboard")
+UNNAMED = ("data.root", "repeats")  # what a folder is not named after
 
 Schema = TypeVar("Schema")
 NoneType = type(None)
@@ -201,6 +204,17 @@ def _check_bounds(options: Any, key: str) -> None:
 def join(key: str, name: object) -> str:
     """The full name of `name` under `key`, which may be empty."""
     return f"{key}.{name}" if key else str(name)
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as JSON knows it."""
+    as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return as_json
+
+
+def is_under(key: str, places: Sequence[str]) -> bool:
+    """Whether a dotted key is one of these, or stands below one."""
+    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

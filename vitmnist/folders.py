@@ -20,6 +20,11 @@ from vitmnist.errors import ConfigError
 RECORDS = ("result.json", "checkpoints/*.pt")
 
 _made: list[Path] = []
+_going_on: list[Path] = []
+
+
+class ClaimedError(ConfigError):
+    """A folder that another process is at work in; nothing of it may be touched."""
 
 
 class NewFolders(Callback):
@@ -32,7 +37,7 @@ class NewFolders(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a sweep is made, and before its jobs are checked."""
-        if not config.sweep.resume:
+        if Path(config.hydra.sweep.dir) not in _going_on:
             self._look_at(Path(config.hydra.sweep.dir), "*/", "hydra.sweep.dir", "sweep.resume")
 
     def _look_at(self, folder: Path, jobs: str, key: str, resume: str) -> None:
@@ -46,11 +51,16 @@ class NewFolders(Callback):
         _made[:] = [missing for missing in (path, *path.parents) if not missing.exists()]
 
 
+def go_on_in(sweep: Path) -> None:
+    """Let this process's sweep have a folder that holds records."""
+    _going_on[:] = [sweep]
+
+
 def claim(folder: Path) -> IO[str]:
-    """Keep other processes out of a run's folder until the returned file is closed, or this process ends.
+    """Keep other processes out of a run's or sweep's folder until the returned file is closed, or this process ends.
 
     Raises:
-        ConfigError: another one is at work there.
+        ClaimedError: another one is at work there.
     """
     file = (folder / ".lock").open("a")
     try:
@@ -58,12 +68,12 @@ def claim(folder: Path) -> IO[str]:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise ConfigError(f"{folder}: another process is at work there; wait for it, or stop it") from error
+        raise ClaimedError(f"{folder}: another process is at work there; wait for it, or stop it") from error
     return file
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether another process is at work in a run's folder."""
+    """Whether another process is at work in a run's or sweep's folder."""
     try:
         claim(folder).close()
     except (ConfigError, OSError):

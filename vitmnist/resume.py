@@ -20,6 +20,7 @@ from vitmnist.explain import explain
 from vitmnist.folders import is_claimed
 
 RUNS = Path("outputs/runs")
+OF_A_SWEEP = ("resume", "repeats", "sweep.resume")  # what is not typed again for one of its jobs
 RESUMED = "resumed.yaml"  # beside Hydra's record, which stays that of the first start
 
 
@@ -50,7 +51,9 @@ def expand(arguments: list[str]) -> list[str]:
     first = again[: len(again) - len(others)]
     where = arguments.index(asked[-1])  # among the other overrides, which Hydra wants side by side
     before, behind = ([one for one in part if one in others] for part in (arguments[:where], arguments[where + 1 :]))
-    return [*before, *first, f"hydra.run.dir={place}", "hydra.output_subdir=null", f"resume={place}", *behind]
+    # A job of an experiment that is a sweep by itself is one run now.
+    how = [f"hydra.run.dir={place}", "hydra.output_subdir=null", "hydra.mode=RUN", "repeats=1"]
+    return [*before, *first, *how, f"resume={place}", *behind]
 
 
 def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
@@ -92,7 +95,7 @@ def typed_again(folder: Path, new: list[str]) -> list[str]:
     def stays(override: str) -> bool:
         key = _key(override)
         dotted = key.rpartition("@")[2].replace("/", ".")
-        return key not in keys and key != "resume" and not any(dotted.startswith(f"{group}.") for group in groups)
+        return key not in keys and key not in OF_A_SWEEP and not any(dotted.startswith(f"{group}.") for group in groups)
 
     return [*(override for override in first if stays(override)), *new]
 

@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist import checkpoint, engine
 from vitmnist.accelerator import choose_device
-from vitmnist.config import Config, typed
+from vitmnist.config import Config, plain, typed
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders.disk import worker_error
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.folders import claim
+from vitmnist.folders import ClaimedError, claim
 from vitmnist.profiler import profiled
 from vitmnist.records.environment import describe_environment
 from vitmnist.records.hardware import HardwareFigures
@@ -28,7 +28,7 @@ from vitmnist.records.progress import progress_bar
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.records.tensorboard import TensorBoard
 from vitmnist.resume import remember
-from vitmnist.saved import Saved, plain, saved_before
+from vitmnist.saved import Saved, saved_before
 from vitmnist.stop import Stop, Stopped
 from vitmnist.trainee import Trainee, prepare
 
@@ -68,7 +68,7 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
     except BaseException as error:
         refused = isinstance(error, ConfigError | DataError)
         if result.setup_s is None and (refused or config.resume):  # before it began: there is nothing to record
-            if not config.resume:
+            if not config.resume and not isinstance(error, ClaimedError):
                 (folder / ".lock").unlink(missing_ok=True)
             raise
         if stop.due and worker_error(error):

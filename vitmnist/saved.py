@@ -14,7 +14,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist import checkpoint
 from vitmnist.atomic import write_whole
-from vitmnist.config import Config, leaves
+from vitmnist.config import Config, is_under, leaves, plain
 from vitmnist.engine import TrainingPass
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.records.result import EpochRecord, Result
@@ -170,12 +170,6 @@ def _not_ours(folder: Path, error: Exception) -> DataError:
     return DataError(f"{folder / checkpoint.FOLDER}: not a checkpoint of this version of the program: {error}")
 
 
-def plain(config: Config) -> dict[str, Any]:
-    """The configuration as JSON knows it."""
-    as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return as_json
-
-
 def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to resume with a configuration that learns something else.
 
@@ -186,14 +180,9 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not is_free(key)
+        if old.get(key) != new.get(key) and not is_under(key, FREE)
     ]
     if changed:
         raise ConfigError(
             f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(FREE)} may change"
         )
-
-
-def is_free(key: str) -> bool:
-    """Whether a key may change when a run is resumed."""
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)

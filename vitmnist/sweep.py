@@ -14,17 +14,20 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from vitmnist.config import PACKAGE, Objective
+from vitmnist.config import PACKAGE, Config, Objective, leaves, plain, typed
 from vitmnist.errors import ConfigError, UserError
-from vitmnist.folders import is_claimed
+from vitmnist.folders import ClaimedError, claim, go_on_in
+from vitmnist.report.runs import Run, read_run
 from vitmnist.stop import Stop, Stopped
 
 log = logging.getLogger(__name__)
@@ -34,31 +37,44 @@ RECORD = "multirun.yaml"  # Hydra's record of a sweep
 
 
 class Sweep(Callback):
-    """Begins and ends a sweep; `conf/config.yaml` names this class."""
+    """Begins and ends a sweep; `conf/config.yaml` names this class.
+
+    Hydra makes a warning of an exception in a callback; `sys.exit` is what it lets pass.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Let the rounds of `repeats` vary slowest of all, so that a drift of the machine meets every combination."""
+        """Keep other processes out, and let the rounds of `repeats` vary slowest of all that is swept.
+
+        So a drift of the machine meets every combination.
+        """
         sweeper = config.hydra.sweeper
-        if sweeper._target_ != BASIC and (config.repeats > 1 or config.sweep.resume):
-            key = "repeats" if config.repeats > 1 else "sweep.resume"
-            sys.exit(
-                f"error: {key}: is for sweeps over listed values; an Optuna study goes on by its own storage "
-                "(hydra.sweeper.storage=sqlite:///study.db hydra.sweeper.study_name=NAME)"
-            )
         if config.repeats > 1:
+            if sweeper._target_ != BASIC:
+                sys.exit("error: repeats: is for sweeps over listed values, not for a search")
             rounds = ",".join(map(str, range(1, config.repeats + 1)))
             with read_write(config), open_dict(config):
                 sweeper.params = {"repeat": rounds, **(sweeper.params or {})}
+        folder = Path(config.hydra.sweep.dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._claim = claim(folder)
+        except ConfigError as error:
+            sys.exit(f"error: {error}")
+        except OSError as error:
+            sys.exit(f"error: {folder}: {error.strerror}; name another folder with hydra.sweep.dir=FOLDER")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show what came of it; the program ends with 1 if a job failed."""
+        from vitmnist.report.runs import find_runs, read_run
         from vitmnist.report.write import as_text, write_report
 
         folder = Path(config.hydra.sweep.dir)
-        comparisons = write_report([folder], folder)
-        page = os.path.join(os.path.relpath(folder), "report.html")
-        log.info("what came of it\n\n%s\n\nthe report is %s", as_text(comparisons), page)
-        runs = [run for comparison in comparisons for cell in comparison.cells for run in cell.runs]
+        try:
+            page = os.path.join(os.path.relpath(folder), "report.html")
+            log.info("what came of it\n\n%s\n\nthe report is %s", as_text(write_report([folder], folder)), page)
+        except Exception as error:
+            log.error("the report could not be written: %s", error)
+        runs = [read_run(job) for job in find_runs([folder])]
         failed = [run.folder.name for run in runs if run.status not in ("completed", "interrupted")]
         if failed:
             sys.exit(f"error: {len(failed)} of {len(runs)} jobs failed: {', '.join(failed)}")
@@ -79,31 +95,64 @@ def run_job(composed: DictConfig, stop: Stop) -> float | None:
         from vitmnist.run import choices_of, run
 
     job = HydraConfig.get()
-    folder, sweep = Path(job.runtime.output_dir), Path(job.sweep.dir)
+    folder, sweep_folder = Path(job.runtime.output_dir), Path(job.runtime.cwd) / job.sweep.dir
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
-    before = finished_before(composed, folder) if composed.sweep.resume else None
-    if before is not None:
+    before = read_run(folder)
+    differing = differing_keys(before, composed)
+    if before.status == "completed" and not differing:
         log.info("completed before")
-        return objective(composed, before)
+        return objective(composed, before.epochs)
     try:
         stop.check()
+        if differing:
+            raise ConfigError(
+                f"{folder}: holds the records of another job, with another {', '.join(differing)}; "
+                "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
+            )
+        make_ready(composed, folder)
         return objective(composed, [asdict(epoch) for epoch in run(composed, folder, overrides, stop).epochs])
     except (Stopped, KeyboardInterrupt) as stopped:
         log.info("%s", str(stopped) or "interrupted")
         if isinstance(stopped, Stopped) and not stopped.exit_code:
             return None  # the job's time is over, the sweep goes on
-        log.info("go on with\n    python train.py %s", shlex.quote(f"sweep.resume={os.path.relpath(sweep)}"))
+        log.info("%s", how_to_go_on(job, sweep_folder))
         raise
     except Exception as error:
-        if not composed.resume and not (folder / "result.json").exists():  # it was refused before it began
-            Result(overrides=overrides, choices=choices_of(composed), error=str(error)).write(folder)
         log.error("job %s failed: %s", job.job.num, error, exc_info=not isinstance(error, UserError))
         if isinstance(error, UserError):
             log_traceback(error)
+        if not (folder / "result.json").exists() and not isinstance(error, ClaimedError):  # refused before it began
+            with suppress(OSError):
+                Result(overrides=overrides, choices=choices_of(composed), error=str(error)).write(folder)
         return None
     finally:
         with stop.deferred():
-            refresh_report(sweep)
+            refresh_report(sweep_folder)
+
+
+def differing_keys(before: Run, composed: DictConfig) -> list[str]:
+    """The keys in which a job is not the one whose records its folder holds; none where it holds no records."""
+    known = leaves(before.result.get("config") or {})
+    try:
+        now = leaves(plain(typed(Config, composed)))
+    except ConfigError:  # the job will be refused for it
+        return []
+    return [key for key, value in known.items() if key != "resume" and now.get(key) != value]
+
+
+def make_ready(composed: DictConfig, folder: Path) -> None:
+    """Let a job that did not complete before go on from its checkpoint, or begin anew where it has none."""
+    if any((folder / "checkpoints").glob("*.pt")):
+        composed.resume = str(folder)
+    else:
+        (folder / "result.json").unlink(missing_ok=True)
+
+
+def how_to_go_on(job: HydraConf, sweep_folder: Path) -> str:
+    """What to type after a sweep that was stopped."""
+    if job.sweeper._target_ != BASIC:
+        return "a search with hydra.sweeper.storage=sqlite:///FILE goes on when it is typed again"
+    return f"go on with\n    python train.py {shlex.quote(f'sweep.resume={os.path.relpath(sweep_folder)}')}"
 
 
 def log_traceback(error: Exception) -> None:
@@ -147,25 +196,6 @@ def objective(composed: DictConfig, epochs: Sequence[dict[str, Any]]) -> float:
     return float(sum(epoch["epoch_s"] for epoch in epochs[: reached.index(True) + 1]))
 
 
-def finished_before(composed: DictConfig, folder: Path) -> list[dict[str, Any]] | None:
-    """The epochs of a job that completed when the sweep ran before.
-
-    Otherwise None, and the job is made ready: to go on from its checkpoint, or to begin anew where it has none.
-    """
-    file = folder / "result.json"
-    try:
-        result = json.loads(file.read_text())
-        if result["status"] == "completed":
-            return list(result["epochs"])
-    except (OSError, ValueError, KeyError):
-        pass
-    if any((folder / "checkpoints").glob("*.pt")):
-        composed.resume = str(folder)
-    else:
-        file.unlink(missing_ok=True)
-    return None
-
-
 def expand(arguments: list[str]) -> list[str]:
     """The arguments for Hydra; `sweep.resume=DIR` becomes what was typed for that sweep.
 
@@ -183,12 +213,10 @@ def expand(arguments: list[str]) -> list[str]:
     if not (folder / RECORD).is_file():
         single = (folder / ".hydra").is_dir()
         hint = "resume= goes on with a single run" if single else "name a folder such as outputs/sweeps/DATE/TIME"
-        raise ConfigError(f"{asked[0]}: holds no sweep; {hint}")
-    running = [job.name for job in folder.iterdir() if (job / ".lock").exists() and is_claimed(job)]
-    if running:
-        raise ConfigError(f"{asked[0]}: job {running[0]} is still running; wait for it, or stop it")
+        raise ConfigError(f"{asked[0]}: holds no sweep over listed values; {hint}")
     overrides: Any = OmegaConf.to_container(OmegaConf.load(folder / RECORD).hydra.overrides)  # interpolations as typed
     typed: list[str] = [*overrides["task"], *overrides["hydra"]]
-    place = json.dumps(str(folder), ensure_ascii=False)
-    again = [one for one in typed if one.partition("=")[0] not in ("sweep.resume", "hydra.sweep.dir", "hydra.mode")]
-    return ["-m", *again, f"hydra.sweep.dir={place}", f"sweep.resume={place}"]
+    again = [one for one in typed if one.partition("=")[0] not in ("hydra.sweep.dir", "hydra.mode")]
+    go_on_in(folder)
+    # Nothing else is typed: the jobs' own records of what was typed stay as they are.
+    return ["-m", *again, f"hydra.sweep.dir={json.dumps(str(folder), ensure_ascii=False)}"]

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
+from vitmnist.config import ASIDE, is_under
 from vitmnist.records.result import Result
 
 KEYS = (
     *("data/loader", "batch_size", "data/dataset", "data/augment", "data.shuffle", "data.drop_last", "model"),
     *("optimizer", "optimizer.lr", "schedule", "epochs", "device"),
-)
-ASIDE = (
-    *("seed", "repeat", "repeats", "resume", "max_minutes", "data.root", "profile"),
-    *("checkpoint", "sweep", "tensorboard", "hydra"),
 )
 ALWAYS_SHOWN = ("data/loader", "batch_size", "model", "optimizer.lr")
 METRICS = {
@@ -43,29 +39,28 @@ Value = bool | float | str
 
 def columns(result: Result) -> dict[str, Value]:
     """The values of a run by their keys as one types them; numbers as floats."""
-    values = {key: _value(key, result) for key in (*KEYS, *_typed(result))}
-    return {key: value for key, value in values.items() if value is not None}
+    return {key: _value(key, result) for key in (*KEYS, *_typed(result))}
 
 
 def _typed(result: Result) -> list[str]:
     keys = [override.lstrip("+").partition("=")[0] for override in result.overrides]
-    return [key for key in keys if key not in ASIDE and key.partition(".")[0] not in ASIDE]
+    return [key for key in keys if not is_under(key, (*ASIDE, "seed", "profile", "hydra", "experiment", "hparams"))]
 
 
-def _value(key: str, result: Result) -> Value | None:
+def _value(key: str, result: Result) -> Value:
     choice = key.rpartition("@")[2].replace("/", ".").removeprefix("data.")
     if choice in result.choices:
-        return result.choices[choice]
+        return f"auto: {result.choices[choice]}" if choice == "loader" and result.auto else result.choices[choice]
     node: Any = result.config
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
     if isinstance(node, bool | str):
         return node
-    return float(node) if isinstance(node, int | float) else None
+    return float(node) if isinstance(node, int | float) else "null" if node is None else str(node)
 
 
-def begun(result: Result, folder: Path) -> Iterator[Summary]:
-    """The columns, and a run that is running: a row of its own, under the name of its folder."""
+def begun(result: Result) -> Iterator[Summary]:
+    """The columns, and a run that is running: a row of its own, since it names no group."""
     values = columns(result)
     # The dashboard shows five columns at first: those that are said to differ, then by name.
     differing = {*ALWAYS_SHOWN, *_typed(result)}
@@ -77,7 +72,7 @@ def begun(result: Result, folder: Path) -> Iterator[Summary]:
     ]
     experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metrics, time_created_secs=time.time())
     yield _summary(metadata.EXPERIMENT_TAG, experiment=experiment)
-    start = plugin_data_pb2.SessionStartInfo(group_name=folder.name, start_time_secs=time.time())
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
     for key, value in values.items():
         if isinstance(value, bool):
             start.hparams[key].bool_value = value

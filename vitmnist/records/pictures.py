@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -23,9 +24,9 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
 
     Taken from the order, not from the loader, which stays as it is.
     """
-    indices = next(loader.order.batches(epoch))
+    indices = loader.order.indices(epoch)[: min(SHOWN, loader.order.batch_size)]
     keys = next(preprocess.keys(loader.order, epoch))
-    images = train.images[indices][:SHOWN].to(preprocess.mean.device)
+    images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         seen = preprocess(images, None if keys is None else keys[:SHOWN])
         scaled = (seen * preprocess.std + preprocess.mean).clamp(0, 1)
@@ -33,6 +34,7 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
     return grid.cpu()
 
 
+@rc_context({"text.parse_math": False})
 def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
     """The images that were taken for another class with the most confidence; None where there is no mistake."""
     taken_for, confidence = predictions.labels.cpu(), predictions.confidence.cpu()
@@ -52,6 +54,7 @@ def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
     return figure
 
 
+@rc_context({"text.parse_math": False})
 def confusion(test: Split, predictions: Predictions) -> Figure:
     """How many images of each class (rows) were taken for each (columns), in percent of the row, with the counts."""
     counts = predictions.confusion_matrix(test.labels, len(test.classes))

@@ -69,7 +69,7 @@ class TensorBoard:
         self._file = self._writer._get_file_writer()
         self._writer.add_text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```")
         self._writer.add_custom_scalars(LAYOUT)
-        for summary in hparams.begun(result, folder):
+        for summary in hparams.begun(result):
             self._file.add_summary(summary)
         for event in _pictures(earlier, len(result.epochs)):
             self._file.add_event(event, event.step, event.wall_time)
@@ -122,15 +122,14 @@ class TensorBoard:
         self._writer.add_figure("images/confusion_matrix", confusion(trainee.dataset.test, predictions), epoch)
         self._writer.flush()
 
-    def text(self, tag: str, content: str) -> None:
-        """Write a text as it is, in letters of the same width."""
-        self._writer.add_text(tag, f"```\n{content}\n```")
-
 
 def _pictures(files: Sequence[Path], epochs: int) -> Iterator[Event]:
-    """The pictures of the first `epochs` epochs; a file that is cut off ends where it is cut."""
+    """The pictures of the first `epochs` epochs, each once; a file that is cut off ends where it is cut."""
+    found: dict[tuple[str, int], Event] = {}
     for file in files:
         for content in RawEventFileLoader(str(file)).Load():
             event = Event.FromString(content)
-            if event.step < epochs and any(value.HasField("image") for value in event.summary.value):
-                yield event
+            for value in event.summary.value:
+                if event.step < epochs and value.HasField("image"):
+                    found[value.tag, event.step] = event
+    yield from found.values()

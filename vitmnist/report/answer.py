@@ -66,7 +66,7 @@ def _beside_each_other(comparison: Comparison) -> dict[Hashable, list[Cell]]:
     groups: dict[Hashable, list[Cell]] = {}
     for cell in comparison.cells:
         groups.setdefault(tuple((comparison.columns[index], cell.values[index]) for index in shared), []).append(cell)
-    return {group: cells for group, cells in groups.items() if len(cells) > 1}
+    return {group: cells for group, cells in groups.items() if len({cell.values[place] for cell in cells}) > 1}
 
 
 def _worth_of_loader(comparison: Comparison) -> str:

@@ -6,6 +6,7 @@ into comparisons, one for each machine and data set. Within one, runs of the sam
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,15 @@ from statistics import median
 from typing import Any
 
 from vitmnist.report.runs import Record, Run
-from vitmnist.report.swept import swept, title_of, value_of
+from vitmnist.report.swept import swept, title_of, values_of
 
 NOTHING = "–"
 
 # What a machine and its software are called in the report, by their keys in `environment`.
+PLACE = {"GPU": "", "processor": "", "cores": " cores", "data": "", "SHA-256": ""}  # with what is put behind
 MACHINE = {"cpu": "processor", "cpu_count": "cores", "gpu": "GPU"}
 SOFTWARE = {
+    "device": "device",
     "torch_threads": "torch threads",
     "gpu_driver": "driver",
     "platform": "system",
@@ -103,19 +106,27 @@ class Cell:
         """Accuracy at the end of the runs that came to their end, in percent."""
         return Spread.of([run.epochs[-1]["val_acc"] for run in self.runs if run.status == "completed" and run.epochs])
 
+    @cached_property
+    def counted(self) -> list[Record]:
+        """The epochs that count: without the first of each run, which warms up, unless no run has another."""
+        steady = [epoch for run in self.runs for epoch in run.epochs[1:]]
+        return steady or [epoch for run in self.runs for epoch in run.epochs]
+
     @property
     def status(self) -> str:
         """What became of its runs: nothing to say, or how many did not complete, and why."""
-        ended = [run for run in self.runs if run.status != "completed"]
         remarks = ["resumed"] if any(run.resumed for run in self.runs) else []
+        ended = Counter((run.status, run.reason) for run in self.runs if run.status != "completed")
         if not ended:
             return ", ".join(["completed", *remarks])
-        share = f" {len(ended)} of {len(self.runs)}" if len(self.runs) > 1 else ""
-        reasons = list(dict.fromkeys(f"{run.status}{share}: {run.reason}".rstrip(": ") for run in ended))
-        return "; ".join([*reasons, *remarks])
+        parts = []
+        for (status, reason), number in ended.items():
+            share = f" {number} of {len(self.runs)}" if len(self.runs) > 1 else ""
+            parts.append(f"{status}{share}: {reason}" if reason else f"{status}{share}")
+        return "; ".join([*parts, *remarks])
 
     def _over(self, figure: Callable[[Record], float | None]) -> Spread | None:
-        figures = [figure(epoch) for run in self.runs for epoch in run.steady_epochs]
+        figures = [figure(epoch) for epoch in self.counted]
         return Spread.of([value for value in figures if value is not None])
 
     def _peak(self, key: str) -> float | None:
@@ -150,8 +161,8 @@ class Comparison:
 
     @property
     def first_epochs_count(self) -> bool:
-        """Whether some run has one epoch only, so that its warming up is in the figures."""
-        return any(len(run.epochs) == 1 for cell in self.cells for run in cell.runs)
+        """Whether a cell has but first epochs, so that warming up is in its figures."""
+        return any(cell.counted and all(len(run.epochs) < 2 for run in cell.runs) for cell in self.cells)
 
     def batch_sizes(self) -> list[int]:
         """The batch sizes that were swept, ascending; none where they were not, or are not all known."""
@@ -166,8 +177,8 @@ class Comparison:
 
     def place(self) -> str:
         """Machine and data, in a line."""
-        known = [self.facts[key] for key in ("GPU", "processor", "data") if key in self.facts]
-        return "; ".join(known) or "machine and data not known"
+        named = [f"{self.facts[key]}{end}" for key, end in PLACE.items() if key in self.facts]
+        return ", ".join(named) or "machine and data not known"
 
     def value(self, cell: Cell, column: str) -> Any:
         """What a cell has in a column."""
@@ -187,23 +198,41 @@ def _time(cell: Cell) -> float:
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and data set; the order of the runs is kept."""
     apart: dict[tuple[Any, ...], list[Run]] = {}
-    homes = {run.folder.parent: run for run in runs if run.result.get("environment")}
     for run in runs:
-        # A run that never began does not know its machine; it belongs with the others of its sweep.
-        known = run if run.result.get("environment") else homes.get(run.folder.parent, run)
+        known = run if run.result.get("environment") else _relative(run, runs)
         apart.setdefault((*_machine(known, runs), *_data(known)), []).append(run)
     return [_comparison(group) for group in apart.values()]
 
 
+def _relative(run: Run, runs: Sequence[Run]) -> Run:
+    """For a run that never began, and does not know its machine: one of its sweep, with the same data if there is."""
+    beside = [one for one in runs if one.result.get("environment") and one.folder.parent == run.folder.parent]
+
+    def same_data(one: Run) -> bool:
+        return bool(_dataset(one) == _dataset(run))
+
+    return max(beside, key=same_data, default=run)
+
+
+def _dataset(run: Run) -> Any:
+    return run.config["data"].get("dataset") if isinstance(run.config.get("data"), Mapping) else None
+
+
+def _environment(run: Run) -> dict[str, Any]:
+    """Where and with what a run ran, the device included; empty where it is not known."""
+    environment = run.result.get("environment")
+    return {**environment, "device": run.result.get("device")} if environment else {}
+
+
 def _machine(run: Run, runs: Sequence[Run]) -> tuple[Any, ...]:
     """What makes a machine another one. A run on the CPU does not know the GPU beside it."""
-    environment = run.result.get("environment") or {}
+    environment = _environment(run)
     processor = (environment.get("cpu"), environment.get("cpu_count"))
     gpu = environment.get("gpu")
     if gpu is None:
         beside = {
             other["gpu"]
-            for other in (run.result.get("environment") or {} for run in runs)
+            for other in map(_environment, runs)
             if (other.get("cpu"), other.get("cpu_count")) == processor and other.get("gpu")
         }
         gpu = beside.pop() if len(beside) == 1 else None
@@ -217,28 +246,24 @@ def _data(run: Run) -> tuple[Any, ...]:
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
     known = [run for run in runs if run.result.get("environment")]
-    software = {
-        title: {_fact(run.result["environment"].get(key)): None for run in known} for key, title in SOFTWARE.items()
+    found = {
+        key: list(dict.fromkeys(_fact(_environment(run).get(key)) for run in known)) for key in (*MACHINE, *SOFTWARE)
     }
-    differing = [title for title, values in software.items() if len(values) > 1]
-    keys = swept([run.config for run in runs])
-    titles = {title: key for key, title in SOFTWARE.items()}
+    configs = [values_of(run) for run in runs]
+    keys = swept(configs)
+    differing = [key for key in SOFTWARE if len(found[key]) > 1 and key not in keys]
     cells: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        environment = run.result.get("environment") or {}
+    for run, config in zip(runs, configs, strict=True):
         values = [
-            *(value_of(key, run) for key in keys),
-            *(_fact(environment.get(titles[title])) for title in differing),
+            *(config.get(key, NOTHING) for key in keys),
+            *(_fact(_environment(run).get(key)) for key in differing),
         ]
         cells.setdefault(tuple(values), []).append(run)
-    facts = {
-        title: ", ".join(dict.fromkeys(_fact(run.result["environment"].get(key)) for run in known))
-        for key, title in MACHINE.items()
-    }
-    facts |= {title: next(iter(values)) for title, values in software.items() if len(values) == 1}
+    facts = {title: ", ".join(fact for fact in found[key] if fact != NOTHING) for key, title in MACHINE.items()}
+    facts |= {title: found[key][0] for key, title in SOFTWARE.items() if len(found[key]) == 1}
     facts |= _data_facts(known)
     return Comparison(
-        columns=(*(title_of(key) for key in keys), *differing),
+        columns=(*(title_of(key) for key in keys), *(SOFTWARE[key] for key in differing)),
         cells=tuple(Cell(values, tuple(repeats)) for values, repeats in cells.items()),
         facts={title: fact for title, fact in facts.items() if fact and fact != NOTHING},
     )

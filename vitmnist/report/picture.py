@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 
-from matplotlib import ticker
+from matplotlib import rc_context, ticker
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -31,6 +31,7 @@ PARTS = [
 WIDTH, LINE_HEIGHT, BAR_HEIGHT = 9.0, 4.2, 0.28
 
 
+@rc_context({"text.parse_math": False})
 def draw(comparisons: Sequence[Comparison]) -> bytes:
     """A PNG: for each comparison a line for each loader, if batch sizes were swept, and a bar for each cell."""
     panels = [(kind, comparison) for comparison in comparisons for kind in _kinds(comparison)]

@@ -38,11 +38,6 @@ class Run:
         return list(self.result.get("epochs", ()))
 
     @property
-    def steady_epochs(self) -> list[Record]:
-        """Those that count: without the first, which warms up, if there are more."""
-        return self.epochs[1:] or self.epochs
-
-    @property
     def resumed(self) -> bool:
         """Whether its times are of more than one sitting."""
         return (self.folder / "resumed.yaml").exists()
@@ -84,22 +79,41 @@ def read_run(folder: Path) -> Run:
         return Run(folder, status, reason, _hydra_config(folder), {})
     try:
         result = json.loads(file.read_text())
-        if not isinstance(result["epochs"], list):
-            raise TypeError("epochs is no list")
-        for epoch in result["epochs"]:
-            for key in ("epoch_s", "train_s", "data_wait_s", "compute_s", "images_per_s", "val_acc"):
-                epoch[key] + 0.0
-        return Run(
-            folder, result["status"], result["error"] or "", result.get("config") or _hydra_config(folder), result
-        )
+        check(result)
+        config = result.get("config") or _hydra_config(folder)
+        return Run(folder, str(result["status"]), str(result["error"] or ""), config, result)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Run(folder, "unreadable", f"result.json: {error!r}", _hydra_config(folder), {})
+
+
+def check(result: Record) -> None:
+    """Whether the content of a `result.json` is what the report reads of it.
+
+    Raises:
+        ValueError, KeyError, TypeError: something is missing, or is of another kind.
+    """
+    for key in ("config", "choices", "dataset", "environment"):
+        if not isinstance(result.get(key) or {}, dict):
+            raise TypeError(f"{key} is no object")
+    if dataset := result.get("dataset"):
+        f"{dataset['name']} {dataset['train_size']:,} {dataset['test_size']:,} {dict(dataset['sha256'])}"
+    for epoch in result["epochs"]:
+        for key in ("epoch_s", "train_s", "data_wait_s", "compute_s", "images_per_s", "val_acc"):
+            if not 0 <= epoch[key] < float("inf"):
+                raise ValueError(f"{key} is {epoch[key]}")
+        if not epoch["train_s"]:
+            raise ValueError("train_s is 0")
 
 
 def _hydra_config(folder: Path) -> dict[str, Any]:
     """The configuration by Hydra's record; empty where there is none."""
     try:
-        config = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "config.yaml"))
-    except (OSError, OmegaConfBaseException, YAMLError):
+        loaded = OmegaConf.load(folder / ".hydra" / "config.yaml")
+    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
         return {}
-    return config if isinstance(config, dict) else {}  # type: ignore[return-value]
+    config: Any
+    try:
+        config = OmegaConf.to_container(loaded, resolve=True)
+    except OmegaConfBaseException:
+        config = OmegaConf.to_container(loaded)
+    return config if isinstance(config, dict) else {}

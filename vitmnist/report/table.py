@@ -27,7 +27,7 @@ def seconds(value: float | None) -> str:
         return NOTHING
     if 0 < value < 0.001:
         return "<0.001"
-    return f"{value:.{2 - min(2, max(-1, len(str(int(value))) - 1))}f}" if value >= 1 else f"{value:.3f}"
+    return f"{value:.{3 - min(3, len(str(int(value))))}f}" if value >= 1 else f"{value:.3f}"
 
 
 def _middle(spread: Spread | None, digits: int = 1) -> str:
@@ -105,7 +105,7 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         [
-            *("comparison", "machine", "data", *columns, "runs", "epochs"),
+            *("comparison", "machine", "data", *columns, "runs", "epochs_counted"),
             *(f"{name}{end}" for name in spreads for end in ("", "_low", "_high")),
             *("host_peak_mib", "gpu_peak_mib", "speedup", "status"),
         ]
@@ -115,7 +115,7 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
         for cell in comparison.cells:
             values: list[Any] = [number, machine, comparison.facts.get("data")]
             values += [comparison.value(cell, name) if name in comparison.columns else None for name in columns]
-            values += [len(cell.runs), sum(len(run.steady_epochs) for run in cell.runs)]
+            values += [len(cell.runs), len(cell.counted)]
             for name in spreads:
                 spread: Spread | None = getattr(cell, name)
                 values += [spread.median, spread.low, spread.high] if spread else [None] * 3

@@ -7,7 +7,6 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from textwrap import shorten
 
 from filelock import FileLock
 from markdown import markdown
@@ -68,9 +67,9 @@ def as_markdown(comparisons: Sequence[Comparison]) -> str:
         if len(comparisons) > 1:
             parts.append(f"## {number}. {_escaped(comparison.place())}")
         parts += [_escaped(sentence, bold=True) for sentence in answer(comparison)]
-        parts.append(_pipe(*table(comparison)))
+        parts.append(_pipe(*table(comparison), bold=False))
         if comparison.loader_by_batch_size():
-            parts += ["Seconds of an epoch, as in the articles:", _pipe(*articles_table(comparison))]
+            parts += ["Seconds of an epoch, as in the articles:", _pipe(*articles_table(comparison), bold=True)]
         parts.append("\n".join(f"- {_escaped(title)}: {_escaped(fact)}" for title, fact in facts(comparison).items()))
     parts += ["![Seconds of an epoch](report.png)", READING]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -86,12 +85,8 @@ def apart(comparisons: Sequence[Comparison]) -> str:
 
 def facts(comparison: Comparison) -> dict[str, str]:
     """What stands under a table: machine, software, data, and which epochs count."""
-    counted = (
-        "the first of each run too, for some have but one"
-        if comparison.first_epochs_count
-        else "without the first of each run"
-    )
-    return {**comparison.facts, "epochs that count": counted}
+    exception = ", except where there is no other" if comparison.first_epochs_count else ""
+    return {**comparison.facts, "epochs that count": f"all without the first of each run{exception}"}
 
 
 def as_html(text: str, picture: bytes) -> str:
@@ -120,20 +115,25 @@ def as_text(comparisons: Sequence[Comparison], width: int = 60) -> str:
     return "\n\n".join(parts)
 
 
-def _pipe(header: list[str], rows: Rows) -> str:
-    cells = [[_escaped(value, bold=True) for value in row] for row in rows]
+def _pipe(header: list[str], rows: Rows, bold: bool) -> str:
+    cells = [[_escaped(value, bold) for value in row] for row in rows]
     return str(tabulate(cells, [_escaped(title) for title in header], tablefmt="github", disable_numparse=True))
 
 
 def _plain(header: list[str], rows: Rows, width: int) -> str:
     """A table without the columns in which nothing was measured."""
     told = [index for index in range(len(header)) if any(row[index] != "–" for row in rows)]
-    cut = [[shorten(row[index].strip("*"), width, placeholder=" …") for index in told] for row in rows]
+    cut = [[_cut(" ".join(row[index].split()).strip("*"), width) for index in told] for row in rows]
     return str(tabulate(cut, [header[index] for index in told], tablefmt="simple", disable_numparse=True))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _escaped(text: str, bold: bool = False) -> str:
     """Text that Markdown and HTML show as it is; in one line. `bold` leaves `**` as a mark."""
     one_line = html.escape(" ".join(text.split()), quote=False)
-    special = r"([\\`\[\]|])" if bold else r"([\\`*\[\]|])"
-    return re.sub(special, r"\\\1", one_line)
+    # An underscore within a word, as in gpu_slice, is no mark.
+    special = r"[\\`\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])" + ("" if bold else r"|\*")
+    return re.sub(special, lambda mark: f"\\{mark[0]}", one_line)

@@ -1,0 +1,54 @@
+"""What distinguishes runs: the keys of their configurations that are not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitmnist.config import ASIDE, is_under, leaves
+from vitmnist.report.runs import Run
+
+
+def values_of(run: Run) -> dict[str, Any]:
+    """A run's configuration by full keys; what an automatic choice came to stands behind it. Empty: not known."""
+    values = leaves(run.config)
+    chosen = (run.result.get("choices") or {}).get("loader", "auto")
+    if values.get("data.loader.name") == "auto" and chosen != "auto":
+        values["data.loader.name"] = f"auto: {chosen}"
+    return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def swept(flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values differ among configurations, as `values_of` gives them.
+
+    Below a group whose members differ, a key counts only if it differs among runs of the same member: `num_workers`
+    does not distinguish `disk` from `ram`, that is what their names do.
+    """
+    found = []
+    for key in dict.fromkeys(key for values in flat for key in values):
+        if is_under(key, ASIDE):
+            continue
+        by_member: dict[tuple[Any, ...], set[str]] = {}
+        for values in flat:
+            if values:  # a run whose configuration is not known distinguishes nothing
+                by_member.setdefault(_members_above(key, values), set()).add(repr(values.get(key)))
+        if any(len(different) > 1 for different in by_member.values()):
+            found.append(key)
+    return found
+
+
+def _members_above(key: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The members that were chosen of the groups that a key stands in."""
+    parts = key.split(".")
+    groups = [".".join(parts[:depth]) for depth in range(1, len(parts))]
+    own = key.removesuffix(".name") if key.endswith(".name") else None
+    return tuple(values.get(f"{group}.name") for group in groups if group != own)
+
+
+def title_of(key: str) -> str:
+    """A key as one types it: a group by its path, all else with dots."""
+    if not key.endswith(".name"):
+        return key
+    group = key.removesuffix(".name")
+    nested = group.startswith("data.loader.")
+    return f"data/loader@{group}" if nested else group.replace(".", "/")
