@@ -184,6 +184,91 @@ def test_a_run_that_did_not_complete_has_a_row_that_says_why(make: Any, status: 
     assert "<b>" not in as_markdown(comparisons)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"config": [3]},
+        {"choices": "ram"},
+        {"dataset": {"name": "mnist"}},
+        {"epochs": None},
+        {"epochs": [epoch(2.0, train_s=0.0)]},
+        {"epochs": [epoch(2.0, val_acc="high")]},
+        {"epochs": [epoch(float("nan"))]},
+    ],
+)
+def test_records_that_are_not_as_they_should_be_make_one_row_unreadable(odd: dict[str, Any], tmp_path: Path) -> None:
+    run(tmp_path / "0")
+    content = json.loads((run(tmp_path / "1", "disk") / "result.json").read_text()) | odd
+    (tmp_path / "1" / "result.json").write_text(json.dumps(content))
+    (tmp_path / "2" / ".hydra").mkdir(parents=True)
+    (tmp_path / "2" / ".hydra" / "config.yaml").write_bytes(b"\xff\xfe")
+    write_report([tmp_path], tmp_path)
+    with (tmp_path / "report.csv").open() as file:
+        statuses = [row["status"] for row in csv.DictReader(file)]
+    assert statuses[0] == "completed"
+    assert statuses[1].startswith("unreadable: result.json: ")
+    assert statuses[2] == "not begun"
+
+
+def test_each_reason_is_counted(tmp_path: Path) -> None:
+    run(tmp_path / "0", config={"repeat": 1})
+    run(tmp_path / "1", config={"repeat": 2}, status="failed", error="out of memory", epochs=[])
+    run(tmp_path / "2", config={"repeat": 3}, status="interrupted", error="SIGTERM", times=(9.0,))
+    (row,) = rows(the_only(tmp_path))
+    assert row["status"] == "failed 1 of 3: out of memory; interrupted 1 of 3: SIGTERM"
+    assert (row["epoch, s"], row["range"]) == ("3.00", "2.00–4.00")  # without what warmed up
+
+
+def test_a_run_without_a_result_stands_in_the_row_of_its_configuration(tmp_path: Path) -> None:
+    """Hydra's record has interpolations where the run's own has their values."""
+    run(tmp_path / "0", "cache", config={"data.loader.folder": "/data/cache"})
+    folder = run(tmp_path / "1", "cache", config={"data.loader.folder": "${data.root}/cache"})
+    (folder / "result.json").unlink()
+    assert len(the_only(tmp_path).cells) == 1
+
+
+def test_automatic_choices_that_differ_are_told_apart(tmp_path: Path) -> None:
+    run(tmp_path / "0", "auto", choices={"loader": "ram"}, times=(9.0, 2.0))
+    run(tmp_path / "1", "auto", choices={"loader": "disk"}, times=(9.0, 8.0))
+    run(tmp_path / "2", "auto", choices={"loader": "auto"}, status="failed", error="no", epochs=[])
+    assert [row["data/loader"] for row in rows(the_only(tmp_path))] == ["auto: ram", "auto: disk", "auto"]
+
+
+def test_a_loader_is_not_compared_with_itself(tmp_path: Path) -> None:
+    run(tmp_path / "0", "disk", config={"data.loader.num_workers": 0}, times=(9.0, 2.0))
+    run(tmp_path / "1", "disk", config={"data.loader.num_workers": 2}, times=(9.0, 4.0))
+    said = " ".join(answer(the_only(tmp_path)))
+    assert "Every loader" not in said
+    assert "The choice of the loader" not in said
+
+
+def test_a_job_without_data_stands_with_those_of_its_data_set(tmp_path: Path) -> None:
+    for number, name in enumerate(("mnist", "kmnist")):
+        run(tmp_path / str(number), dataset=DATASET | {"name": name}, config={"data.dataset": {"name": name}})
+    refused = run(tmp_path / "2", status="failed", error="no", epochs=[], config={"data.dataset": {"name": "mnist"}})
+    content = json.loads((refused / "result.json").read_text()) | {"environment": None, "dataset": None}
+    (refused / "result.json").write_text(json.dumps(content))
+    assert [[run.status for cell in one.cells for run in cell.runs] for one in compared(tmp_path)] == [
+        ["completed", "failed"],
+        ["completed"],
+    ]
+
+
+def test_names_with_underscores_stay_as_they_are(tmp_path: Path) -> None:
+    run(tmp_path / "0", "gpu_slice", status="failed", error="a/__init__.py: _em_ **b** $a_$ 5*3*2")
+    run(tmp_path / "1", "ram")
+    write_report([tmp_path], tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "failed: a/__init__.py: _em_ **b** $a_$ 5*3*2" in page
+    assert "gpu_slice" in (tmp_path / "report.md").read_text()
+
+
+def test_dollars_are_no_formulas(tmp_path: Path) -> None:
+    run(tmp_path / "0", config={"path": "$a_$b{$"})
+    run(tmp_path / "1", config={"path": "x"})
+    write_report([tmp_path], tmp_path)
+
+
 def test_a_run_that_never_began_stands_with_the_others_of_its_sweep(tmp_path: Path) -> None:
     run(tmp_path / "sweep" / "0")
     run(tmp_path / "sweep" / "1", "disk", status="failed", error="no", epochs=[], environment=None, dataset=None)
