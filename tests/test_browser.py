@@ -62,6 +62,7 @@ def test_custom_scalars_put_the_epoch_times_on_one_chart(address: str, page: Pag
 
 def test_the_report_opens_as_it_is(sweep: Path, page: Page) -> None:
     asked = []
+    page.goto("about:blank")  # TensorBoard goes on asking
     page.on("request", lambda request: asked.append(request.url))
     page.goto((sweep / "report.html").as_uri())
     expect(page.get_by_role("heading", name="Report")).to_be_visible()

@@ -325,7 +325,7 @@ def test_the_answer_names_the_fastest_and_who_cannot_be_told_from_it(tmp_path: P
     assert fastest.startswith(
         "**Fastest: data/loader=ram, 2.50 s an epoch** (2.00–3.00), 3.20 times as fast as data/loader=disk"
     )
-    assert fastest.endswith("Not to be told apart from it, for the ranges overlap: data/loader=gpu_slice.")
+    assert "(8.00 s). Not to be told apart from it: data/loader=gpu_slice. Each was run once" in fastest
     assert worth == "The choice of the loader is worth a factor of 3.20 (ram over disk)."
     assert same.startswith("Every loader ended in the same losses, to the last bit")
 
@@ -470,6 +470,25 @@ def test_ranges_that_touch_cannot_be_told_apart() -> None:
     assert one.overlaps(Spread.of([2.0, 3.0]))
     assert not one.overlaps(Spread.of([2.1, 3.0]))
     assert Spread.of([]) is None
+
+
+@pytest.mark.parametrize(("number", "place"), [(1, 1), (5, 1), (6, 1), (8, 1), (9, 2), (20, 6), (50, 18)])
+def test_the_more_is_measured_the_surer_is_the_median(number: int, place: int) -> None:
+    """The order statistics that bound the median with 95% confidence, by the table in Conover (1999)."""
+    spread = Spread.of([float(value) for value in range(1, number + 1)])
+    assert spread.sure == (place, number + 1 - place)
+
+
+def test_a_search_for_the_shortest_way_to_an_accuracy_answers_that(tmp_path: Path) -> None:
+    aim = {"objective": "seconds_to_target", "target_acc": 97.0}
+    slow = [epoch(1.0, val_acc=90.0), epoch(1.0, val_acc=97.0)]
+    run(tmp_path / "0", config={"sweep": aim, "lr": 1.0}, epochs=slow)
+    run(tmp_path / "1", config={"sweep": aim, "lr": 2.0}, epochs=[epoch(1.5, val_acc=98.0)])
+    run(tmp_path / "2", config={"sweep": aim, "lr": 3.0}, epochs=[epoch(0.5, val_acc=96.0)])
+    assert [row["to 97%, s"] for row in rows(the_only(tmp_path))] == ["2.00", "1.50", "–"]
+    assert answer(the_only(tmp_path))[0] == "**First at 97%: lr=2.0, after 1.50 s.**"
+    run(tmp_path / "x" / "0", config={"sweep": {**aim, "target_acc": 99.0}}, epochs=slow)
+    assert answer(the_only(tmp_path / "x"))[0] == "**No run reached 99%.**"
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from vitmnist.config import CONF
 from vitmnist.explain import explain
+from vitmnist.report.runs import Run
 from vitmnist.sweep import objective
 
 SEED = "hydra.sweeper.sampler.seed=42"  # with which both are tried
@@ -90,9 +91,10 @@ def test_the_plugin_that_is_missing_is_named() -> None:
 
 def test_what_a_job_tells_a_search() -> None:
     epochs = [{"epoch_s": 2.0, "val_acc": 90.0}, {"epoch_s": 3.0, "val_acc": 97.0}, {"epoch_s": 5.0, "val_acc": 96.0}]
+    ended = Run(Path(), "completed", "", {}, {"epochs": epochs})
 
     def told(name: str, target: float) -> float:
-        return objective(OmegaConf.create({"sweep": {"objective": name, "target_acc": target}}), epochs)
+        return objective(OmegaConf.create({"sweep": {"objective": name, "target_acc": target}}), ended)
 
     assert told("val_acc", 97.0) == 96.0
     assert told("seconds_to_target", 97.0) == 5.0

@@ -109,7 +109,8 @@ def test_a_refused_job_is_a_failed_one_and_says_why(train: Train, quick: list[st
 def test_an_interrupted_sweep_goes_on_where_it_was(train: Train, quick: list[str], tmp_path: Path) -> None:
     swept = [*quick, "epochs=40", "batch_size=3,6", "checkpoint.every_epochs=7", "seed=3"]
     command = [sys.executable, str(REPOSITORY / "train.py"), "-m", *swept, "hydra.sweep.dir=here"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
         next(line for line in process.stdout if "#1 : " in line)
         next(line for line in process.stdout if "epoch 5/40" in line)
         process.send_signal(signal.SIGINT)
@@ -192,6 +193,7 @@ def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["sweep.resume="], "is empty; name a folder such as outputs/sweeps/DATE/TIME"),
         (["sweep.resume=nowhere"], "holds no sweep over listed values; name a folder such as outputs/sweeps/DATE/TIME"),
         (["sweep.resume=single"], "holds no sweep over listed values; resume= goes on with a single run"),
         (["-m", "sweep.resume=sweep", "epochs=3"], "goes on with that sweep as it was typed; leave out epochs=3"),
@@ -262,6 +264,8 @@ def test_a_job_may_change_its_folder(train: Train, quick: list[str], tmp_path: P
     ("arguments", "message"),
     [
         (["repeats=3"], "error: repeats=3: repeats the jobs of a sweep; type -m as well\n"),
+        (["-m", "repeats=0"], "error: repeats=0: must be one whole number, at least 1\n"),
+        (["-m", "repeats=1,2"], "error: repeats=1,2: must be one whole number, at least 1\n"),
         (["-m", "sweep.objective=speed"], "error: sweep.objective=speed: must be one of val_acc, seconds_to_target\n"),
     ],
 )

@@ -67,12 +67,13 @@ def test_a_run_is_one_row_of_hparams_with_all_that_was_chosen(train: Train, quic
 def test_all_jobs_of_a_sweep_have_the_same_columns_and_tell_how_they_ended(
     train: Train, quick: list[str], tmp_path: Path
 ) -> None:
-    train("-m", *quick, "data/loader=ram,disk", "optimizer.lr=0.01,1e30", "hydra.sweep.dir=here")
+    train("-m", *quick, "data.holdout=null,5", "optimizer.lr=0.01,1e30,-1", "hydra.sweep.dir=here")
     rows = [parsed(folder) for folder in sorted((tmp_path / "here").glob("[0-9]*"))]
     columns = [[info.name for info in experiment.hparam_infos] for experiment, _, _ in rows]
-    assert columns == [columns[0]] * 4
+    assert columns == [columns[0]] * 6
+    assert "data.holdout" in columns[0]
     good, bad = api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE
-    assert [end.status for _, _, end in rows] == [good, bad, good, bad]
+    assert [end.status for _, _, end in rows] == [good, bad, bad] * 2  # one failed, one was refused
 
 
 def test_a_run_shows_its_configuration_its_steps_and_its_pictures(

@@ -51,6 +51,8 @@ def train(composed: DictConfig) -> float | None:
     except (Stopped, KeyboardInterrupt) as stopped:
         saved = any((folder / "checkpoints").glob("*.pt"))
         log.info("%s; records in %s", stopped if str(stopped) else "interrupted", shown)
+        if isinstance(stopped, Stopped):
+            stopped.told = True
         if saved:
             log.info("go on with\n    python train.py %s", shlex.quote(f"resume={shown}"))
         raise
@@ -84,6 +86,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Stopped as stopped:
+        if not stopped.told:
+            print(f"{stopped}{sweep.how_to_go_on()}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     except Exception as error:
         take_back_unbegun_sweep()

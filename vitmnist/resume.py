@@ -31,8 +31,10 @@ def expand(arguments: list[str]) -> list[str]:
         ConfigError: there is no such run, or `-m` was typed too.
     """
     asked = [argument for argument in arguments if argument.startswith("resume=")]
-    if not asked or asked[-1] in ("resume=", "resume=null"):
+    if not asked or asked[-1] == "resume=null":
         return arguments
+    if asked[-1] == "resume=":
+        raise ConfigError(f"resume=: is empty; name a folder such as {RUNS}/DATE/TIME-…, or auto")
     others = [argument for argument in arguments if not argument.startswith("resume=")]
     if any(argument in ("-m", "--multirun") for argument in others):
         raise ConfigError(f"{asked[-1]}: goes on with one run, and -m begins several; leave one of them out")

@@ -163,10 +163,11 @@ def learn(sitting: Sitting, result: Result, config: Config, folder: Path, stop: 
         record, predictions = train_and_evaluate(sitting, current, recording)
         current = None
         result.epochs.append(record)
-        saved.after_epoch(last)
-        sitting.board.epoch(record)
+        # Before the checkpoint: what is drawn of an epoch that it does not know is left out on resuming.
         if options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
             sitting.board.pictures(trainee, predictions, epoch)
+        saved.after_epoch(last)
+        sitting.board.epoch(record)
         log_epoch(record, config.epochs)
         if not last:
             stop.check()

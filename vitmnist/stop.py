@@ -22,6 +22,8 @@ class Stopped(BaseException):
     def __init__(self, reason: str, exit_code: int) -> None:
         super().__init__(reason)
         self.exit_code = exit_code
+        self.told = False
+        """Whether the person knows what to do next."""
 
 
 class Stop:

@@ -13,13 +13,10 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -30,10 +27,16 @@ from vitmnist.folders import ClaimedError, claim, go_on_in
 from vitmnist.report.runs import Run, read_run
 from vitmnist.stop import Stop, Stopped
 
+if TYPE_CHECKING:
+    from vitmnist.records.result import Result
+
 log = logging.getLogger(__name__)
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 RECORD = "multirun.yaml"  # Hydra's record of a sweep
+
+
+_under_way: list[DictConfig] = []
 
 
 class Sweep(Callback):
@@ -48,6 +51,9 @@ class Sweep(Callback):
         So a drift of the machine meets every combination.
         """
         sweeper = config.hydra.sweeper
+        typed = [one.partition("=")[2] for one in config.hydra.overrides.task if one.startswith("repeats=")]
+        if config.repeats < 1 or (typed and typed[-1] != str(config.repeats)):
+            sys.exit(f"error: repeats={typed[-1] if typed else config.repeats}: must be one whole number, at least 1")
         if config.repeats > 1:
             if sweeper._target_ != BASIC:
                 sys.exit("error: repeats: is for sweeps over listed values, not for a search")
@@ -58,6 +64,7 @@ class Sweep(Callback):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._claim = claim(folder)
+            _under_way[:] = [config]
         except ConfigError as error:
             sys.exit(f"error: {error}")
         except OSError as error:
@@ -101,7 +108,7 @@ def run_job(composed: DictConfig, stop: Stop) -> float | None:
     differing = differing_keys(before, composed)
     if before.status == "completed" and not differing:
         log.info("completed before")
-        return objective(composed, before.epochs)
+        return objective(composed, before)
     try:
         stop.check()
         if differing:
@@ -110,20 +117,21 @@ def run_job(composed: DictConfig, stop: Stop) -> float | None:
                 "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
             )
         make_ready(composed, folder)
-        return objective(composed, [asdict(epoch) for epoch in run(composed, folder, overrides, stop).epochs])
+        run(composed, folder, overrides, stop)
+        return objective(composed, read_run(folder))
     except (Stopped, KeyboardInterrupt) as stopped:
         log.info("%s", str(stopped) or "interrupted")
         if isinstance(stopped, Stopped) and not stopped.exit_code:
             return None  # the job's time is over, the sweep goes on
-        log.info("%s", how_to_go_on(job, sweep_folder))
         raise
     except Exception as error:
         log.error("job %s failed: %s", job.job.num, error, exc_info=not isinstance(error, UserError))
         if isinstance(error, UserError):
             log_traceback(error)
         if not (folder / "result.json").exists() and not isinstance(error, ClaimedError):  # refused before it began
+            refused = Result(overrides=overrides, choices=choices_of(composed), error=str(error))
             with suppress(OSError):
-                Result(overrides=overrides, choices=choices_of(composed), error=str(error)).write(folder)
+                record_refusal(refused, composed, folder)
         return None
     finally:
         with stop.deferred():
@@ -148,11 +156,25 @@ def make_ready(composed: DictConfig, folder: Path) -> None:
         (folder / "result.json").unlink(missing_ok=True)
 
 
-def how_to_go_on(job: HydraConf, sweep_folder: Path) -> str:
-    """What to type after a sweep that was stopped."""
-    if job.sweeper._target_ != BASIC:
-        return "a search with hydra.sweeper.storage=sqlite:///FILE goes on when it is typed again"
-    return f"go on with\n    python train.py {shlex.quote(f'sweep.resume={os.path.relpath(sweep_folder)}')}"
+def how_to_go_on() -> str:
+    """The end of a message about a sweep that was stopped: what to type; empty where there is no sweep."""
+    if not _under_way:
+        return ""
+    config = _under_way[0]
+    if config.hydra.sweeper._target_ != BASIC:
+        return "; a search with hydra.sweeper.storage=sqlite:///FILE goes on when it is typed again"
+    typed = shlex.quote(f"sweep.resume={os.path.relpath(config.hydra.sweep.dir)}")
+    return f"; go on with\n    python train.py {typed}"
+
+
+def record_refusal(result: Result, composed: DictConfig, folder: Path) -> None:
+    """Leave what a job leaves that never began: its result, and its row in HParams."""
+    from vitmnist.records.tensorboard import TensorBoard
+
+    result.config = OmegaConf.to_container(composed, enum_to_str=True)  # type: ignore[assignment]
+    result.write(folder)
+    with suppress(ConfigError), TensorBoard(folder, result):
+        raise ConfigError(str(result.error))
 
 
 def log_traceback(error: Exception) -> None:
@@ -182,18 +204,16 @@ def refresh_report(folder: Path) -> None:
         log.warning("the report could not be written: %s", ended.stderr.strip().rpartition("\n")[2])
 
 
-def objective(composed: DictConfig, epochs: Sequence[dict[str, Any]]) -> float:
+def objective(composed: DictConfig, ended: Run) -> float:
     """What a search maximises or minimises, by `sweep.objective`.
 
     `val_acc` is the accuracy after the last epoch, in percent; `seconds_to_target` the seconds of all epochs up to the
     first that reached `sweep.target_acc`, infinite if none did.
     """
     if composed.sweep.objective == Objective.val_acc:
-        return float(epochs[-1]["val_acc"])
-    reached = [epoch["val_acc"] >= composed.sweep.target_acc for epoch in epochs]
-    if not any(reached):
-        return math.inf
-    return float(sum(epoch["epoch_s"] for epoch in epochs[: reached.index(True) + 1]))
+        return float(ended.epochs[-1]["val_acc"])
+    seconds = ended.seconds_to(composed.sweep.target_acc)
+    return math.inf if seconds is None else seconds
 
 
 def expand(arguments: list[str]) -> list[str]:
@@ -203,8 +223,10 @@ def expand(arguments: list[str]) -> list[str]:
         ConfigError: there is no such sweep, or something else was typed too.
     """
     asked = [argument for argument in arguments if argument.startswith("sweep.resume=")]
-    if not asked or asked[-1] in ("sweep.resume=", "sweep.resume=null"):
+    if not asked or asked[-1] == "sweep.resume=null":
         return arguments
+    if asked[-1] == "sweep.resume=":
+        raise ConfigError("sweep.resume=: is empty; name a folder such as outputs/sweeps/DATE/TIME")
     others = [argument for argument in arguments if argument not in (*asked, "-m", "--multirun")]
     if others or len(asked) > 1:
         rest = " ".join(others or asked[:-1])

@@ -17,6 +17,7 @@ def answer(comparison: Comparison) -> list[str]:
     return [
         sentence
         for sentence in (
+            _first_at_target(comparison),
             _fastest(comparison, measured),
             _worth_of_loader(comparison),
             _learnt_the_same(comparison),
@@ -43,13 +44,27 @@ def _fastest(comparison: Comparison, measured: list[Cell]) -> str:
     if len(measured) == 1:
         return f"**{seconds(time.median)} s an epoch**{spread}."
     ratio = _time(slowest).median / time.median
-    doubt = "" if time.high > time.low else " Each was measured once; repeats=3 would show their spread."
+    once = " Each was run once, and a drift of the machine would look like a difference; repeats=3 makes rounds."
+    doubt = "" if comparison.repeated else once
     equal = "; ".join(named(comparison, cell) for cell in measured[1:] if _time(cell).overlaps(time))
     return (
         f"**Fastest: {named(comparison, best)}, {seconds(time.median)} s an epoch**{spread}, {ratio:.2f} times as fast "
         f"as {named(comparison, slowest)} ({seconds(_time(slowest).median)} s)."
-        + (f" Not to be told apart from it, for the ranges overlap: {equal}." if equal else doubt)
+        + (f" Not to be told apart from it: {equal}." if equal else "")
+        + doubt
     )
+
+
+def _first_at_target(comparison: Comparison) -> str:
+    """Where the aim was to reach an accuracy: which was the first."""
+    target = comparison.target_acc
+    if target is None:
+        return ""
+    reached = {cell: spread.median for cell in comparison.cells if (spread := cell.seconds_to(target))}
+    if not reached:
+        return f"**No run reached {target:g}%.**"
+    first = min(reached, key=lambda cell: reached[cell])
+    return f"**First at {target:g}%: {named(comparison, first)}, after {seconds(reached[first])} s.**"
 
 
 def _beside_each_other(comparison: Comparison) -> dict[Hashable, list[Cell]]:
@@ -75,7 +90,7 @@ def _worth_of_loader(comparison: Comparison) -> str:
         times = sorted((cell for cell in cells if cell.epoch_s), key=lambda cell: _time(cell).median)
         if len(times) > 1:
             best, worst = times[0], times[-1]
-            doubt = ", though their ranges overlap" if _time(best).overlaps(_time(worst)) else ""
+            doubt = ", though they cannot be told apart" if _time(best).overlaps(_time(worst)) else ""
             parts.append(
                 f"{_time(worst).median / _time(best).median:.2f}{_where(shared)} "
                 f"({comparison.value(best, 'data/loader')} over {comparison.value(worst, 'data/loader')}{doubt})"

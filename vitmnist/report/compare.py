@@ -6,6 +6,7 @@ into comparisons, one for each machine and data set. Within one, runs of the sam
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from vitmnist.report.swept import swept, title_of, values_of
 NOTHING = "–"
 
 # What a machine and its software are called in the report, by their keys in `environment`.
-PLACE = {"GPU": "", "processor": "", "cores": " cores", "data": "", "SHA-256": ""}  # with what is put behind
+PLACE = ("GPU", "processor", "cores", "data", "SHA-256")
 MACHINE = {"cpu": "processor", "cpu_count": "cores", "gpu": "GPU"}
 SOFTWARE = {
     "device": "device",
@@ -38,20 +39,31 @@ SOFTWARE = {
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some measurements, and their range."""
+    """The median of some measurements, and their range; `sure` is where the median of ever more of them would lie."""
 
     median: float
     low: float
     high: float
+    sure: tuple[float, float]
 
     def overlaps(self, other: Spread) -> bool:
-        """Whether the ranges have something in common, so that the two cannot be told apart."""
-        return self.low <= other.high and other.low <= self.high
+        """Whether the two cannot be told apart."""
+        return self.sure[0] <= other.sure[1] and other.sure[0] <= self.sure[1]
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None where nothing was measured."""
-        return cls(median(values), min(values), max(values)) if values else None
+        """None where nothing was measured.
+
+        `sure` is the 95% confidence interval of the median between two order statistics (Conover, Practical
+        Nonparametric Statistics, 1999, 3.2), which holds for any distribution. Up to five values it is their range.
+        """
+        if not values:
+            return None
+        ordered, number = sorted(values), len(values)
+        cut = 0
+        while sum(math.comb(number, left) for left in range(cut + 2)) / 2**number <= 0.025:
+            cut += 1
+        return cls(median(ordered), ordered[0], ordered[-1], (ordered[cut], ordered[-1 - cut]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +117,11 @@ class Cell:
     def val_acc(self) -> Spread | None:
         """Accuracy at the end of the runs that came to their end, in percent."""
         return Spread.of([run.epochs[-1]["val_acc"] for run in self.runs if run.status == "completed" and run.epochs])
+
+    def seconds_to(self, target: float) -> Spread | None:
+        """Seconds until a run reached an accuracy, over the runs that did."""
+        reached = [run.seconds_to(target) for run in self.runs]
+        return Spread.of([seconds for seconds in reached if seconds is not None])
 
     @cached_property
     def counted(self) -> list[Record]:
@@ -164,6 +181,19 @@ class Comparison:
         """Whether a cell has but first epochs, so that warming up is in its figures."""
         return any(cell.counted and all(len(run.epochs) < 2 for run in cell.runs) for cell in self.cells)
 
+    @property
+    def repeated(self) -> bool:
+        """Whether some configuration was run more than once."""
+        return any(len(cell.runs) > 1 for cell in self.cells)
+
+    @property
+    def target_acc(self) -> float | None:
+        """The accuracy, in percent, that all runs were to reach as soon as possible; None if that was not the aim."""
+        aims = [run.config.get("sweep") or {} for cell in self.cells for run in cell.runs]
+        targets = {aim.get("target_acc") for aim in aims}
+        sought = all(aim.get("objective") == "seconds_to_target" for aim in aims)
+        return targets.pop() if sought and len(targets) == 1 else None
+
     def batch_sizes(self) -> list[int]:
         """The batch sizes that were swept, ascending; none where they were not, or are not all known."""
         if "batch_size" not in self.columns:
@@ -177,8 +207,8 @@ class Comparison:
 
     def place(self) -> str:
         """Machine and data, in a line."""
-        named = [f"{self.facts[key]}{end}" for key, end in PLACE.items() if key in self.facts]
-        return ", ".join(named) or "machine and data not known"
+        facts = {**self.facts, "SHA-256": self.facts.get("SHA-256", "").partition(",")[0]}  # that of the images
+        return ", ".join(facts[key] for key in PLACE if facts.get(key)) or "machine and data not known"
 
     def value(self, cell: Cell, column: str) -> Any:
         """What a cell has in a column."""

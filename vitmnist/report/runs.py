@@ -37,6 +37,15 @@ class Run:
         """The records of all its epochs."""
         return list(self.result.get("epochs", ()))
 
+    def seconds_to(self, target: float) -> float | None:
+        """Seconds of all epochs up to the first that reached an accuracy, in percent; None if none did."""
+        seconds = 0.0
+        for epoch in self.epochs:
+            seconds += epoch["epoch_s"]
+            if epoch["val_acc"] >= target:
+                return float(seconds)
+        return None
+
     @property
     def resumed(self) -> bool:
         """Whether its times are of more than one sitting."""

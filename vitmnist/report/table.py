@@ -49,10 +49,16 @@ def figures(comparison: Comparison) -> list[Figure]:
     def speedup(cell: Cell) -> str:
         return f"{slowest / cell.epoch_s.median:.2f}" if slowest and cell.epoch_s else NOTHING
 
-    repeated = any(len(cell.runs) > 1 for cell in comparison.cells)
+    target = comparison.target_acc
+
+    def reached(cell: Cell) -> str:
+        spread = cell.seconds_to(target) if target is not None else None
+        return seconds(spread.median) if spread else NOTHING
+
     remarkable = any(cell.status != "completed" for cell in comparison.cells)
     return [
-        *([Figure("runs", lambda cell: str(len(cell.runs)))] if repeated else []),
+        *([Figure("runs", lambda cell: str(len(cell.runs)))] if comparison.repeated else []),
+        *([Figure(f"to {target:g}%, s", reached)] if target is not None else []),
         Figure("epoch, s", lambda cell: seconds(cell.epoch_s.median) if cell.epoch_s else NOTHING),
         Figure("range", lambda cell: _range(cell.epoch_s)),
         Figure("waiting, s", lambda cell: seconds(cell.data_wait_s.median) if cell.data_wait_s else NOTHING),

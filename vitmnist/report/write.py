@@ -13,7 +13,7 @@ from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.atomic import write_whole
-from vitmnist.report.answer import answer
+from vitmnist.report.answer import answer, named
 from vitmnist.report.compare import Comparison, compare
 from vitmnist.report.picture import draw
 from vitmnist.report.runs import find_runs, read_run
@@ -21,12 +21,12 @@ from vitmnist.report.table import Rows, articles_table, as_csv, table
 
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 90rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid #8888; padding: .3rem .7rem; text-align: left; vertical-align: top; }
+th, td { border-bottom: 1px solid #8888; padding: .3rem .6rem; text-align: left; vertical-align: top; }
 th { border-bottom: 2px solid #888; }
 td { font-variant-numeric: tabular-nums; white-space: nowrap; }
-td:last-child { white-space: normal; }
+td:last-child { white-space: normal; min-width: 4rem; }
 img { max-width: 100%; background: white; }
 """
 
@@ -68,6 +68,8 @@ def as_markdown(comparisons: Sequence[Comparison]) -> str:
             parts.append(f"## {number}. {_escaped(comparison.place())}")
         parts += [_escaped(sentence, bold=True) for sentence in answer(comparison)]
         parts.append(_pipe(*table(comparison), bold=False))
+        if reasons := not_completed(comparison):
+            parts.append("\n".join(["Not completed:", "", *(f"- {_escaped(reason)}" for reason in reasons)]))
         if comparison.loader_by_batch_size():
             parts += ["Seconds of an epoch, as in the articles:", _pipe(*articles_table(comparison), bold=True)]
         parts.append("\n".join(f"- {_escaped(title)}: {_escaped(fact)}" for title, fact in facts(comparison).items()))
@@ -81,6 +83,15 @@ def apart(comparisons: Sequence[Comparison]) -> str:
         f"These runs are of {len(comparisons)} machines or data sets. Each has its own table, and no figure of one is "
         "compared with one of another."
     )
+
+
+def not_completed(comparison: Comparison) -> list[str]:
+    """What became of each configuration of which a run did not complete."""
+    return [
+        f"{named(comparison, cell)}: {' '.join(cell.status.split())}"
+        for cell in comparison.cells
+        if any(run.status != "completed" for run in cell.runs)
+    ]
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
@@ -102,13 +113,15 @@ def as_html(text: str, picture: bytes) -> str:
     )
 
 
-def as_text(comparisons: Sequence[Comparison], width: int = 60) -> str:
-    """The tables and the answer for a terminal; a long reason is cut after `width` characters."""
+def as_text(comparisons: Sequence[Comparison], width: int = 24) -> str:
+    """The tables and the answer for a terminal; in a table, what is long is cut after `width` characters."""
     parts = [apart(comparisons)] if len(comparisons) > 1 else []
     for comparison in comparisons:
         if len(comparisons) > 1:
             parts.append(f"{comparison.place()}:")
         parts.append(_plain(*table(comparison), width))
+        if reasons := not_completed(comparison):
+            parts.append("\n".join(["not completed:", *(f"  {reason}" for reason in reasons)]))
         if comparison.loader_by_batch_size():
             parts.append("seconds of an epoch\n" + _plain(*articles_table(comparison), width))
         parts += [sentence.replace("**", "") for sentence in answer(comparison)]
