@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitmnist.__main__ import main
 from vitmnist.data.datasets import Dataset, load_dataset
 from vitmnist.data.datasets.mnist_family import FILES
 
@@ -70,6 +71,27 @@ def start_program(folder: Path, *arguments: str, **environment: str) -> subproce
 def train(tmp_path: Path) -> Train:
     """Run `train.py` in an empty folder with the given arguments, as a process."""
     return partial(start_program, tmp_path)
+
+
+@pytest.fixture
+def train_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Train:
+    """The same as `train` within this process, which has imported torch already."""
+
+    def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        capsys.readouterr()
+        code: object = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        if isinstance(code, str):  # which Python prints, and exits with 1
+            return subprocess.CompletedProcess(arguments, 1, printed.out, f"{printed.err}{code}\n")
+        return subprocess.CompletedProcess(arguments, code or 0, printed.out, printed.err)
+
+    return start
 
 
 def result_of(folder: Path) -> dict:

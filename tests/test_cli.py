@@ -29,8 +29,8 @@ def scalars(folder: Path) -> dict[str, list]:
     return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
 
 
-def test_a_run_leaves_its_records(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train(*quick, "data/loader=gpu_slice", "seed=5")
+def test_a_run_leaves_its_records(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "data/loader=gpu_slice", "seed=5")
     assert ended.returncode == 0, ended.stderr
     (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
     assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in ended.stdout
@@ -73,9 +73,9 @@ def test_a_run_leaves_its_records(train: Train, quick: list[str], tmp_path: Path
 
 
 def test_a_divergence_that_evaluation_sees_first_names_its_place(
-    train: Train, quick: list[str], tmp_path: Path
+    train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
-    ended = train(*quick, "batch_size=23", "optimizer.lr=1e30", "hydra.run.dir=here")
+    ended = train_here(*quick, "batch_size=23", "optimizer.lr=1e30", "hydra.run.dir=here")
     assert ended.returncode == 1
     assert re.search(r"the validation loss is (nan|inf) after epoch 1, step 1, at learning rate 1e\+30", ended.stderr)
     assert "failed; records in here" in ended.stdout
@@ -168,20 +168,20 @@ def test_the_traceback_is_there_for_who_asks(train: Train, quick: list[str]) -> 
     assert "batch_size=0: must be at least 1" in ended.stderr
 
 
-def test_a_refused_run_takes_nothing_that_was_there_before(train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_a_refused_run_takes_nothing_that_was_there_before(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / ".hydra").mkdir(parents=True)
     for name in ("notes.txt", "result.json", "vitmnist.log", ".hydra/mine.yaml"):
         (mine / name).write_text("keep")
-    assert train(*quick, "batch_size=0", "hydra.run.dir=mine").returncode == 1
+    assert train_here(*quick, "batch_size=0", "hydra.run.dir=mine").returncode == 1
     for name in ("notes.txt", "result.json", "vitmnist.log", ".hydra/mine.yaml"):
         assert (mine / name).read_text() == "keep"
 
 
-def test_a_run_is_not_overwritten_by_the_next(train: Train, quick: list[str], tmp_path: Path) -> None:
-    assert train(*quick, "epochs=1", "hydra.run.dir=here").returncode == 0
+def test_a_run_is_not_overwritten_by_the_next(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    assert train_here(*quick, "epochs=1", "hydra.run.dir=here").returncode == 0
     files = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
-    ended = train(*quick, "epochs=2", "hydra.run.dir=here")
+    ended = train_here(*quick, "epochs=2", "hydra.run.dir=here")
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: hydra.run.dir=here: holds records already")
     assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == files
@@ -200,8 +200,8 @@ def test_an_interrupted_run_says_so(quick: list[str], tmp_path: Path) -> None:
     assert len(result["epochs"]) >= 3
 
 
-def test_a_loss_that_is_not_finite_fails_with_its_place(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train(*quick, "optimizer.lr=1e30")
+def test_a_loss_that_is_not_finite_fails_with_its_place(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "optimizer.lr=1e30")
     assert ended.returncode == 1
     assert "in epoch 1, step" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from conftest import PLAIN, REPOSITORY, Train
 from test_image_folder import draw
 
 from vitmnist.data.loaders import LOADERS
@@ -23,7 +23,7 @@ README = (REPOSITORY / "README.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line
 ]
-SMALL = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20"]
+SMALL = [PLAIN, "epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20"]
 
 
 def blocks(language: str) -> list[str]:
@@ -36,12 +36,17 @@ def train_commands() -> list[list[str]]:
     return [command for command in commands if command[:2] == ["python", "train.py"]]
 
 
-def run_small(arguments: list[str], folder: Path, program: Path) -> subprocess.CompletedProcess[str]:
-    small = [] if any(argument.startswith("--") for argument in arguments) else SMALL
+def small(arguments: list[str], folder: Path) -> list[str]:
+    """The arguments of a run, with few images, and pictures where the README has some."""
     for number in range(110):
         draw(folder / "pictures" / f"class {number % 2}" / f"{number}.png", number)
+    few = [] if any(argument.startswith("--") for argument in arguments) else SMALL
+    return [*arguments, *few, f"data.root={folder / 'data'}"]
+
+
+def run_small(arguments: list[str], folder: Path, program: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(program), *arguments, *small, f"data.root={folder / 'data'}"],
+        [sys.executable, str(program), *small(arguments, folder)],
         cwd=folder,
         env={**os.environ, "HOME": str(folder)},
         capture_output=True,
@@ -52,8 +57,11 @@ def run_small(arguments: list[str], folder: Path, program: Path) -> subprocess.C
 
 
 @pytest.mark.parametrize("command", train_commands(), ids=" ".join)
-def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path) -> None:
-    ended = run_small(command[2:], tmp_path, REPOSITORY / "train.py")
+def test_a_command_of_the_readme_runs(
+    command: list[str], train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ended = train_here(*small(command[2:], tmp_path))
     assert ended.returncode == 0, ended.stderr
 
 
@@ -62,7 +70,7 @@ def test_what_the_readme_says_of_using_a_model_works(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
     draw(tmp_path / "scan.png", 0)
     commands = [shlex.split(line) for line in COMMANDS if line.startswith("python -m vitmnist.")]
-    assert {command[2] for command in commands} == {"vitmnist.evaluate", "vitmnist.predict"}
+    assert {command[2] for command in commands} == {"vitmnist.evaluate", "vitmnist.predict", "vitmnist.report"}
     for command in commands:
         arguments = [str(folder) if argument.endswith("DATE/TIME-…") else argument for argument in command[1:]]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -234,6 +234,15 @@ def test_automatic_choices_that_differ_are_told_apart(tmp_path: Path) -> None:
     assert [row["data/loader"] for row in rows(the_only(tmp_path))] == ["auto: ram", "auto: disk", "auto"]
 
 
+def test_prefetch_is_named_with_its_base(tmp_path: Path) -> None:
+    for number, base in enumerate(("ram", "disk")):
+        loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
+        run(tmp_path / str(number), config={"data.loader": loader}, times=(9.0, 2.0 + number))
+    run(tmp_path / "2", "ram", times=(9.0, 4.0))
+    assert [row["data/loader"] for row in rows(the_only(tmp_path))] == ["prefetch of ram", "prefetch of disk", "ram"]
+    assert "a factor of 2.00 (prefetch of ram over ram)" in " ".join(answer(the_only(tmp_path)))
+
+
 def test_a_loader_is_not_compared_with_itself(tmp_path: Path) -> None:
     run(tmp_path / "0", "disk", config={"data.loader.num_workers": 0}, times=(9.0, 2.0))
     run(tmp_path / "1", "disk", config={"data.loader.num_workers": 2}, times=(9.0, 4.0))

@@ -28,8 +28,10 @@ def quick(tiny_root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_ends_in_the_best_of_its_trials(name: str, train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train(f"hparams={name}", *quick, "sweep.target_acc=0.001")
+def test_a_search_ends_in_the_best_of_its_trials(
+    name: str, train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    ended = train_here(f"hparams={name}", *quick, "sweep.target_acc=0.001")
     assert ended.returncode == 0, ended.stderr
     space = yaml.safe_load((REPOSITORY / "conf" / "hparams" / f"{name}.yaml").read_text())["hydra"]["sweeper"]
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[01]-*"))]
@@ -46,8 +48,8 @@ def test_a_search_ends_in_the_best_of_its_trials(name: str, train: Train, quick:
     assert (tmp_path / "here" / "report.html").exists()
 
 
-def test_trials_that_fail_do_not_end_the_search(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("hparams=accuracy", *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4", SEED)
+def test_trials_that_fail_do_not_end_the_search(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("hparams=accuracy", *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4", SEED)
     assert ended.returncode == 1
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-3]-*"))]
     assert {result["status"] for result in results} == {"completed", "failed"}
@@ -58,25 +60,25 @@ def test_trials_that_fail_do_not_end_the_search(train: Train, quick: list[str], 
     )
 
 
-def test_a_search_without_a_single_good_trial_says_so(train: Train, quick: list[str]) -> None:
-    ended = train("hparams=accuracy", *quick, "optimizer.lr=choice(1e30,1e31)")
+def test_a_search_without_a_single_good_trial_says_so(train_here: Train, quick: list[str]) -> None:
+    ended = train_here("hparams=accuracy", *quick, "optimizer.lr=choice(1e30,1e31)")
     assert ended.returncode == 1
     assert ended.stderr.endswith(
         "error: no trial of the search came to its end; the report in the sweep's folder says why\n"
     )
 
 
-def test_a_search_has_no_rounds(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("hparams=accuracy", *quick, "repeats=2")
+def test_a_search_has_no_rounds(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("hparams=accuracy", *quick, "repeats=2")
     assert ended.returncode == 1
     assert ended.stderr == "error: repeats: is for sweeps over listed values, not for a search\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stored_search_goes_on(train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_a_stored_search_goes_on(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     stored = ["hparams=accuracy", *quick[:-1], "hydra.sweeper.storage=sqlite:///study.db"]
     for place in ("one", "two"):
-        ended = train(*stored, "hydra.sweeper.n_trials=1", f"hydra.sweep.dir={place}")
+        ended = train_here(*stored, "hydra.sweeper.n_trials=1", f"hydra.sweep.dir={place}")
         assert ended.returncode == 0, ended.stderr
     tried = [result_of(next(tmp_path.glob(f"{place}/0-*")))["config"]["optimizer"]["lr"] for place in ("one", "two")]
     assert tried[0] != tried[1]

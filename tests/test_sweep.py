@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import json
+import os
 import re
 import signal
 import subprocess
@@ -44,14 +45,14 @@ def files(folder: Path) -> dict[Path, int]:
 
 
 def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
-    train: Train, quick: list[str], tmp_path: Path
+    train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
     """Four loaders by three batch sizes; where job 5 wants its checkpoints, there is a file."""
     in_the_way = tmp_path / "here" / "5" / "checkpoints"
     in_the_way.parent.mkdir(parents=True)
     in_the_way.touch()
     swept = [f"data/loader={','.join(LOADERS)}", f"batch_size={','.join(map(str, SIZES))}"]
-    ended = train("-m", *quick, *swept, "hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}")
+    ended = train_here("-m", *quick, *swept, "hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}")
     sweep = tmp_path / "here"
 
     assert ended.returncode == 1
@@ -74,7 +75,7 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
         assert "checkpoints" in text  # the reason
         assert "Every loader ended in the same losses, to the last bit" in text
     for loader in LOADERS:
-        assert re.search(rf"^ *\d+ +{loader} .*completed", ended.stdout, re.MULTILINE), ended.stdout
+        assert re.search(rf"^ *\d+ +{loader}( of ram)? .*completed", ended.stdout, re.MULTILINE), ended.stdout
 
     losses = {
         (result["choices"]["loader"], result["batch_size"]): [
@@ -87,7 +88,7 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
 
     in_the_way.unlink()
     before = {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "5"}
-    again = train("sweep.resume=here")
+    again = train_here("sweep.resume=here")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("completed before") == 11
     assert result_of(sweep / "5")["status"] == "completed"
@@ -95,8 +96,8 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
     assert [row["status"] for row in rows(sweep)] == ["completed"] * 12
 
 
-def test_a_refused_job_is_a_failed_one_and_says_why(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001,-1", "hydra.sweep.dir=here")
+def test_a_refused_job_is_a_failed_one_and_says_why(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001,-1", "hydra.sweep.dir=here")
     assert ended.returncode == 1
     assert "job 0 failed: the loss is" in ended.stdout
     results = [result_of(folder) for folder in jobs(tmp_path / "here")]
@@ -104,13 +105,18 @@ def test_a_refused_job_is_a_failed_one_and_says_why(train: Train, quick: list[st
     assert "learning rate 1e+30" in results[0]["error"]
     assert results[2]["error"] == "optimizer.lr=-1.0: must be above 0"
     assert [row["optimizer.lr"] for row in rows(tmp_path / "here")] == ["1e+30", "0.001", "-1"]
+    again = train_here("sweep.resume=here")
+    assert again.returncode == 1
+    assert again.stdout.count("completed before") == 1
+    assert result_of(jobs(tmp_path / "here")[2])["error"] == results[2]["error"]
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(train: Train, quick: list[str], tmp_path: Path) -> None:
     swept = [*quick, "epochs=40", "batch_size=3,6", "checkpoint.every_epochs=7", "seed=3"]
     command = [sys.executable, str(REPOSITORY / "train.py"), "-m", *swept, "hydra.sweep.dir=here"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as `train`: two would add up in another order
+    with subprocess.Popen(command, cwd=tmp_path, text=True, env=one_thread, **pipes) as process:
         next(line for line in process.stdout if "#1 : " in line)
         next(line for line in process.stdout if "epoch 5/40" in line)
         process.send_signal(signal.SIGINT)
@@ -136,8 +142,8 @@ def test_an_interrupted_sweep_goes_on_where_it_was(train: Train, quick: list[str
     assert learnt[0] == learnt[1]
 
 
-def test_repeats_are_run_in_rounds(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("-m", *quick, "epochs=1", "repeats=2", "data/loader=ram,gpu_slice", "hydra.sweep.dir=here")
+def test_repeats_are_run_in_rounds(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "repeats=2", "data/loader=ram,gpu_slice", "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     order = [
         (result["config"]["repeat"], result["choices"]["loader"]) for result in map(result_of, jobs(tmp_path / "here"))
@@ -147,10 +153,12 @@ def test_repeats_are_run_in_rounds(train: Train, quick: list[str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("experiment", ["article_table", "loaders"])
-def test_an_experiment_is_a_sweep_by_itself(experiment: str, train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_an_experiment_is_a_sweep_by_itself(
+    experiment: str, train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
     """With few images, and one combination of what it sweeps; the README's commands run `smoke` whole."""
     few = [*quick[:2], "data/loader=ram", "batch_size=23", "epochs=1", "repeats=1", "model.depth=1"]
-    ended = train(f"experiment={experiment}", *few, "hydra.sweep.dir=here")
+    ended = train_here(f"experiment={experiment}", *few, "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     assert [row["status"] for row in rows(tmp_path / "here")] == ["completed"]
 
@@ -182,8 +190,8 @@ def test_memory_peaks_are_those_of_each_job(train: Train, tmp_path: Path) -> Non
     assert small is None or large - small > 2 * abs(again - small)
 
 
-def test_a_sweep_that_is_refused_leaves_nothing(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("-m", *quick, "data/loader=ram,rom")
+def test_a_sweep_that_is_refused_leaves_nothing(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "data/loader=ram,rom")
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: data/loader=rom: there is no such choice; did you mean 'ram'? allowed: ")
     assert ended.stderr.count("\n") == 1
@@ -208,11 +216,11 @@ def test_what_cannot_go_on_is_refused(
         expand(arguments)
 
 
-def test_a_sweep_that_is_running_is_not_gone_on_with(train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_a_sweep_that_is_running_is_not_gone_on_with(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     command = [sys.executable, str(REPOSITORY / "train.py"), "-m", *quick, "epochs=100000", "hydra.sweep.dir=here"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         next(line for line in process.stdout if "epoch 1/" in line)
-        ended = train("sweep.resume=here")
+        ended = train_here("sweep.resume=here")
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
     assert ended.returncode == 1
@@ -221,40 +229,40 @@ def test_a_sweep_that_is_running_is_not_gone_on_with(train: Train, quick: list[s
     assert [row["status"] for row in rows(tmp_path / "here")] == ["interrupted: SIGTERM was received"]
 
 
-def test_rounds_never_share_a_folder(train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_rounds_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     typed = [*quick, "epochs=1", "repeats=2", "hydra.sweep.dir=here", "hydra.sweep.subdir=bs${batch_size}"]
-    ended = train("-m", *typed)
+    ended = train_here("-m", *typed)
     assert ended.returncode == 0, ended.stderr
     assert "job 1 failed: " in ended.stdout
     assert "holds the records of another job, with another repeat; let hydra.sweep.subdir contain" in ended.stdout
     assert result_of(tmp_path / "here" / "bs6")["config"]["repeat"] == 1
 
 
-def test_a_job_of_a_sweep_goes_on_alone(train: Train, tiny_root: Path, quick: list[str], tmp_path: Path) -> None:
+def test_a_job_of_a_sweep_goes_on_alone(train_here: Train, tiny_root: Path, quick: list[str], tmp_path: Path) -> None:
     few = ["data/dataset=kmnist", f"data.root={tiny_root}", "data.dataset.train_size=23", "data.dataset.test_size=7"]
-    first = train(
+    first = train_here(
         "experiment=smoke", *few, "data/loader=ram", "batch_size=6", "repeats=2", PLAIN, "hydra.sweep.dir=here"
     )
     assert first.returncode == 0, first.stderr
     folder = jobs(tmp_path / "here")[1]
-    ended = train(f"resume={folder}", "epochs=3")
+    ended = train_here(f"resume={folder}", "epochs=3")
     assert ended.returncode == 0, ended.stderr
     assert len(result_of(folder)["epochs"]) == 3
     assert not (tmp_path / "outputs").exists()
 
 
 def test_jobs_that_failed_are_told_even_if_the_report_cannot_be_written(
-    train: Train, quick: list[str], tmp_path: Path
+    train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "here" / "report.md").mkdir(parents=True)
-    ended = train("-m", *quick, "optimizer.lr=1e30,-1", "hydra.sweep.dir=here")
+    ended = train_here("-m", *quick, "optimizer.lr=1e30,-1", "hydra.sweep.dir=here")
     assert ended.returncode == 1
     assert "the report could not be written" in ended.stdout
     assert ended.stderr.startswith("error: 2 of 2 jobs failed")
 
 
-def test_a_job_may_change_its_folder(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train("-m", *quick, "epochs=1", "seed=1,2", "hydra.job.chdir=true", "hydra.sweep.dir=here")
+def test_a_job_may_change_its_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "seed=1,2", "hydra.job.chdir=true", "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     assert "could not be written" not in ended.stdout
     assert len(rows(tmp_path / "here")) == 2
@@ -269,14 +277,14 @@ def test_a_job_may_change_its_folder(train: Train, quick: list[str], tmp_path: P
         (["-m", "sweep.objective=speed"], "error: sweep.objective=speed: must be one of val_acc, seconds_to_target\n"),
     ],
 )
-def test_a_mistake_gets_one_message(arguments: list[str], message: str, train: Train, quick: list[str]) -> None:
-    ended = train(*arguments, *quick)
+def test_a_mistake_gets_one_message(arguments: list[str], message: str, train_here: Train, quick: list[str]) -> None:
+    ended = train_here(*arguments, *quick)
     assert (ended.returncode, ended.stderr) == (1, message)
 
 
-def test_a_sweep_does_not_write_over_another(train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_a_sweep_does_not_write_over_another(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     (tmp_path / "here" / "0").mkdir(parents=True)
     (tmp_path / "here" / "0" / "result.json").write_text(json.dumps({}))
-    ended = train("-m", *quick, "seed=1,2", "hydra.sweep.dir=here")
+    ended = train_here("-m", *quick, "seed=1,2", "hydra.sweep.dir=here")
     assert ended.returncode == 1
     assert "name another folder, or go on with sweep.resume=FOLDER" in ended.stderr

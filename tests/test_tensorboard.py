@@ -45,8 +45,10 @@ def parsed(folder: Path) -> tuple[api_pb2.Experiment, object, object]:
     )
 
 
-def test_a_run_is_one_row_of_hparams_with_all_that_was_chosen(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train(*quick, "data/loader=gpu_slice", "model.width=8", "seed=3", "hydra.run.dir=here")
+def test_a_run_is_one_row_of_hparams_with_all_that_was_chosen(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    ended = train_here(*quick, "data/loader=gpu_slice", "model.width=8", "seed=3", "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     experiment, start, end = parsed(tmp_path / "here")
     columns = {info.name for info in experiment.hparam_infos}
@@ -65,9 +67,9 @@ def test_a_run_is_one_row_of_hparams_with_all_that_was_chosen(train: Train, quic
 
 
 def test_all_jobs_of_a_sweep_have_the_same_columns_and_tell_how_they_ended(
-    train: Train, quick: list[str], tmp_path: Path
+    train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
-    train("-m", *quick, "data.holdout=null,5", "optimizer.lr=0.01,1e30,-1", "hydra.sweep.dir=here")
+    train_here("-m", *quick, "data.holdout=null,5", "optimizer.lr=0.01,1e30,-1", "hydra.sweep.dir=here")
     rows = [parsed(folder) for folder in sorted((tmp_path / "here").glob("[0-9]*"))]
     columns = [[info.name for info in experiment.hparam_infos] for experiment, _, _ in rows]
     assert columns == [columns[0]] * 6
@@ -77,10 +79,10 @@ def test_all_jobs_of_a_sweep_have_the_same_columns_and_tell_how_they_ended(
 
 
 def test_a_run_shows_its_configuration_its_steps_and_its_pictures(
-    train: Train, quick: list[str], tmp_path: Path
+    train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
     settings = ["tensorboard.every_steps=3", "tensorboard.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
-    ended = train(*quick, *settings, "hydra.run.dir=here")
+    ended = train_here(*quick, *settings, "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     shown = events(tmp_path / "here")
     (text,) = shown.Tensors("config/text_summary")
@@ -102,19 +104,19 @@ def test_a_run_shows_its_configuration_its_steps_and_its_pictures(
     assert charted <= set(shown.Tags()["scalars"])
 
 
-def test_what_is_not_wanted_is_not_written(train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_what_is_not_wanted_is_not_written(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     off = ["tensorboard.every_steps=null", "tensorboard.images_every_epochs=null"]
-    assert train(*quick, *off, "hydra.run.dir=here").returncode == 0
+    assert train_here(*quick, *off, "hydra.run.dir=here").returncode == 0
     tags = events(tmp_path / "here").Tags()
     assert tags["images"] == []
     assert not [tag for tag in tags["scalars"] if tag.startswith("step/")]
 
 
-def test_after_a_resume_everything_stands_there_once(train: Train, quick: list[str], tmp_path: Path) -> None:
+def test_after_a_resume_everything_stands_there_once(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     settings = [*quick, "tensorboard.every_steps=3", "tensorboard.images_every_epochs=1", "hydra.run.dir=here"]
-    assert train(*settings).returncode == 0
+    assert train_here(*settings).returncode == 0
     first = events(tmp_path / "here").Images("images/confusion_matrix")
-    ended = train("resume=here", "epochs=4")
+    ended = train_here("resume=here", "epochs=4")
     assert ended.returncode == 0, ended.stderr
     shown = events(tmp_path / "here")
     for tag in shown.Tags()["scalars"]:
@@ -129,8 +131,8 @@ def test_after_a_resume_everything_stands_there_once(train: Train, quick: list[s
     ]
 
 
-def test_a_profile_is_a_trace_and_a_table(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train(*quick, "profile=true", "batch_size=2", "hydra.run.dir=here")
+def test_a_profile_is_a_trace_and_a_table(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "profile=true", "batch_size=2", "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     assert "5 steps were profiled, and took longer for it; see here/profile" in ended.stdout
     trace = json.loads((tmp_path / "here" / "profile" / "trace.json").read_text())
@@ -141,8 +143,8 @@ def test_a_profile_is_a_trace_and_a_table(train: Train, quick: list[str], tmp_pa
     assert "convolution_backward" in table
 
 
-def test_a_profile_of_an_epoch_of_one_step_is_of_that_step(train: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train(*quick, "profile=true", "batch_size=23", "hydra.run.dir=here")
+def test_a_profile_of_an_epoch_of_one_step_is_of_that_step(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "profile=true", "batch_size=23", "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     assert "1 steps were profiled" in ended.stdout
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from vitmnist.errors import ConfigError, choices, first_line
@@ -210,6 +210,15 @@ def plain(config: Config) -> dict[str, Any]:
     """The configuration as JSON knows it."""
     as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return as_json
+
+
+def resolved(composed: DictConfig) -> dict[str, Any]:
+    """A configuration as plain values; with its interpolations as they are, if one of them cannot be resolved."""
+    try:
+        values = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+    except OmegaConfBaseException:
+        values = OmegaConf.to_container(composed, enum_to_str=True)
+    return values  # type: ignore[return-value]
 
 
 def is_under(key: str, places: Sequence[str]) -> bool:

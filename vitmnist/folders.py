@@ -51,9 +51,9 @@ class NewFolders(Callback):
         _made[:] = [missing for missing in (path, *path.parents) if not missing.exists()]
 
 
-def go_on_in(sweep: Path) -> None:
-    """Let this process's sweep have a folder that holds records."""
-    _going_on[:] = [sweep]
+def go_on_in(sweep: Path | None) -> None:
+    """Let the next sweep of this process have a folder that holds records; None: no folder."""
+    _going_on[:] = [sweep] if sweep else []
 
 
 def claim(folder: Path) -> IO[str]:

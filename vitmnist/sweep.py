@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from vitmnist.config import PACKAGE, Config, Objective, leaves, plain, typed
+from vitmnist.config import PACKAGE, Config, Objective, leaves, plain, resolved, typed
 from vitmnist.errors import ConfigError, UserError
 from vitmnist.folders import ClaimedError, claim, go_on_in
 from vitmnist.report.runs import Run, read_run
@@ -171,7 +171,7 @@ def record_refusal(result: Result, composed: DictConfig, folder: Path) -> None:
     """Leave what a job leaves that never began: its result, and its row in HParams."""
     from vitmnist.records.tensorboard import TensorBoard
 
-    result.config = OmegaConf.to_container(composed, enum_to_str=True)  # type: ignore[assignment]
+    result.config = resolved(composed)
     result.write(folder)
     with suppress(ConfigError), TensorBoard(folder, result):
         raise ConfigError(str(result.error))
@@ -222,6 +222,7 @@ def expand(arguments: list[str]) -> list[str]:
     Raises:
         ConfigError: there is no such sweep, or something else was typed too.
     """
+    go_on_in(None)
     asked = [argument for argument in arguments if argument.startswith("sweep.resume=")]
     if not asked or asked[-1] == "sweep.resume=null":
         return arguments

@@ -36,8 +36,6 @@ TAGS = {
     "gpu_peak_mib": "memory/gpu_mib",
     "gpu_util_pct": "gpu/util_pct",
 }
-
-
 STEP_TAGS = {"loss": "step/loss", "lr": "step/lr", "grad_norm": "step/grad_norm"}
 
 # Charts that put all runs beside each other, in the dashboard "custom scalars".

@@ -76,7 +76,7 @@ def _beside_each_other(comparison: Comparison) -> dict[Hashable, list[Cell]]:
     shared = [
         index
         for index, column in enumerate(comparison.columns)
-        if index != place and not column.startswith(("data.loader.", "data/loader@"))
+        if index != place and not column.startswith("data.loader.")
     ]
     groups: dict[Hashable, list[Cell]] = {}
     for cell in comparison.cells:
@@ -110,7 +110,7 @@ def _learnt_the_same(comparison: Comparison) -> str:
         runs = [run for cell in cells for run in cell.runs if run.epochs]
         epochs = min((len(run.epochs) for run in runs), default=0)
         for run in runs:
-            losses[tuple((epoch.get("train_loss"), epoch.get("val_loss")) for epoch in run.epochs[:epochs])] = None
+            losses[tuple((epoch["train_loss"], epoch["val_loss"]) for epoch in run.epochs[:epochs])] = None
         compared += len(runs) > 1
         if len(losses) > 1:
             first = [row[-1][0] for row in losses]

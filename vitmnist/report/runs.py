@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from vitmnist.config import resolved
 from vitmnist.errors import DataError
 from vitmnist.folders import is_claimed
 
 Record = dict[str, Any]
+NUMBERS = ("epoch_s", "train_s", "data_wait_s", "compute_s", "images_per_s", "val_acc", "train_loss", "val_loss")
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,11 @@ def check(result: Record) -> None:
     for key in ("config", "choices", "dataset", "environment"):
         if not isinstance(result.get(key) or {}, dict):
             raise TypeError(f"{key} is no object")
-    if dataset := result.get("dataset"):
-        f"{dataset['name']} {dataset['train_size']:,} {dataset['test_size']:,} {dict(dataset['sha256'])}"
+    dataset = result.get("dataset") or {"sha256": {}, "train_size": 0, "test_size": 0}
+    if not isinstance(dataset["sha256"], dict) or not isinstance(dataset["train_size"] + dataset["test_size"], int):
+        raise TypeError("dataset is not as it should be")
     for epoch in result["epochs"]:
-        for key in ("epoch_s", "train_s", "data_wait_s", "compute_s", "images_per_s", "val_acc"):
+        for key in NUMBERS:
             if not 0 <= epoch[key] < float("inf"):
                 raise ValueError(f"{key} is {epoch[key]}")
         if not epoch["train_s"]:
@@ -120,9 +123,4 @@ def _hydra_config(folder: Path) -> dict[str, Any]:
         loaded = OmegaConf.load(folder / ".hydra" / "config.yaml")
     except (OSError, ValueError, OmegaConfBaseException, YAMLError):
         return {}
-    config: Any
-    try:
-        config = OmegaConf.to_container(loaded, resolve=True)
-    except OmegaConfBaseException:
-        config = OmegaConf.to_container(loaded)
-    return config if isinstance(config, dict) else {}
+    return resolved(loaded) if isinstance(loaded, DictConfig) else {}

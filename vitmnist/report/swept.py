@@ -10,8 +10,13 @@ from vitmnist.report.runs import Run
 
 
 def values_of(run: Run) -> dict[str, Any]:
-    """A run's configuration by full keys; what an automatic choice came to stands behind it. Empty: not known."""
+    """A run's configuration by full keys; empty where it is not known.
+
+    The loader is named as one speaks of it: `prefetch of ram`, and `auto: ram` for what an automatic choice came to.
+    """
     values = leaves(run.config)
+    if base := values.pop("data.loader.base.name", None):
+        values["data.loader.name"] = f"{values['data.loader.name']} of {base}"
     chosen = (run.result.get("choices") or {}).get("loader", "auto")
     if values.get("data.loader.name") == "auto" and chosen != "auto":
         values["data.loader.name"] = f"auto: {chosen}"
@@ -47,8 +52,4 @@ def _members_above(key: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def title_of(key: str) -> str:
     """A key as one types it: a group by its path, all else with dots."""
-    if not key.endswith(".name"):
-        return key
-    group = key.removesuffix(".name")
-    nested = group.startswith("data.loader.")
-    return f"data/loader@{group}" if nested else group.replace(".", "/")
+    return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
