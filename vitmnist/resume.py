@@ -20,7 +20,7 @@ from vitmnist.explain import explain
 from vitmnist.folders import is_claimed
 
 RUNS = Path("outputs/runs")
-OF_A_SWEEP = ("resume", "repeats", "sweep.resume")  # what is not typed again for one of its jobs
+NOT_AGAIN = ("resume", "repeats")  # what is not typed again; a job of a sweep that is gone on with is one run
 RESUMED = "resumed.yaml"  # beside Hydra's record, which stays that of the first start
 
 
@@ -97,7 +97,7 @@ def typed_again(folder: Path, new: list[str]) -> list[str]:
     def stays(override: str) -> bool:
         key = _key(override)
         dotted = key.rpartition("@")[2].replace("/", ".")
-        return key not in keys and key not in OF_A_SWEEP and not any(dotted.startswith(f"{group}.") for group in groups)
+        return key not in keys and key not in NOT_AGAIN and not any(dotted.startswith(f"{group}.") for group in groups)
 
     return [*(override for override in first if stays(override)), *new]
 
