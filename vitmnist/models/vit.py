@@ -37,9 +37,14 @@ class Attention(nn.Module):
         self.to_qkv = nn.Linear(options.dim, 3 * inner, bias=False)
         self.to_out = nn.Linear(inner, options.dim)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`[B, T, dim]` to the same shape."""
-        q, k, v = rearrange(self.to_qkv(tokens), "b t (qkv h d) -> qkv b h t d", qkv=3, h=self.heads)
+    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
+        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: all tokens are attended to, the first ones ask."""
+        if first is None:
+            q, k, v = rearrange(self.to_qkv(tokens), "b t (qkv h d) -> qkv b h t d", qkv=3, h=self.heads)
+        else:
+            for_q, for_kv = self.to_qkv.weight.tensor_split([len(self.to_qkv.weight) // 3])
+            q = rearrange(F.linear(tokens[:, :first], for_q), "b t (h d) -> b h t d", h=self.heads)
+            k, v = rearrange(F.linear(tokens, for_kv), "b t (kv h d) -> kv b h t d", kv=2, h=self.heads)
         attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         out: Tensor = self.to_out(rearrange(attended, "b h t d -> b t (h d)"))
         return out
@@ -58,9 +63,10 @@ class Block(nn.Module):
             nn.Linear(options.mlp_dim, options.dim),
         )
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`[B, T, dim]` to the same shape."""
-        tokens = tokens + self.attention(tokens)
+    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
+        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: the new states of the first tokens alone."""
+        norm, attend = self.attention
+        tokens = tokens[:, :first] + attend(norm(tokens), first)
         mixed: Tensor = tokens + self.mlp(tokens)
         return mixed
 
@@ -91,7 +97,7 @@ class ViT(nn.Module):
         self.embed = nn.Linear(channels * self.patch**2, options.dim)
         self.class_token = nn.Parameter(torch.randn(1, 1, options.dim))
         self.positions = nn.Parameter(torch.randn(1, patches + 1, options.dim))
-        self.blocks = nn.Sequential(*(Block(options) for _ in range(options.depth)))
+        self.blocks = nn.ModuleList(Block(options) for _ in range(options.depth))
         self.head = nn.Sequential(
             nn.Linear(options.dim, options.mlp_dim), nn.GELU(), nn.Linear(options.mlp_dim, classes)
         )
@@ -101,5 +107,9 @@ class ViT(nn.Module):
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
         class_token = repeat(self.class_token, "1 1 d -> b 1 d", b=len(images))
         tokens = torch.cat((class_token, self.embed(patches)), dim=1) + self.positions
-        logits: Tensor = self.head(self.blocks(tokens)[:, 0])
+        *blocks, last = self.blocks
+        for block in blocks:
+            tokens = block(tokens)
+        # Nothing reads the patches after the last block, so only the class token goes through it.
+        logits: Tensor = self.head(last(tokens, first=1)[:, 0])
         return logits
