@@ -14,6 +14,11 @@ from vitmnist.errors import ConfigError
 from vitmnist.models.registry import MODELS
 
 
+FEW_TOKENS = 64
+"""Up to so many, the CPU's fused attention takes longer than two matrix products (17 tokens, 8 heads of 8, forward and
+backward of 250 images: 6.3 ms against 3.5); with more, what it saves is the memory of all pairs of tokens."""
+
+
 @dataclass
 class ViTOptions:
     """See `conf/model/vit.yaml`."""
@@ -45,7 +50,10 @@ class Attention(nn.Module):
             for_q, for_kv = self.to_qkv.weight.tensor_split([len(self.to_qkv.weight) // 3])
             q = rearrange(F.linear(tokens[:, :first], for_q), "b t (h d) -> b h t d", h=self.heads)
             k, v = rearrange(F.linear(tokens, for_kv), "b t (kv h d) -> kv b h t d", kv=2, h=self.heads)
-        attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        if tokens.device.type == "cpu" and tokens.shape[1] <= FEW_TOKENS:
+            attended = (self.scale * q @ k.mT).softmax(dim=-1) @ v
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         out: Tensor = self.to_out(rearrange(attended, "b h t d -> b t (h d)"))
         return out
 
