@@ -10,7 +10,7 @@ from vitmnist import engine
 from vitmnist.__main__ import main
 
 
-def block(*parts: object) -> None:
+def block(*parts: object, **options: object) -> None:
     print("blocked", flush=True)
     while True:
         time.sleep(0.01)

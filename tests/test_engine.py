@@ -19,6 +19,7 @@ from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import TrainingError
 from vitmnist.schedule import SCHEDULES
+from vitmnist.training import Gradient, Step
 
 CPU = torch.device("cpu")
 
@@ -32,13 +33,17 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
-def train_epoch(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> engine.PassFigures:
+def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> Step:
+    # Not Adam: on the CPU it reads its own step count, which never leaves the host.
     optimizer = torch.optim.SGD(model.parameters(), lr)
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
-    arguments = (optimizer, schedule, CPU, lambda: None)
+    return Step(Gradient(model, Preprocess(tiny.train), batch_size=5), optimizer, schedule)
+
+
+def train_epoch(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> engine.PassFigures:
     loader = make_loader(tiny)
     current = engine.TrainingPass(0, len(loader), CPU)
-    return engine.train_epoch(model, loader, current, Preprocess(tiny.train), *arguments)
+    return engine.train_epoch(make_step(model, tiny, lr), loader, current, CPU, lambda: None)
 
 
 def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
@@ -118,13 +123,11 @@ def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset, monkeypatch: pytest
         step += 1
 
     model, loader, preprocess = make_model(), make_loader(tiny), Preprocess(tiny.train)
-    # Not Adam: on the CPU it reads its own step count, which never leaves the host.
-    optimizer = torch.optim.SGD(model.parameters())
-    schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
+    training = make_step(model, tiny)
     for name in READS:
         monkeypatch.setattr(torch.Tensor, name, watched(name))
     current = engine.TrainingPass(0, len(loader), CPU)
-    engine.train_epoch(model, loader, current, preprocess, optimizer, schedule, CPU, advance)
+    engine.train_epoch(training, loader, current, CPU, advance)
     engine.evaluate(model, loader, preprocess, CPU, advance)
     # After the last step of a pass its figures are read. Before that, only on the CPU, whether the loss is finite: a
     # GPU is not asked (tests/test_gpu.py).
@@ -157,10 +160,8 @@ def test_the_set_is_never_written_to(tiny: Dataset, shuffle: Shuffle) -> None:
     """Contiguous batches are views of it."""
     before = tiny.train.images.clone(), tiny.train.labels.clone()
     model, loader, preprocess = make_model(), make_loader(tiny, shuffle), Preprocess(tiny.train)
-    optimizer = torch.optim.SGD(model.parameters())
-    schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
     current = engine.TrainingPass(0, len(loader), CPU)
-    engine.train_epoch(model, loader, current, preprocess, optimizer, schedule, CPU, lambda: None)
+    engine.train_epoch(make_step(model, tiny), loader, current, CPU, lambda: None)
     engine.evaluate(model, loader, preprocess, CPU, lambda: None)
     assert torch.equal(tiny.train.images, before[0])
     assert torch.equal(tiny.train.labels, before[1])
@@ -184,11 +185,9 @@ def test_predictions_are_those_of_the_split_in_its_order(tiny: Dataset) -> None:
 def test_watched_steps_have_the_norm_of_their_gradients(tiny: Dataset) -> None:
     """Every third step of the run, in its second epoch of five steps: 6 and 9."""
     ours, theirs = make_model(), make_model()
-    optimizer = torch.optim.SGD(ours.parameters(), 0.01)
-    schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
     loader = make_loader(tiny)
     current = engine.TrainingPass(1, len(loader), CPU, watch_every=3)
-    engine.train_epoch(ours, loader, current, Preprocess(tiny.train), optimizer, schedule, CPU, lambda: None)
+    engine.train_epoch(make_step(ours, tiny), loader, current, CPU, lambda: None)
     watched = current.watched()
     assert [figures.step for figures in watched] == [6, 9]
     expected = []

@@ -28,10 +28,10 @@ from vitmnist.__main__ import main
 
 original = engine.F.cross_entropy
 
-def exhausted(logits, labels):
+def exhausted(logits, labels, **options):
     if len(labels) == 20:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\\nDetails.")
-    return original(logits, labels)
+    return original(logits, labels, **options)
 
 engine.F.cross_entropy = exhausted
 main()

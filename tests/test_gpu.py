@@ -21,6 +21,7 @@ from vitmnist.memory import DoesNotFitError, free_memory, peak_memory
 from vitmnist.records.hardware import HardwareFigures
 from vitmnist.schedule import SCHEDULES
 from vitmnist.testing import PROMISES, Case
+from vitmnist.training import Gradient, Step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -139,6 +140,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: tor
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).to(cuda)
         optimizer = torch.optim.Adam(model.parameters())
         schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
+        step = Step(Gradient(model, Preprocess(tiny.train).to(cuda), batch_size=5), optimizer, schedule)
         steps = 0
 
         def advance() -> None:
@@ -146,10 +148,9 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: tor
             steps += 1
             torch.cuda.set_sync_debug_mode("error" if steps < len(loader) else "default")
 
-        preprocess = Preprocess(tiny.train).to(cuda)
         try:
             current = engine.TrainingPass(0, len(loader), cuda)
-            engine.train_epoch(model, loader, current, preprocess, optimizer, schedule, cuda, advance)
+            engine.train_epoch(step, loader, current, cuda, advance)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -58,6 +58,18 @@ class Accelerator:
     def synchronize(self, event: Any) -> None:
         """Let the host wait until the device has passed `event`."""
 
+    def warm_up(self, work: Callable[[], object], times: int) -> None:
+        """Do `work` before it is recorded, so that libraries have set themselves up."""
+        for _ in range(times):
+            work()
+
+    def record(self, work: Callable[[], object]) -> Callable[[], object]:
+        """What replays `work` on the tensors that it works on now; on the CPU nothing is saved by it, and it is `work`.
+
+        On a device the recording itself changes nothing.
+        """
+        return work
+
 
 class Cuda(Accelerator):
     """A CUDA device."""
@@ -92,6 +104,19 @@ class Cuda(Accelerator):
 
     def synchronize(self, event: torch.cuda.Event) -> None:
         event.synchronize()
+
+    def warm_up(self, work: Callable[[], object], times: int) -> None:
+        current, beside = torch.cuda.current_stream(self.device), self.stream()
+        beside.wait_stream(current)
+        with torch.cuda.stream(beside):  # what a stream sets up lazily must not be recorded
+            super().warm_up(work, times)
+        current.wait_stream(beside)
+
+    def record(self, work: Callable[[], object]) -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph.replay
 
 
 ACCELERATORS: dict[str, type[Accelerator]] = {"cpu": Accelerator, "cuda": Cuda}

@@ -48,6 +48,15 @@ def bounded(
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
 
+AUTO = "auto"
+
+
+def or_auto(default: Any = MISSING, **bounds: float) -> Any:
+    """The same for a field that is typed `… | str`, whose only text is `auto`: what pays on the run's device."""
+    item = bounded(default, **bounds)
+    return field(default=default, metadata={**item.metadata, AUTO: True})
+
+
 class Shuffle(str, Enum):
     """How an epoch is ordered; see `vitmnist.data.order`."""
 
@@ -67,6 +76,26 @@ class DataConfig:
     dataset: dict[str, Any] = MISSING
     loader: dict[str, Any] = MISSING
     augment: dict[str, Any] = MISSING
+
+
+class Precision(str, Enum):
+    """With how many digits products are computed; see `vitmnist.training.gradient`."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+
+
+@dataclass
+class TrainerConfig:
+    """`trainer`: how a step is computed, which changes what is learnt by rounding alone."""
+
+    micro_batch: int | str | None = or_auto(at_least=1)
+    compile: bool | str = or_auto()
+    precision: Precision = MISSING
+    fused: bool | str = or_auto()
+    cuda_graph: bool | str = or_auto()
 
 
 @dataclass
@@ -113,6 +142,9 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    label_smoothing: float = bounded(at_least=0, below=1)
+    ema_decay: float | None = bounded(above=0, below=1)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     max_minutes: float | None = bounded(at_least=0)
     resume: str | None = MISSING
@@ -162,9 +194,17 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
         return f"{full}={value}: this is a config group; type {group}=CHOICE"
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return f"{full}={value}: must be one of {', '.join(member.name for member in wanted)}"
-    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
-    allowed = " or ".join(kinds[kind] for kind in (get_args(wanted) or (wanted,)) if kind in kinds)
+    allowed = _kinds(wanted)
     return f"{full}={value}: must be {allowed}" if allowed else f"{full}={value}: {first_line(error)}"
+
+
+def _kinds(wanted: Any) -> str:
+    """What a field of a type takes, for people."""
+    kinds = get_args(wanted) or (wanted,)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    if int in kinds or bool in kinds:
+        names[str] = AUTO  # of `or_auto`
+    return " or ".join(names[kind] for kind in kinds if kind in names)
 
 
 def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
@@ -191,14 +231,19 @@ def _check_bounds(options: Any, key: str) -> None:
     }
     for item in fields(options):
         value = getattr(options, item.name)
+        full = join(key, item.name)
+        bounds = {name: bound for name, bound in item.metadata.items() if name in holds}
         if is_dataclass(value):
-            _check_bounds(value, join(key, item.name))
+            _check_bounds(value, full)
+        elif AUTO in item.metadata and isinstance(value, str):
+            if value != AUTO:
+                raise ConfigError(f"{full}={value}: must be {_kinds(get_type_hints(type(options))[item.name])}")
         # `not holds` also refuses NaN, which compares false with everything; infinity would pass a lower bound.
-        elif item.metadata and isinstance(value, float) and math.isinf(value):
-            raise ConfigError(f"{join(key, item.name)}={value}: must be finite")
-        elif value is not None and any(not holds[name](value, bound) for name, bound in item.metadata.items()):
-            allowed = " and ".join(f"{name} {bound}" for name, bound in item.metadata.items())
-            raise ConfigError(f"{join(key, item.name)}={value}: must be {allowed}")
+        elif bounds and isinstance(value, float) and math.isinf(value):
+            raise ConfigError(f"{full}={value}: must be finite")
+        elif value is not None and any(not holds[name](value, bound) for name, bound in bounds.items()):
+            allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
+            raise ConfigError(f"{full}={value}: must be {allowed}")
 
 
 def join(key: str, name: object) -> str:
@@ -244,7 +289,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
     parts = []
     for override in overrides:
         name, _, value = override.lstrip("+~").partition("=")
-        group = "/" in name or name in ("model", "optimizer", "schedule", "experiment", "hparams")
+        group = "/" in name or name in ("model", "optimizer", "schedule", "trainer", "experiment", "hparams")
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")

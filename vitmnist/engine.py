@@ -11,13 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from vitmnist.clock import Clock, synchronize
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import TrainingError
+from vitmnist.training import Step
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,11 @@ class Tally:
         """Batches counted so far."""
         return len(self._sizes)
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor, rate: float = 0.0) -> None:
-        """Count a batch: its mean loss, its logits `[B, classes]`, its labels `[B]`, and the learning rate."""
-        self._losses[len(self._sizes)] = loss.detach()
-        self._right += (logits.detach().argmax(dim=1) == labels).sum()
-        self._sizes.append(len(labels))
+    def add(self, loss: Tensor, right: Tensor, size: int, rate: float = 0.0) -> None:
+        """Count a batch: its mean loss, how many of its images were classified rightly, its size, the learning rate."""
+        self._losses[len(self._sizes)] = loss
+        self._right += right
+        self._sizes.append(size)
         self.rates.append(rate)
 
     def read(self) -> tuple[list[float], list[int], int]:
@@ -141,8 +140,9 @@ class TrainingPass:
         self._norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until the pass is read
         self._before = {"seconds": 0.0, "waiting": 0.0, "computing": 0.0}  # of earlier sittings
 
-    def begin(self) -> None:
-        """Start the clock, with the device at rest."""
+    def begin(self, step: Step) -> None:
+        """Start the clock, with the device at rest; what the step compiles from now on does not count."""
+        self._gradient, self._compiled_s = step.gradient, step.gradient.compile_s
         synchronize(self._device)
         self._started = time.perf_counter()
         self.clock = Clock(self._device)
@@ -192,28 +192,22 @@ class TrainingPass:
 
     def _seconds(self) -> dict[str, float]:
         synchronize(self._device)
+        compiling = self._gradient.compile_s - self._compiled_s
         sitting = {
             "waiting": self.clock.seconds("waiting"),
-            "computing": self.clock.seconds("computing"),
-            "seconds": time.perf_counter() - self._started,
+            "computing": self.clock.seconds("computing") - compiling,
+            "seconds": time.perf_counter() - self._started - compiling,
         }
         return {account: before + sitting[account] for account, before in self._before.items()}
 
 
 def train_epoch(
-    model: nn.Module,
-    loader: Loader,
-    current: TrainingPass,
-    preprocess: Preprocess,
-    optimizer: Optimizer,
-    schedule: LRScheduler,
-    device: torch.device,
-    advance: Callable[[], object],
+    step: Step, loader: Loader, current: TrainingPass, device: torch.device, advance: Callable[[], object]
 ) -> PassFigures:
-    """Train on an epoch of the loader from the pass's next batch on, a step a batch; the schedule moves with each step.
+    """Train on an epoch of the loader from the pass's next batch on, a step a batch.
 
     Nothing is read back from a GPU before the end of the epoch. On the CPU, where it costs nothing, a loss that is not
-    finite ends the epoch before its step.
+    finite ends the epoch at once.
 
     Args:
         current: the epoch, and how much of it is done.
@@ -222,23 +216,18 @@ def train_epoch(
     Raises:
         TrainingError: a loss was not finite; names the first step where it was not.
     """
-    model.train()
+    step.model.train()
     epoch, done = current.epoch, current.tally.steps
-    batches = zip(loader.epoch(epoch, done), preprocess.keys(loader.order, epoch, done), strict=False)
-    current.begin()
-    for (images, labels), keys in batches:
+    keys = step.gradient.preprocess.keys(loader.order, epoch, done)
+    current.begin(step)
+    for batch, batch_keys in zip(step.batches(loader, epoch, done), keys, strict=False):
         current.clock.begin("computing")
-        logits = model(preprocess(images, keys))
-        loss = F.cross_entropy(logits, labels)
-        rate = optimizer.param_groups[0]["lr"]
+        rate = step.rate
+        loss, right = step(batch, batch_keys)
         if device.type == "cpu" and not loss.isfinite():
-            raise not_finite(float(loss.detach()), epoch, current.tally.steps, rate)
-        optimizer.zero_grad()
-        loss.backward()
-        current.watch(model)
-        optimizer.step()
-        schedule.step()
-        current.tally.add(loss, logits, labels, rate)
+            raise not_finite(float(loss), epoch, current.tally.steps, rate)
+        current.watch(step.model)
+        current.tally.add(loss, right, len(batch[-1]), rate)
         current.clock.begin("other")
         advance()
         current.clock.begin("waiting")
@@ -252,7 +241,7 @@ def evaluate(
     device: torch.device,
     advance: Callable[[], object],
 ) -> tuple[PassFigures, Predictions]:
-    """Run the model over the loader's epoch 0 without changing it; arguments as in `train_epoch`."""
+    """Run the model over the loader's epoch 0 without changing it, whole and in float32; `advance` as in training."""
     model.eval()
     confidence, taken_for = [], []
     tally = Tally(len(loader), device)
@@ -263,8 +252,8 @@ def evaluate(
         for images, labels in loader.epoch(0):
             clock.begin("computing")
             logits = model(preprocess(images))
-            tally.add(F.cross_entropy(logits, labels), logits, labels)
             probability, label = logits.softmax(dim=1).max(dim=1)
+            tally.add(F.cross_entropy(logits, labels), (label == labels).sum(), len(labels))
             confidence.append(probability)
             taken_for.append(label)
             clock.begin("other")

@@ -1,9 +1,13 @@
-"""The optimizers, built with (options, parameters)."""
+"""The optimizers, built with (options, parameters, fused): whether one call changes all weights.
+
+What is fused differs from what is not by rounding alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,19 +42,29 @@ class SGDOptions:
 
 
 @OPTIMIZERS.register("adam", AdamOptions)
-def adam(options: AdamOptions, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def adam(options: AdamOptions, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
     """Adam (Kingma, Ba, arXiv:1412.6980); weight decay is an L2 penalty in the gradient."""
-    return torch.optim.Adam(parameters, options.lr, (options.beta1, options.beta2), options.eps, options.weight_decay)
+    return torch.optim.Adam(parameters, **_adam_arguments(options, fused))
 
 
 @OPTIMIZERS.register("adamw", AdamOptions)
-def adamw(options: AdamOptions, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def adamw(options: AdamOptions, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
     """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks the weights directly."""
-    return torch.optim.AdamW(parameters, options.lr, (options.beta1, options.beta2), options.eps, options.weight_decay)
+    return torch.optim.AdamW(parameters, **_adam_arguments(options, fused))
+
+
+def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
+    return {
+        "lr": options.lr,
+        "betas": (options.beta1, options.beta2),
+        "eps": options.eps,
+        "weight_decay": options.weight_decay,
+        "fused": fused or None,  # False would also forbid torch its own choice
+    }
 
 
 @OPTIMIZERS.register("sgd", SGDOptions)
-def sgd(options: SGDOptions, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def sgd(options: SGDOptions, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
     """Stochastic gradient descent with momentum.
 
     Raises:
@@ -64,4 +78,5 @@ def sgd(options: SGDOptions, parameters: Iterable[nn.Parameter]) -> Optimizer:
         momentum=options.momentum,
         weight_decay=options.weight_decay,
         nesterov=options.nesterov,
+        fused=fused or None,
     )

@@ -60,7 +60,7 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
         stop.after_minutes(config.max_minutes)
         with ExitStack() as stack:
             sitting = begin(config, folder, result, stop, stack)
-            result.setup_s = time.perf_counter() - started
+            result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
             with stop.deferred():
                 learn(sitting, result, config, folder, stop)
             advise(result)
@@ -115,7 +115,8 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     kept = saved_before(config, folder) if config.resume else None
     if kept:
         result.epochs = kept["records"]
-    trainee = prepare(config, device, stack)
+    same_kind = kept and kept["device"] == device.type  # what was decided for another kind of device is decided anew
+    trainee = prepare(config, device, stack, kept["trainer"] if kept and same_kind else None)
     hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
     if trainee.choice:
         result.choices |= trainee.choice.built
@@ -124,6 +125,9 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     result.environment = describe_environment(device)
     saved = Saved(folder, config, trainee, result, stop)
     current = saved.restore(kept) if kept else None
+    trainee.learner.capture(trainee.step, trainee.train_loader)
+    result.trainer = trainee.learner.record()
+    result.compile_s = trainee.learner.gradient.compile_s or None
     if config.resume:
         remember(result.overrides, folder)
         # They were of a run that had ended, which it has not any more.
@@ -133,7 +137,7 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     log.info(
         "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
         result.choices["model"],
-        f"{sum(parameter.numel() for parameter in trainee.model.parameters()):,}",
+        f"{sum(parameter.numel() for parameter in trainee.step.model.parameters()):,}",
         trainee.dataset.name,
         result.choices["loader"],
         f"{len(trainee.train_loader):,}",
@@ -162,6 +166,8 @@ def learn(sitting: Sitting, result: Result, config: Config, folder: Path, stop: 
         recording = profiled(folder, steps - current.tally.steps, device) if profiling else nullcontext()
         record, predictions = train_and_evaluate(sitting, current, recording)
         current = None
+        result.trainer = trainee.learner.record()
+        result.compile_s = trainee.learner.gradient.compile_s or None
         result.epochs.append(record)
         # Before the checkpoint: what is drawn of an epoch that it does not know is left out on resuming.
         if options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
@@ -243,23 +249,14 @@ def train_and_evaluate(
 
     try:
         with progress_bar(f"epoch {epoch + 1} train", steps, current.tally.steps) as bar, recording as record_step:
-            train = engine.train_epoch(
-                trainee.model,
-                trainee.train_loader,
-                current,
-                trainee.train_preprocess,
-                trainee.optimizer,
-                trainee.schedule,
-                device,
-                advance,
-            )
+            train = engine.train_epoch(trainee.step, trainee.train_loader, current, device, advance)
         record_step = None
         with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
             val, predictions = engine.evaluate(
-                trainee.model, trainee.test_loader, trainee.test_preprocess, device, advance
+                trainee.step.evaluated, trainee.test_loader, trainee.test_preprocess, device, advance
             )
         if not math.isfinite(val.loss):
-            rate = trainee.optimizer.param_groups[0]["lr"]
+            rate = trainee.step.rate
             raise TrainingError(
                 f"the validation loss is {val.loss} after epoch {epoch + 1}, step {steps}, at learning rate {rate:g}; "
                 "try a smaller optimizer.lr"

@@ -70,14 +70,17 @@ class Saved:
             )
             raise DataError(f"the data set is not the one that the run began with: {differing} differ")
         trainee = self._trainee
-        trainee.model.load_state_dict(kept["model"])
-        trainee.optimizer.load_state_dict(kept["optimizer"])
-        trainee.schedule.load_state_dict(kept["schedule"])
+        step = trainee.step
+        step.model.load_state_dict(kept["model"])
+        step.optimizer.load_state_dict(kept["optimizer"])
+        step.schedule.load_state_dict(kept["schedule"])
+        if step.average:
+            step.average.load_state_dict(kept["average"])
         checkpoint.set_random_state(kept["random"])
         self._good = len(kept["records"])
         current = None
         if kept["pass"]:
-            device = next(trainee.model.parameters()).device
+            device = next(step.model.parameters()).device
             current = TrainingPass(self._good, len(trainee.train_loader), device, self._watch_every)
             current.load_state_dict(kept["pass"])
         done = current.tally.steps if current else 0
@@ -106,7 +109,7 @@ class Saved:
         Raises:
             DataError: it cannot be written.
         """
-        weights = {name: value.contiguous().cpu() for name, value in self._trainee.model.state_dict().items()}
+        weights = {name: value.contiguous().cpu() for name, value in self._trainee.step.evaluated.state_dict().items()}
         path = self._folder / checkpoint.FOLDER / "final.safetensors"
         try:
             write_whole(path, to_safetensors(weights, {"vitmnist": self._facts}))
@@ -121,17 +124,20 @@ class Saved:
         return f"; {path} is from before it, after epoch {self._good}"
 
     def _save(self, current: TrainingPass | None, best: bool = False) -> None:
-        trainee = self._trainee
-        if not all(bool(value.isfinite().all()) for value in trainee.model.parameters()):
+        step = self._trainee.step
+        if not all(bool(value.isfinite().all()) for value in step.model.parameters()):
             raise TrainingError("the weights are not finite any more; try a smaller optimizer.lr")
         state = {
             "facts": self._facts,
             "dataset": (self._result.dataset or {})["sha256"],
             "records": [asdict(record) for record in self._result.epochs],
             "pass": current.state_dict() if current else None,
-            "model": trainee.model.state_dict(),
-            "optimizer": trainee.optimizer.state_dict(),
-            "schedule": trainee.schedule.state_dict(),
+            "trainer": self._result.trainer,
+            "device": step.gradient.device.type,
+            "model": step.model.state_dict(),
+            "average": step.average.state_dict() if step.average else None,
+            "optimizer": step.optimizer.state_dict(),
+            "schedule": step.schedule.state_dict(),
             "random": checkpoint.random_state(),
         }
         checkpoint.save(self._folder, state, best)

@@ -13,7 +13,6 @@ from vitmnist.config import bounded
 from vitmnist.errors import ConfigError
 from vitmnist.models.registry import MODELS
 
-
 FEW_TOKENS = 64
 """Up to so many, the CPU's fused attention takes longer than two matrix products (17 tokens, 8 heads of 8, forward and
 backward of 250 images: 6.3 ms against 3.5); with more, what it saves is the memory of all pairs of tokens."""

@@ -95,16 +95,18 @@ class Result:
     choices: dict[str, str]
     config: dict[str, Any] | None = None
     auto: dict[str, Any] | None = None
+    trainer: dict[str, Any] | None = None
     batch_size: int | None = None
     seed: int | None = None
     device: str | None = None
     setup_s: float | None = None
+    compile_s: float | None = None
     epochs: list[EpochRecord] = field(default_factory=list)
     dataset: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
 
     def summary(self) -> dict[str, float | None]:
-        """The run in six figures; medians leave the first epoch out when there is more than one."""
+        """The run in seven figures; medians leave the first epoch out when there is more than one."""
         steady = self.epochs[1:] or self.epochs
         return {
             "val_acc_last": self.epochs[-1].val_acc if self.epochs else None,
@@ -113,10 +115,11 @@ class Result:
             "data_wait_pct": median(epoch.data_wait_pct for epoch in steady) if steady else None,
             "images_per_s": median(epoch.images_per_s for epoch in steady) if steady else None,
             "setup_s": self.setup_s,
+            "compile_s": self.compile_s,
         }
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder`, whole or not at all."""
         content = asdict(self) | {"summary": self.summary()}
-        del content["setup_s"]
+        del content["setup_s"], content["compile_s"]
         write_whole(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())

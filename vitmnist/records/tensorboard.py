@@ -112,7 +112,7 @@ class TensorBoard:
 
     def pictures(self, trainee: Trainee, predictions: Predictions, epoch: int) -> None:
         """Write what the model was fed in an epoch, and what it got wrong after it."""
-        batch = training_batch(trainee.dataset.train, trainee.train_loader, trainee.train_preprocess, epoch)
+        batch = training_batch(trainee.dataset.train, trainee.train_loader, trainee.step.gradient.preprocess, epoch)
         self._writer.add_image("images/training_batch", batch, epoch)
         mistakes = worst_mistakes(trainee.dataset.test, predictions)
         if mistakes is not None:

@@ -39,6 +39,9 @@ class Loader(ABC):
     `close`. Whatever goes wrong while a batch is made is raised, as it is, where that batch would have come.
     """
 
+    resident: Arrays | None = None
+    """The set, where it lies on the run's device as a whole; None where batches are brought there."""
+
     choice: object = None
     """How `auto` came to this loader; None where it was asked for by name."""
 

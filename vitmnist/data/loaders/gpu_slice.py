@@ -25,6 +25,8 @@ class GpuSliceLoader(Loader):
         DoesNotFitError: the device's memory is too small for the set.
     """
 
+    resident: Arrays
+
     def __init__(self, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
         if not isinstance(data, Arrays):
             raise ConfigError(
@@ -34,7 +36,7 @@ class GpuSliceLoader(Loader):
         super().__init__(order)
         check_fits("gpu_slice", self.needs(options, data, order, device), device, others=("ram", "cache", "disk"))
         arrays = in_memory(data) if device.type == "cpu" else data
-        self.images, self.labels = arrays.images.detach().to(device), arrays.labels.detach().to(device)
+        self.resident = Arrays(arrays.images.detach().to(device), arrays.labels.detach().to(device))
 
     @classmethod
     def needs(cls, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> Memory:
@@ -47,4 +49,4 @@ class GpuSliceLoader(Loader):
         return Memory(device=(0 if there else data.nbytes) + permutation)
 
     def batches(self, number: int, start: int) -> Batches:
-        return gather(self.images, self.labels, self.order, number, start)
+        return gather(self.resident, self.order, number, start)

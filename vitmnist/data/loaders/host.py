@@ -22,24 +22,25 @@ class HostLoader(Loader):
     def __init__(self, arrays: Arrays, order: EpochOrder, device: torch.device) -> None:
         super().__init__(order)
         arrays.check_on_host()
-        self.images, self.labels = arrays.images.detach(), arrays.labels.detach()
+        self.arrays = Arrays(arrays.images.detach(), arrays.labels.detach())
         self.accelerator = accelerator_of(device)
-        self.staging = Staging(self.accelerator, (self.images, self.labels), min(order.batch_size, order.size))
+        self.staging = Staging(self.accelerator, self.arrays, min(order.batch_size, order.size))
 
     def batches(self, number: int, start: int) -> Batches:
         if self.accelerator.beside:
             for indices in self.order.batches(number, start):
                 yield self.staging.send(indices)
         else:
-            yield from gather(self.images, self.labels, self.order, number, start)
+            yield from gather(self.arrays, self.order, number, start)
 
 
-def gather(images: Tensor, labels: Tensor, order: EpochOrder, number: int, start: int) -> Batches:
+def gather(arrays: Arrays, order: EpochOrder, number: int, start: int) -> Batches:
     """The batches of an epoch where the set is: views of it where they are contiguous, else gathered.
 
     `index_select` copies rows whole; `images[indices]`, which computes an address for each element, takes ten times as
     long. Of labels, which are small, the call costs more than the bytes: those of an epoch are gathered at once.
     """
+    images, labels = arrays.images, arrays.labels
     if order.shuffle == Shuffle.sample and labels.dim() == 1:
         indices = order.indices(number, start, images.device)
         ordered = labels.index_select(0, indices)
@@ -63,9 +64,9 @@ class Staging:
 
     DEPTH = 4
 
-    def __init__(self, accelerator: Accelerator, arrays: tuple[Tensor, Tensor], batch_size: int) -> None:
+    def __init__(self, accelerator: Accelerator, arrays: Arrays, batch_size: int) -> None:
         self._accelerator = accelerator
-        self._arrays = arrays
+        self._arrays = arrays.images, arrays.labels
         self._batch_size = batch_size
         self._made = 0
         self._free: deque[tuple[tuple[Tensor, ...], Any]] = deque()  # the oldest copy first

@@ -1,0 +1,171 @@
+"""What `trainer.*` comes down to on the run's device: `auto` becomes a value, with its reason."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmnist.clock import synchronize
+from vitmnist.config import Precision, TrainerConfig
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import ConfigError
+from vitmnist.training.gradient import Gradient
+
+SMALLEST_PIECE = 100  # images; below it the calls cost more than the cache saves
+TIMED_IMAGES = 1000  # at least, for each size of a piece
+TIE = 0.03  # differences below this share of the time are noise
+COMPILE_PAYS_S = {"cpu": 300.0, "cuda": 60.0}
+"""How long the rest of a run must be expected to take without compiling, which itself takes up to a minute."""
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Images, labels, and the keys of the augmentation or None."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The options of `trainer`, decided; `reasons` tells, by key, of those that were decided here."""
+
+    micro_batch: int | None = None
+    compile: bool = False
+    precision: Precision = Precision.fp32
+    fused: bool = False
+    cuda_graph: bool = False
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def because(self, key: str, value: Any, reason: str) -> Trainer:
+        """The same with another value of an option, and why."""
+        return replace(self, **{key: value}, reasons={**self.reasons, key: reason})
+
+    def record(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "precision": self.precision.value}
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> Trainer:
+        """What `record` gave; raises `TypeError` or `ValueError` if it is something else."""
+        return cls(**{**record, "precision": Precision(record["precision"])})
+
+    def lines(self) -> str:
+        """For people: what was decided here, and why."""
+        return "\n".join(f"trainer.{key}={_shown(getattr(self, key))}: {why}" for key, why in self.reasons.items())
+
+
+def decide(
+    config: TrainerConfig, device: torch.device, batch_size: int, images: int, seconds: Callable[[int], float]
+) -> Trainer:
+    """Give each option that is `auto` the value that pays on the device.
+
+    Args:
+        batch_size: images in a batch.
+        images: how many the run will train on, all epochs together.
+        seconds: what an image takes in pieces of a size; asked only if something depends on it. Raises
+            `torch.OutOfMemoryError` where such a piece does not fit.
+
+    Raises:
+        ConfigError: something was asked for by name that the device has not.
+    """
+    _check(config, device)
+    cuda = device.type == "cuda"
+    given = {
+        "micro_batch": config.micro_batch,
+        "compile": config.compile,
+        "precision": config.precision,
+        "fused": config.fused,
+        "cuda_graph": config.cuda_graph,
+    }
+    trainer = Trainer(**{key: value for key, value in given.items() if value != "auto"})  # type: ignore[arg-type]
+    if config.precision == Precision.auto:
+        if cuda and torch.cuda.is_bf16_supported(including_emulation=False):
+            trainer = trainer.because("precision", Precision.bf16, "the device multiplies bfloat16 fastest")
+        else:
+            trainer = trainer.because("precision", Precision.fp32, f"nothing less is faster on this {device.type}")
+    if config.fused == "auto":
+        trainer = trainer.because("fused", True, "one call changes all weights")
+    if config.cuda_graph == "auto":
+        if not cuda:
+            trainer = trainer.because("cuda_graph", False, f"it is CUDA's, and the run's device is {device}")
+        elif not trainer.fused:
+            trainer = trainer.because("cuda_graph", False, "it needs trainer.fused=true")
+        else:
+            trainer = trainer.because("cuda_graph", True, "one launch a step")
+    image_s = None
+    if config.micro_batch == "auto":
+        timed = time_pieces(batch_size, seconds)
+        piece = max(size for size, taken in timed.items() if taken <= min(timed.values()) * (1 + TIE))
+        image_s = timed[piece]
+        figures = ", ".join(f"{size}: {1e6 * taken:.0f}" for size, taken in sorted(timed.items()))
+        trainer = trainer.because("micro_batch", piece, f"microseconds an image by images at once: {figures}")
+    if config.compile == "auto":
+        if image_s is None:
+            image_s = seconds(trainer.micro_batch or batch_size)
+        expected, pays = image_s * images, COMPILE_PAYS_S[device.type]
+        reason = f"the run is expected to train for {expected:.0f} s without; from {pays:.0f} s on it pays"
+        trainer = trainer.because("compile", expected >= pays, reason)
+    return trainer
+
+
+def _check(config: TrainerConfig, device: torch.device) -> None:
+    if config.cuda_graph is True and config.fused is False:
+        raise ConfigError("trainer.cuda_graph=true needs trainer.fused=true, which takes a learning rate that changes")
+    if device.type == "cuda":
+        if config.precision == Precision.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigError(f"trainer.precision=bf16: {device} has no bfloat16; type trainer.precision=tf32 or auto")
+        return
+    if config.cuda_graph is True:
+        raise ConfigError(
+            f"trainer.cuda_graph=true: needs a CUDA device, and the run's is {device}; type trainer.cuda_graph=auto"
+        )
+    if config.precision == Precision.tf32:
+        raise ConfigError(
+            f"trainer.precision=tf32: is CUDA's, and the run's device is {device}; type trainer.precision=fp32 or auto"
+        )
+
+
+def time_pieces(batch_size: int, seconds: Callable[[int], float]) -> dict[int, float]:
+    """What an image takes, by the size of a piece, from small ones up until they are clearly slower or do not fit."""
+    sizes = [batch_size]
+    while (half := -(-sizes[-1] // 2)) >= SMALLEST_PIECE:
+        sizes.append(half)
+    timed: dict[int, float] = {}
+    for size in reversed(sizes):
+        try:
+            timed[size] = seconds(size)
+        except torch.OutOfMemoryError:
+            if not timed:
+                raise
+            break
+        if timed[size] > 1.2 * min(timed.values()):
+            break
+    return timed
+
+
+def timer(
+    model: nn.Module, preprocess: Preprocess, batch: Callable[[], Batch], precision: Precision
+) -> Callable[[int], float]:
+    """Measures what an image takes forward and backward, in seconds, by how many of a batch are taken at once."""
+
+    def seconds(size: int) -> float:
+        images, labels, keys = batch()
+        device = labels.device
+        count = min(len(labels), max(size, TIMED_IMAGES))
+        gradient = Gradient(model, preprocess, count, size, precision)
+        taken = []
+        for _ in range(4):  # the first warms up
+            started = time.perf_counter()
+            gradient.accumulate(images[:count], labels[:count], None if keys is None else keys[:count], count)
+            synchronize(device)
+            taken.append(time.perf_counter() - started)
+        model.zero_grad()
+        return median(taken[1:]) / count
+
+    return seconds
+
+
+def _shown(value: object) -> str:
+    return str(value.value if isinstance(value, Precision) else value).lower().replace("none", "null")
