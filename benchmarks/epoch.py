@@ -1,37 +1,43 @@
-"""How long a training epoch takes with each loader, beside a loop written by hand.
+"""How long a training epoch takes: this program beside a loop written by hand, the articles', and Lightning's.
 
     python benchmarks/epoch.py --batch-size 500 --rounds 5 --output benchmarks/results/epoch-bs500.md
+    python benchmarks/epoch.py --only bare article trainer=fast --compile      part of it
 
 In one process every candidate trains one epoch of the articles' ViT on MNIST, in turn, once a round; a round's ratio is
-a candidate's epoch over the hand-written loop's epoch of the same round, so that a machine that slows down slows all of
-them. The loop over one resident batch is the engine without any loading: what is left when data cost nothing. The first
-round is left out. Medians and the range of the ratios are written as Markdown.
+a candidate's epoch over another's of the same round, so that a machine that slows down slows all of them. The first
+round is left out, and what is compiled is compiled before it. The loop over one resident batch is the engine without
+any loading: what is left when data cost nothing. Medians and the range of the ratios are written as Markdown.
 
 Inside the clock: taking the batches, normalising, forward, backward and optimizer step, up to the moment when the
-device is done. Not inside: evaluation, setting up, and starting the workers that `disk` keeps from epoch to epoch.
+device is done. Not inside: evaluation, setting up, compiling, and starting workers that stay from epoch to epoch.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import importlib.util
+import logging
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import article
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from vitmnist import Loader, engine, load_dataset, make_loader
-from vitmnist.accelerator import choose_device
+from vitmnist.accelerator import accelerator_of, choose_device
 from vitmnist.clock import synchronize
+from vitmnist.config import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders.auto import Resident
 from vitmnist.data.order import EpochOrder
@@ -41,25 +47,29 @@ from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optimizer import AdamOptions, adam
 from vitmnist.records.environment import describe_environment
 from vitmnist.schedule import SCHEDULES
+from vitmnist.training import Gradient, Step
+from vitmnist.training.trainer import Trainer, decide, timer
 
 BARE = "bare loop"
 RESIDENT = "one resident batch"
+ARTICLE = "article's loop, RAM"
+LR = 0.003
 
 Epoch = Callable[[int], tuple[float, float]]
 """Trains epoch number n; gives its seconds and the percentage of them spent waiting for data."""
 
 
-def new_model(split: Split, device: torch.device) -> torch.nn.Module:
+def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torch.nn.Module:
     """The articles' ViT, always with the same weights."""
     torch.manual_seed(42)
     _, channels, height, width = split.images.shape
-    return ViT(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
+    return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
 
 
 def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
     """What one writes by hand for a normalised float32 set on the device."""
     model = new_model(split, device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     images = Preprocess(split)(split.images).to(device)
     labels = split.labels.to(device)
 
@@ -81,20 +91,94 @@ def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
     return epoch
 
 
-def our_loop(loader: Loader, split: Split, device: torch.device) -> Epoch:
-    """The engine with one loader."""
-    model = new_model(split, device)
-    optimizer = adam(AdamOptions(), model.parameters())
-    schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
-    preprocess = Preprocess(split).to(device)
+def article_loop(split: Split, batches: article.Batches, device: torch.device, kind: type[ViT]) -> Epoch:
+    """The articles' loop over one of their ways of loading."""
+    model = new_model(split, device, kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
     def epoch(number: int) -> tuple[float, float]:
-        current = engine.TrainingPass(number, len(loader), device)
-        parts = (model, loader, current, preprocess, optimizer, schedule, device)
-        figures = engine.train_epoch(*parts, advance=lambda: None)
-        return figures.seconds, 100 * figures.data_wait_s / figures.seconds
+        synchronize(device)
+        started = time.perf_counter()
+        article.train(model, optimizer, batches, device)
+        synchronize(device)
+        return time.perf_counter() - started, float("nan")
 
     return epoch
+
+
+def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
+    """Lightning's `Trainer` with all that it records turned off, over a `DataLoader(TensorDataset)`."""
+    import lightning  # an extra
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    model = new_model(split, device)
+    dataset = TensorDataset(Preprocess(split)(split.images), split.labels)
+    loader = DataLoader(dataset, batch_size, shuffle=True, pin_memory=device.type == "cuda")
+    seconds = 0.0
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            return F.cross_entropy(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.model.parameters(), lr=LR)
+
+        def on_train_epoch_start(self) -> None:
+            synchronize(device)
+            self.started = time.perf_counter()
+
+        def on_train_epoch_end(self) -> None:
+            nonlocal seconds
+            synchronize(device)
+            seconds = time.perf_counter() - self.started
+
+    trainer = lightning.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=[device.index or 0] if device.type == "cuda" else 1,
+        max_epochs=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Module()
+
+    def epoch(number: int) -> tuple[float, float]:
+        trainer.fit_loop.max_epochs = trainer.current_epoch + 1
+        trainer.fit(module, loader)
+        return seconds, float("nan")
+
+    return epoch
+
+
+def our_loop(loader: Loader, split: Split, device: torch.device, trainer: Trainer) -> tuple[Epoch, float]:
+    """The engine with one loader; and the seconds that compiling took."""
+    model = new_model(split, device)
+    optimizer = adam(AdamOptions(lr=LR), model.parameters(), trainer.fused)
+    schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
+    size = min(loader.order.batch_size, loader.order.size)
+    gradient = Gradient(model, Preprocess(split).to(device), size, trainer.micro_batch, trainer.precision)
+    step = Step(gradient, optimizer, schedule)
+    if trainer.compile:
+        with closing(loader.epoch(0)) as batches:
+            reason = gradient.compile(*next(batches), None)
+        if reason:
+            raise UserError(f"--compile: {reason}")
+    if trainer.cuda_graph:
+        step.capture(loader, accelerator_of(device))
+
+    def epoch(number: int) -> tuple[float, float]:
+        figures = engine.train_epoch(
+            step, loader, engine.TrainingPass(number, len(loader), device), device, advance=lambda: None
+        )
+        return figures.seconds, 100 * figures.data_wait_s / figures.seconds
+
+    return epoch, gradient.compile_s
 
 
 def main() -> None:
@@ -104,6 +188,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="for disk: one candidate each")
     parser.add_argument("--train-size", type=int, default=None, help="the first N images; all if not given")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
+    parser.add_argument("--compile", action="store_true", help="a candidate that is compiled too, which takes a minute")
     parser.add_argument("--root", default="~/.cache/vitmnist", help="where disk keeps the unpacked set")
     parser.add_argument("--output", type=Path, help="write the table here too")
     arguments = parser.parse_args()
@@ -119,59 +205,108 @@ def compare(arguments: argparse.Namespace) -> None:
     """Run the rounds; print and write the table.
 
     Raises:
-        UserError: a device, a size or a number of workers that cannot be.
+        UserError: a device, a size, a candidate or a number of workers that cannot be.
     """
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-    options: dict[str, dict[str, Any]] = {
-        "gpu_slice": {},
-        "ram": {},
-        "prefetch of ram": {"base": "ram"},
-        "cache": {"folder": f"{arguments.root}/vitmnist-cache"},
-        **{f"disk, {workers} workers": {"num_workers": workers} for workers in arguments.num_workers},
-    }
-    order = {"batch_size": arguments.batch_size, "device": device, "seed": 42}
     with ExitStack() as stack:
-        candidates = {BARE: bare_loop(split, arguments.batch_size, device)}
-        resident = Resident(split, EpochOrder(len(split), arguments.batch_size, 42), device)
-        candidates[RESIDENT] = our_loop(resident, split, device)
-        for name, own in options.items():
-            loader = make_loader(re.split("[ ,]", name)[0], split, **order, **own)
-            candidates[name] = our_loop(stack.enter_context(loader), split, device)
-        names = list(candidates)
+        builders, notes = candidates(split, device, arguments, stack)
+        names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
+        if not names:
+            raise UserError(f"--only {' '.join(arguments.only)}: none of {', '.join(builders)}")
+        epochs = {name: builders[name]() for name in tqdm(names, desc="set-up")}
         rounds = []
         for number in tqdm(range(arguments.rounds + 1), desc="round"):
             turn = number % len(names)  # another one goes first each round: no place in the order is a candidate's own
-            figures = {name: candidates[name](number) for name in names[turn:] + names[:turn]}
+            figures = {name: epochs[name](number) for name in names[turn:] + names[:turn]}
             rounds.append({name: figures[name] for name in names})
-    report = markdown(rounds[1:], split, arguments.batch_size, device)
+    report = markdown(rounds[1:], split, arguments.batch_size, device) + "".join(f"\n{note}\n" for note in notes)
     print(report, end="")
     if arguments.output:
         arguments.output.write_text(report)
 
 
+def candidates(
+    split: Split, device: torch.device, arguments: argparse.Namespace, stack: ExitStack
+) -> tuple[dict[str, Callable[[], Epoch]], list[str]]:
+    """What builds each candidate, by its name; and the list that their building adds remarks to."""
+    size: int = arguments.batch_size
+    order = EpochOrder(len(split), size, 42)
+    notes: list[str] = []
+    builders: dict[str, Callable[[], Epoch]] = {BARE: lambda: bare_loop(split, size, device)}
+    for way, batches in article.batches(split, size, device).items():
+        builders[f"article's loop, {way}"] = lambda batches=batches: article_loop(  # type: ignore[misc]
+            split, batches, device, article.ArticleViT
+        )
+        if way == "RAM":
+            builders[f"{ARTICLE}, our model"] = lambda batches=batches: article_loop(  # type: ignore[misc]
+                split, batches, device, ViT
+            )
+    if importlib.util.find_spec("lightning"):
+        builders["Lightning"] = lambda: lightning_loop(split, size, device)
+    else:
+        notes.append("Lightning is not installed; `pip install 'vitmnist[bench]'` adds its row.")
+
+    def ours(name: str, trainer: Callable[[], Trainer], **own: Any) -> Callable[[], Epoch]:
+        def build() -> Epoch:
+            loader = make_loader(name, split, batch_size=size, device=device, seed=42, **own)
+            decided = trainer()
+            epoch, compile_s = our_loop(stack.enter_context(loader), split, device, decided)
+            if decided.reasons:
+                told = decided.lines().replace("\n", "; ")
+                compiling = f" Compiling and recording took {compile_s:.1f} s." if compile_s else ""
+                notes.append(f"Decided for `trainer=fast`{' --compile' * decided.compile}: {told}.{compiling}")
+            return epoch
+
+        return build
+
+    builders[RESIDENT] = lambda: our_loop(Resident(split, order, device), split, device, Trainer())[0]
+    builders["gpu_slice"] = ours("gpu_slice", Trainer)
+    builders["ram"] = ours("ram", Trainer)
+    builders["prefetch of ram"] = ours("prefetch", Trainer, base="ram")
+    builders["cache"] = ours("cache", Trainer, folder=f"{arguments.root}/vitmnist-cache")
+    for workers in arguments.num_workers:
+        builders[f"disk, {workers} workers"] = ours("disk", Trainer, num_workers=workers)
+
+    def fast(compiling: bool) -> Trainer:
+        sample = split.images[:size].to(device), split.labels[:size].to(device), None
+        config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto")
+        seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample, Precision.fp32)
+        return decide(config, device, min(size, len(split)), len(split), seconds)
+
+    builders["gpu_slice, trainer=fast"] = ours("gpu_slice", lambda: fast(compiling=False))
+    if arguments.compile:
+        builders["gpu_slice, trainer=fast, compiled"] = ours("gpu_slice", lambda: fast(compiling=True))
+    return builders, notes
+
+
 def markdown(rounds: list[dict[str, tuple[float, float]]], split: Split, batch_size: int, device: torch.device) -> str:
     """The table, under the machine and the versions that it holds for."""
     machine = describe_environment(device)
+    references = [name for name in (BARE, RESIDENT, ARTICLE) if name in rounds[0]]
     lines = [
-        f"# A training epoch of {len(split):,} images at batch {batch_size}, by loader",
+        f"# A training epoch of {len(split):,} images at batch {batch_size}",
         "",
         f"{date.today()}, {machine['gpu'] or machine['cpu']}, {machine['cpu_count']} CPU cores, "
         f"torch {machine['torch']}, Python {machine['python']}, commit {str(machine['git_commit'])[:10]}"
-        f"{' and changes' if machine['git_dirty'] else ''}. Median of {len(rounds)} rounds; the ratio is the median of "
-        f"the rounds' ratios. Written by `{shlex.join(['python', *sys.argv])}`.",
+        f"{' and changes' if machine['git_dirty'] else ''}. Median of {len(rounds)} rounds; a ratio is the median of "
+        f"the rounds' ratios, with their range. Written by `{shlex.join(['python', *sys.argv])}`.",
         "",
-        "| candidate | seconds | × bare loop | range of the ratio | × one resident batch | waiting for data |",
-        "|---|---|---|---|---|---|",
+        f"| candidate | seconds | {' | '.join(f'× {name}' for name in references)} | waiting for data |",
+        f"|---|---|{'---|' * len(references)}---|",
     ]
     for name in rounds[0]:
-        seconds = [figures[name][0] for figures in rounds]
-        ratios = [figures[name][0] / figures[BARE][0] for figures in rounds]
-        alone = median(figures[name][0] / figures[RESIDENT][0] for figures in rounds)
-        wait = "–" if name == BARE else f"{median(figures[name][1] for figures in rounds):.1f}%"
-        spread = f"{min(ratios):.3f}–{max(ratios):.3f}"
-        lines.append(f"| {name} | {median(seconds):.2f} | {median(ratios):.3f} | {spread} | {alone:.3f} | {wait} |")
+        seconds = median(figures[name][0] for figures in rounds)
+        waits = [figures[name][1] for figures in rounds]
+        cells = [ratio([figures[name][0] / figures[other][0] for figures in rounds]) for other in references]
+        wait = "–" if waits[0] != waits[0] else f"{median(waits):.1f}%"
+        lines.append(f"| {name} | {seconds:.2f} | {' | '.join(cells)} | {wait} |")
     return "\n".join(lines) + "\n"
+
+
+def ratio(values: list[float]) -> str:
+    """The median and the range."""
+    return f"{median(values):.3f} ({min(values):.3f}–{max(values):.3f})"
 
 
 if __name__ == "__main__":

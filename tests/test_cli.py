@@ -69,7 +69,8 @@ def test_a_run_leaves_its_records(train_here: Train, quick: list[str], tmp_path:
         else:
             assert [event.step for event in written[tag]] == [0, 1]
             assert [event.value for event in written[tag]] == pytest.approx(figures)
-    assert {tag for tag in written if tag.startswith("summary/")} == {f"summary/{key}" for key in result["summary"]}
+    summary = {key for key, value in result["summary"].items() if value is not None}
+    assert {tag for tag in written if tag.startswith("summary/")} == {f"summary/{key}" for key in summary}
 
 
 def test_a_divergence_that_evaluation_sees_first_names_its_place(
@@ -128,6 +129,20 @@ MISTAKES = {
     "data/loader=auto data.loader.candidates.disk.num_workers=-1": "candidates.disk.num_workers=-1: must be at least 0",
     "data/loader=auto +data.loader.candidates.rem.name=rem": "data.loader.candidates.rem.name=rem: not known",
     "data/loader=cache data.loader.folder=file": "the cache folder file cannot be used: ",
+    "trainer=fats": "trainer=fats: there is no such choice; did you mean 'fast'? allowed: fast, plain",
+    "trainer=null": "a config group cannot be null",
+    "trainer.compile=yes": "trainer.compile=yes: must be true or false or auto",
+    "trainer.fused=null": "trainer.fused=null: must be true or false or auto",
+    "trainer.micro_batch=0": "trainer.micro_batch=0: must be at least 1",
+    "trainer.micro_batch=all": "trainer.micro_batch=all: must be a whole number or auto or null",
+    "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be a whole number or auto or null",
+    "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, tf32, bf16",
+    "device=cpu trainer.precision=tf32": "trainer.precision=tf32: is CUDA's, and the run's device is cpu",
+    "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
+    "trainer.cuda_graph=true": "trainer.cuda_graph=true needs trainer.fused=true",
+    "+trainer.fuse=true": "trainer.fuse: there is no such key; did you mean 'fused'?",
+    "label_smoothing=1": "label_smoothing=1.0: must be at least 0 and below 1",
+    "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
     "data/augment=shift data.augment.pixels=-1": "data.augment.pixels=-1: must be at least 0",
     "data/augment=shfit": "data/augment=shfit: there is no such choice; did you mean 'shift'?",
     "data/dataset=image_folder": "data.dataset.path is missing; type data.dataset.path=VALUE",

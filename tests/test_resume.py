@@ -33,7 +33,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(root: Path) -> list[str]:
     """Six epochs of thirty steps."""
     settings = ["batch_size=10", "epochs=6", "model=cnn", "schedule=one_cycle", "data/augment=shift", PLAIN]
-    return ["data/dataset=kmnist", f"data.root={root}", *settings]
+    step = ["trainer.micro_batch=6", "trainer.fused=true", "ema_decay=0.9", "label_smoothing=0.1"]
+    return ["data/dataset=kmnist", f"data.root={root}", *settings, *step]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,0 +1,67 @@
+"""What the articles did, to compare with: their model, all of whose tokens go through all blocks, and their loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from vitmnist.data.datasets import Split
+from vitmnist.data.loaders.disk import PicturesOnDisk
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.models.vit import ViT
+
+SYNCHRONISE_EVERY = 100  # steps: then the loop asks for the loss and the accuracy, to print them
+
+Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+"""The batches of an epoch: normalised images, and labels."""
+
+
+class ArticleViT(ViT):
+    """The same weights and the same answer, with the last block computed for the patches too, which nobody reads."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
+        class_token = self.class_token.expand(len(images), -1, -1)
+        tokens = torch.cat((class_token, self.embed(patches)), dim=1) + self.positions
+        for block in self.blocks:
+            tokens = block(tokens)
+        logits: Tensor = self.head(tokens[:, 0])
+        return logits
+
+
+def batches(split: Split, batch_size: int, device: torch.device) -> dict[str, Batches]:
+    """The articles' ways of loading by their names; all normalise, which theirs from RAM forgot."""
+    images = Preprocess(split)(split.images)
+    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "pin_memory": device.type == "cuda"}
+    resident = images.to(device), split.labels.to(device)
+
+    def slices() -> Iterator[tuple[Tensor, Tensor]]:
+        for block in torch.randperm(-(-len(split) // batch_size)).tolist():
+            rows = slice(block * batch_size, (block + 1) * batch_size)
+            yield resident[0][rows], resident[1][rows]
+
+    return {
+        "disk": lambda: DataLoader(PicturesOnDisk(split), **options),
+        "RAM": lambda: DataLoader(TensorDataset(images, split.labels), **options),
+        "slices": slices,
+    }
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, device: torch.device) -> None:
+    """An epoch, as the articles wrote it."""
+    for number, batch in enumerate(batches(), start=1):
+        images, labels = (part.to(device) for part in batch)
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        accuracy = (logits.argmax(dim=1) == labels).float().mean()
+        if number % SYNCHRONISE_EVERY == 0:
+            loss.item(), accuracy.item()

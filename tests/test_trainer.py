@@ -1,0 +1,106 @@
+"""What `trainer`, `ema_decay` and `experiment=fast` do to a run, seen from outside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PLAIN, Train, result_of
+from safetensors.torch import load_file
+
+from vitmnist import learner
+from vitmnist.trained import load_trained
+from vitmnist.training.trainer import Trainer
+
+SIZES = ["batch_size=10", "epochs=2", "model=cnn", PLAIN]
+
+
+@pytest.fixture
+def quick(tiny_root: Path) -> list[str]:
+    return ["data/dataset=kmnist", f"data.root={tiny_root}", *SIZES]
+
+
+def test_what_was_chosen_is_printed_and_recorded(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "trainer=fast", "hydra.run.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    result = result_of(tmp_path / "here")
+    chosen = dict(result["trainer"])
+    reasons = chosen.pop("reasons")
+    assert chosen == {"micro_batch": 10, "compile": False, "precision": "fp32", "fused": True, "cuda_graph": False}
+    for key, value in (("micro_batch", "10"), ("compile", "false"), ("precision", "fp32"), ("fused", "true")):
+        assert f"trainer.{key}={value}: {reasons[key]}" in ended.stdout
+    assert result["summary"]["compile_s"] is None
+    assert result["config"]["trainer"]["micro_batch"] == "auto"  # as it was typed
+
+
+def test_plain_decides_nothing(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "hydra.run.dir=here")
+    assert "trainer" not in ended.stdout
+    assert result_of(tmp_path / "here")["trainer"] == Trainer().record()
+
+
+def test_all_that_is_fast_learns_what_plain_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    train_here(*quick, "hydra.run.dir=plain")
+    train_here(*quick, "trainer=fast", "trainer.micro_batch=4", "hydra.run.dir=fast")
+    plain, fast = (result_of(tmp_path / name)["epochs"] for name in ("plain", "fast"))
+    for ours, theirs in zip(fast, plain, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
+        assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-4)
+
+
+def test_compiling_is_told_apart(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "trainer.compile=true", "data/loader=disk", "hydra.run.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    result = result_of(tmp_path / "here")
+    assert result["trainer"]["compile"] is True
+    assert result["summary"]["compile_s"] > sum(epoch["epoch_s"] for epoch in result["epochs"])
+
+
+def test_a_resumed_run_keeps_what_was_decided(
+    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured once may come out otherwise the next time, and other sums would be rounded otherwise."""
+    decide = learner.decide
+    monkeypatch.setattr(learner, "decide", lambda *parts: replace(decide(*parts), micro_batch=4))
+    stopped = train_here(*quick, "trainer=fast", "max_minutes=0", "hydra.run.dir=here")
+    assert "go on with" in stopped.stdout, stopped.stderr
+    monkeypatch.setattr(learner, "decide", lambda *parts: pytest.fail("it is decided"))
+    resumed = train_here("resume=here", "max_minutes=null")
+    assert resumed.returncode == 0, resumed.stderr
+    assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 4
+    assert result_of(tmp_path / "here")["status"] == "completed"
+
+
+def test_the_average_is_what_is_evaluated_and_kept(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    train_here(*quick, "hydra.run.dir=plain")
+    train_here(*quick, "ema_decay=0.9", "hydra.run.dir=averaged")
+    folders = [tmp_path / name / "checkpoints" for name in ("plain", "averaged")]
+    newest, last = (torch.load(folder / "last.pt", weights_only=True) for folder in folders)
+    final = load_file(folders[1] / "final.safetensors")
+    for name, value in final.items():
+        assert torch.equal(last["model"][name], newest["model"][name])  # averaging changes nothing of training
+        assert torch.equal(value, last["average"]["model"][name])
+        assert not torch.equal(value, last["model"][name])
+    for weights in ("last", "best"):
+        loaded = load_trained(tmp_path / "averaged", torch.device("cpu"), weights).model.state_dict()
+        assert loaded.keys() == final.keys()
+    assert all(
+        torch.equal(value, final[name])
+        for name, value in load_trained(tmp_path / "averaged", torch.device("cpu"), "last").model.state_dict().items()
+    )
+    losses = [result_of(tmp_path / name)["epochs"][-1] for name in ("plain", "averaged")]
+    assert losses[0]["train_loss"] == losses[1]["train_loss"]
+    assert losses[0]["val_loss"] != losses[1]["val_loss"]
+
+
+def test_the_recipe_runs(train_here: Train, tmp_path: Path) -> None:
+    small = ["data.dataset.train_size=300", "data.dataset.test_size=50", "epochs=2", "model.depth=1", PLAIN]
+    ended = train_here("experiment=fast", *small, f"data.root={tmp_path}", "hydra.run.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    result = result_of(tmp_path / "here")
+    assert result["choices"] | {"optimizer": "adamw", "schedule": "one_cycle", "augment": "shift"} == result["choices"]
+    assert result["trainer"]["fused"] is True
+    assert result["config"]["label_smoothing"] > 0
+    assert result["config"]["ema_decay"] > 0
