@@ -22,7 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -43,6 +43,7 @@ from vitmnist.data.loaders.auto import Resident
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import UserError
+from vitmnist.memory import freed_memory_kept
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optimizer import AdamOptions, adam
 from vitmnist.records.environment import describe_environment
@@ -173,9 +174,9 @@ def our_loop(loader: Loader, split: Split, device: torch.device, trainer: Traine
         step.capture(loader, accelerator_of(device))
 
     def epoch(number: int) -> tuple[float, float]:
-        figures = engine.train_epoch(
-            step, loader, engine.TrainingPass(number, len(loader), device), device, advance=lambda: None
-        )
+        current = engine.TrainingPass(number, len(loader), device)
+        with freed_memory_kept() if trainer.keep_memory else nullcontext():
+            figures = engine.train_epoch(step, loader, current, device, advance=lambda: None)
         return figures.seconds, 100 * figures.data_wait_s / figures.seconds
 
     return epoch, gradient.compile_s
@@ -270,8 +271,8 @@ def candidates(
 
     def fast(compiling: bool) -> Trainer:
         sample = split.images[:size].to(device), split.labels[:size].to(device), None
-        config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto")
-        seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample, Precision.fp32)
+        config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto", "auto")
+        seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample)
         return decide(config, device, min(size, len(split)), len(split), seconds)
 
     builders["gpu_slice, trainer=fast"] = ours("gpu_slice", lambda: fast(compiling=False))

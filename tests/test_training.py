@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import resource
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import pairwise
 
 import pytest
@@ -22,6 +24,7 @@ from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
+from vitmnist.memory import can_keep_freed_memory, freed_memory_kept
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.schedule import SCHEDULES
@@ -348,11 +351,11 @@ def test_what_is_compiled_within_an_epoch_is_no_time_of_it(tiny: Dataset, monkey
 # --- what is decided --------------------------------------------------------------------------------------------------
 
 
-FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
-PLAIN = TrainerConfig(None, False, Precision.fp32, False, False)
+FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto", "auto")
+PLAIN = TrainerConfig(None, False, Precision.fp32, False, False, False)
 
 
-def never(size: int) -> float:
+def never(size: int, precision: Precision) -> float:
     raise AssertionError("nothing depends on it")
 
 
@@ -360,21 +363,28 @@ def test_plain_measures_nothing_and_decides_nothing() -> None:
     assert decide(PLAIN, CPU, 500, 60_000, never) == Trainer()
 
 
+@pytest.mark.parametrize(("bf16", "precision"), [(0.95, Precision.fp32), (0.8, Precision.bf16)])
 @pytest.mark.parametrize(("images", "compiled"), [(1_000_000, False), (10_000_000, True)])
-def test_fast_is_what_pays(images: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {500: 2e-4, 250: 1e-4, 125: 0.99e-4}
-    trainer = decide(FAST, CPU, 500, images, times.__getitem__)
+def test_fast_is_what_pays(
+    images: int, compiled: bool, bf16: float, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(size: int, precision: Precision) -> float:
+        return {500: 2e-4, 250: 1e-4, 125: 0.99e-4}[size] * (bf16 if precision == Precision.bf16 else 1)
+
+    trainer = decide(FAST, CPU, 500, images, seconds)
     assert trainer.micro_batch == 250  # among equals the larger
     assert trainer.compile is compiled
-    assert (trainer.precision, trainer.fused, trainer.cuda_graph) == (Precision.fp32, True, False)
-    assert set(trainer.reasons) == {"micro_batch", "compile", "precision", "fused", "cuda_graph"}
+    assert (trainer.precision, trainer.fused, trainer.cuda_graph) == (precision, True, False)
+    assert trainer.keep_memory is can_keep_freed_memory()
+    assert set(trainer.reasons) == {field.name for field in fields(TrainerConfig)}
     assert "trainer.micro_batch=250: microseconds an image by images at once: 125: 99, 250: 100" in trainer.lines()
     assert Trainer.recorded(trainer.record()) == trainer
 
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
-    there = decide(FAST, torch.device("cuda"), 500, images, times.__getitem__)
+    there = decide(FAST, torch.device("cuda"), 500, images, seconds)
     assert (there.precision, there.fused, there.cuda_graph) == (Precision.bf16, True, True)
-    by_hand = TrainerConfig(None, False, Precision.tf32, False, "auto")
+    assert there.keep_memory is False
+    by_hand = TrainerConfig(None, False, Precision.tf32, False, "auto", False)
     assert decide(by_hand, torch.device("cuda"), 500, images, never).cuda_graph is False
 
 
@@ -406,3 +416,18 @@ def test_sizes_of_pieces_are_tried_until_they_are_slower_or_do_not_fit() -> None
     with pytest.raises(torch.OutOfMemoryError):
         time_pieces(50, seconds(10))
     assert all(math.ceil(larger / 2) == smaller for smaller, larger in pairwise(time_pieces(5000, seconds(10_000))))
+
+
+@pytest.mark.skipif(not can_keep_freed_memory(), reason="the C library is not glibc")
+def test_memory_that_is_kept_is_not_taken_anew() -> None:
+    """A block above the 32 MiB from which glibc always asks the system, which counts the pages it hands out."""
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.ones(2**24)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with freed_memory_kept():
+        kept = min(faults() for _ in range(5))
+    assert kept < faults() / 10

@@ -96,6 +96,7 @@ class TrainerConfig:
     precision: Precision = MISSING
     fused: bool | str = or_auto()
     cuda_graph: bool | str = or_auto()
+    keep_memory: bool | str = or_auto()
 
 
 @dataclass

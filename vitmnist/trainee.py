@@ -59,6 +59,7 @@ def prepare(
             f"batch; type batch_size={order.size} or less, or data.drop_last=false"
         )
     learner = Learner(config, dataset.train, order, device, decided)
+    stack.enter_context(learner.memory())
     # An evaluation needs no gradient: it fits where a piece of a step does, and is as fast as that.
     test_order = EpochOrder(len(dataset.test), learner.gradient.piece, config.seed, Shuffle.none)
 

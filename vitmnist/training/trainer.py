@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -15,11 +16,13 @@ from vitmnist.clock import synchronize
 from vitmnist.config import Precision, TrainerConfig
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
+from vitmnist.memory import can_keep_freed_memory, freed_memory_kept
 from vitmnist.training.gradient import Gradient
 
 SMALLEST_PIECE = 100  # images; below it the calls cost more than the cache saves
 TIMED_IMAGES = 1000  # at least, for each size of a piece
 TIE = 0.03  # differences below this share of the time are noise
+BF16_PAYS = 0.05  # the share of the time that it must save, for what it rounds off
 COMPILE_PAYS_S = {"cpu": 300.0, "cuda": 60.0}
 """How long the rest of a run must be expected to take without compiling, which itself takes up to a minute."""
 
@@ -36,6 +39,7 @@ class Trainer:
     precision: Precision = Precision.fp32
     fused: bool = False
     cuda_graph: bool = False
+    keep_memory: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
     def because(self, key: str, value: Any, reason: str) -> Trainer:
@@ -56,16 +60,17 @@ class Trainer:
         return "\n".join(f"trainer.{key}={_shown(getattr(self, key))}: {why}" for key, why in self.reasons.items())
 
 
-def decide(
-    config: TrainerConfig, device: torch.device, batch_size: int, images: int, seconds: Callable[[int], float]
-) -> Trainer:
+Seconds = Callable[[int, Precision], float]
+"""What an image takes forward and backward, in seconds, by how many are taken at once, and how precisely."""
+
+
+def decide(config: TrainerConfig, device: torch.device, batch_size: int, images: int, seconds: Seconds) -> Trainer:
     """Give each option that is `auto` the value that pays on the device.
 
     Args:
         batch_size: images in a batch.
         images: how many the run will train on, all epochs together.
-        seconds: what an image takes in pieces of a size; asked only if something depends on it. Raises
-            `torch.OutOfMemoryError` where such a piece does not fit.
+        seconds: asked only if something depends on it; raises `torch.OutOfMemoryError` where a piece does not fit.
 
     Raises:
         ConfigError: something was asked for by name that the device has not.
@@ -78,13 +83,9 @@ def decide(
         "precision": config.precision,
         "fused": config.fused,
         "cuda_graph": config.cuda_graph,
+        "keep_memory": config.keep_memory,
     }
     trainer = Trainer(**{key: value for key, value in given.items() if value != "auto"})  # type: ignore[arg-type]
-    if config.precision == Precision.auto:
-        if cuda and torch.cuda.is_bf16_supported(including_emulation=False):
-            trainer = trainer.because("precision", Precision.bf16, "the device multiplies bfloat16 fastest")
-        else:
-            trainer = trainer.because("precision", Precision.fp32, f"nothing less is faster on this {device.type}")
     if config.fused == "auto":
         trainer = trainer.because("fused", True, "one call changes all weights")
     if config.cuda_graph == "auto":
@@ -94,23 +95,55 @@ def decide(
             trainer = trainer.because("cuda_graph", False, "it needs trainer.fused=true")
         else:
             trainer = trainer.because("cuda_graph", True, "one launch a step")
-    image_s = None
+    if config.keep_memory == "auto":
+        if cuda:
+            trainer = trainer.because("keep_memory", False, "torch keeps the device's memory by itself")
+        elif can_keep_freed_memory():
+            trainer = trainer.because("keep_memory", True, "a step finds its memory where the last one left it")
+        else:
+            trainer = trainer.because("keep_memory", False, "the C library is not glibc")
+    with freed_memory_kept() if trainer.keep_memory else nullcontext():
+        return _measured(trainer, config, device, batch_size, images, seconds)
+
+
+def _measured(
+    trainer: Trainer, config: TrainerConfig, device: torch.device, batch_size: int, images: int, seconds: Seconds
+) -> Trainer:
+    """Decide what time decides: first the pieces, in float32, then what they are computed with."""
+    taken: float | None = None
     if config.micro_batch == "auto":
-        timed = time_pieces(batch_size, seconds)
-        piece = max(size for size, taken in timed.items() if taken <= min(timed.values()) * (1 + TIE))
-        image_s = timed[piece]
-        figures = ", ".join(f"{size}: {1e6 * taken:.0f}" for size, taken in sorted(timed.items()))
+        timed = time_pieces(batch_size, lambda size: seconds(size, Precision.fp32))
+        piece = max(size for size, figure in timed.items() if figure <= min(timed.values()) * (1 + TIE))
+        taken = timed[piece]
+        figures = ", ".join(f"{size}: {_microseconds(figure)}" for size, figure in sorted(timed.items()))
         trainer = trainer.because("micro_batch", piece, f"microseconds an image by images at once: {figures}")
+    piece = trainer.micro_batch or batch_size
+    if config.precision == Precision.auto:
+        if device.type == "cuda":
+            # Without compiling a small model's step is all launches, and a measurement would tell nothing.
+            there = torch.cuda.is_bf16_supported(including_emulation=False)
+            reason = "the device has tensor cores for it" if there else "the device has no bfloat16"
+        else:
+            taken = taken or seconds(piece, Precision.fp32)
+            half = seconds(piece, Precision.bf16)
+            there = half < taken * (1 - BF16_PAYS)
+            reason = f"microseconds an image with fp32: {_microseconds(taken)}, with bf16: {_microseconds(half)}"
+            taken = half if there else taken
+        trainer = trainer.because("precision", Precision.bf16 if there else Precision.fp32, reason)
     if config.compile == "auto":
-        if image_s is None:
-            image_s = seconds(trainer.micro_batch or batch_size)
-        expected, pays = image_s * images, COMPILE_PAYS_S[device.type]
+        expected, pays = (taken or seconds(piece, trainer.precision)) * images, COMPILE_PAYS_S[device.type]
         reason = f"the run is expected to train for {expected:.0f} s without; from {pays:.0f} s on it pays"
         trainer = trainer.because("compile", expected >= pays, reason)
     return trainer
 
 
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f}"
+
+
 def _check(config: TrainerConfig, device: torch.device) -> None:
+    if config.keep_memory is True and not can_keep_freed_memory():
+        raise ConfigError("trainer.keep_memory=true: the C library is not glibc; type trainer.keep_memory=auto")
     if config.cuda_graph is True and config.fused is False:
         raise ConfigError("trainer.cuda_graph=true needs trainer.fused=true, which takes a learning rate that changes")
     if device.type == "cuda":
@@ -145,21 +178,18 @@ def time_pieces(batch_size: int, seconds: Callable[[int], float]) -> dict[int, f
     return timed
 
 
-def timer(
-    model: nn.Module, preprocess: Preprocess, batch: Callable[[], Batch], precision: Precision
-) -> Callable[[int], float]:
-    """Measures what an image takes forward and backward, in seconds, by how many of a batch are taken at once."""
+def timer(model: nn.Module, preprocess: Preprocess, batch: Callable[[], Batch]) -> Seconds:
+    """Measures on a batch, as far as it reaches."""
 
-    def seconds(size: int) -> float:
+    def seconds(size: int, precision: Precision) -> float:
         images, labels, keys = batch()
-        device = labels.device
         count = min(len(labels), max(size, TIMED_IMAGES))
         gradient = Gradient(model, preprocess, count, size, precision)
         taken = []
         for _ in range(4):  # the first warms up
             started = time.perf_counter()
             gradient.accumulate(images[:count], labels[:count], None if keys is None else keys[:count], count)
-            synchronize(device)
+            synchronize(gradient.device)
             taken.append(time.perf_counter() - started)
         model.zero_grad()
         return median(taken[1:]) / count
