@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,22 +34,32 @@ class ArticleViT(ViT):
         return logits
 
 
-def batches(split: Split, batch_size: int, device: torch.device) -> dict[str, Batches]:
-    """The articles' ways of loading by their names; all normalise, which theirs from RAM forgot."""
-    images = Preprocess(split)(split.images)
-    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "pin_memory": device.type == "cuda"}
-    resident = images.to(device), split.labels.to(device)
+def disk(split: Split, batch_size: int, device: torch.device) -> Batches:
+    """Sample by sample: the picture, as tensor, normalised."""
+    loader = DataLoader(PicturesOnDisk(split), batch_size, shuffle=True, pin_memory=device.type == "cuda")
+    return lambda: loader
 
-    def slices() -> Iterator[tuple[Tensor, Tensor]]:
+
+def ram(split: Split, batch_size: int, device: torch.device) -> Batches:
+    """The same tensors, kept in memory. Normalised, which the articles forgot here."""
+    samples = TensorDataset(Preprocess(split)(split.images), split.labels)
+    loader = DataLoader(samples, batch_size, shuffle=True, pin_memory=device.type == "cuda")
+    return lambda: loader
+
+
+def slices(split: Split, batch_size: int, device: torch.device) -> Batches:
+    """Slices of a set that lies on the device, in random order."""
+    images, labels = Preprocess(split)(split.images).to(device), split.labels.to(device)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for block in torch.randperm(-(-len(split) // batch_size)).tolist():
             rows = slice(block * batch_size, (block + 1) * batch_size)
-            yield resident[0][rows], resident[1][rows]
+            yield images[rows], labels[rows]
 
-    return {
-        "disk": lambda: DataLoader(PicturesOnDisk(split), **options),
-        "RAM": lambda: DataLoader(TensorDataset(images, split.labels), **options),
-        "slices": slices,
-    }
+    return batches
+
+
+WAYS = {"disk": disk, "RAM": ram, "slices": slices}
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, device: torch.device) -> None:

@@ -3,8 +3,9 @@
     python benchmarks/epoch.py --batch-size 500 --rounds 5 --output benchmarks/results/epoch-bs500.md
     python benchmarks/epoch.py --only bare article trainer=fast --compile      part of it
 
-In one process every candidate trains one epoch of the articles' ViT on MNIST, in turn, once a round; a round's ratio is
-a candidate's epoch over another's of the same round, so that a machine that slows down slows all of them. The first
+Every candidate has a process of its own, in which nothing else has changed the allocator or the libraries. Strictly one
+after the other, all others at rest, each trains one epoch of the articles' ViT on MNIST, once a round. A round's ratio
+is a candidate's epoch over another's of the same round, so that a machine that slows down slows all of them. The first
 round is left out, and what is compiled is compiled before it. The loop over one resident batch is the engine without
 any loading: what is left when data cost nothing. Medians and the range of the ratios are written as Markdown.
 
@@ -17,13 +18,17 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import multiprocessing
+import re
 import shlex
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext, suppress
 from datetime import date
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,6 +64,9 @@ LR = 0.003
 Epoch = Callable[[int], tuple[float, float]]
 """Trains epoch number n; gives its seconds and the percentage of them spent waiting for data."""
 
+Builder = Callable[[], tuple[Epoch, str]]
+"""Sets a candidate up; gives what trains an epoch, and a remark."""
+
 
 def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torch.nn.Module:
     """The articles' ViT, always with the same weights."""
@@ -92,10 +100,17 @@ def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
     return epoch
 
 
-def article_loop(split: Split, batches: article.Batches, device: torch.device, kind: type[ViT]) -> Epoch:
+def article_loop(
+    split: Split,
+    batch_size: int,
+    device: torch.device,
+    way: Callable[[Split, int, torch.device], article.Batches],
+    kind: type[ViT],
+) -> tuple[Epoch, str]:
     """The articles' loop over one of their ways of loading."""
     model = new_model(split, device, kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    batches = way(split, batch_size, device)
 
     def epoch(number: int) -> tuple[float, float]:
         synchronize(device)
@@ -104,7 +119,7 @@ def article_loop(split: Split, batches: article.Batches, device: torch.device, k
         synchronize(device)
         return time.perf_counter() - started, float("nan")
 
-    return epoch
+    return epoch, ""
 
 
 def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
@@ -157,8 +172,11 @@ def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch
     return epoch
 
 
-def our_loop(loader: Loader, split: Split, device: torch.device, trainer: Trainer) -> tuple[Epoch, float]:
-    """The engine with one loader; and the seconds that compiling took."""
+def our_loop(
+    new_loader: Callable[[], Loader], split: Split, device: torch.device, choose: Callable[[], Trainer]
+) -> tuple[Epoch, str]:
+    """The engine with one loader; and what was decided of its step."""
+    loader, trainer = new_loader(), choose()
     model = new_model(split, device)
     optimizer = adam(AdamOptions(lr=LR), model.parameters(), trainer.fused)
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
@@ -179,7 +197,10 @@ def our_loop(loader: Loader, split: Split, device: torch.device, trainer: Traine
             figures = engine.train_epoch(step, loader, current, device, advance=lambda: None)
         return figures.seconds, 100 * figures.data_wait_s / figures.seconds
 
-    return epoch, gradient.compile_s
+    remark = trainer.lines().replace("\n", "; ")
+    if gradient.compile_s:
+        remark += f"; compiling and recording took {gradient.compile_s:.1f} s"
+    return epoch, remark
 
 
 def main() -> None:
@@ -210,75 +231,112 @@ def compare(arguments: argparse.Namespace) -> None:
     """
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
+    builders = candidates(split, device, arguments)
+    names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
+    if not names:
+        raise UserError(f"--only {' '.join(arguments.only)}: none of {', '.join(builders)}")
     with ExitStack() as stack:
-        builders, notes = candidates(split, device, arguments, stack)
-        names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
-        if not names:
-            raise UserError(f"--only {' '.join(arguments.only)}: none of {', '.join(builders)}")
-        epochs = {name: builders[name]() for name in tqdm(names, desc="set-up")}
+        rivals = {name: stack.enter_context(Rival(name, arguments)) for name in tqdm(names, desc="set-up")}
         rounds = []
         for number in tqdm(range(arguments.rounds + 1), desc="round"):
             turn = number % len(names)  # another one goes first each round: no place in the order is a candidate's own
-            figures = {name: epochs[name](number) for name in names[turn:] + names[:turn]}
+            figures = {name: rivals[name].epoch(number) for name in names[turn:] + names[:turn]}
             rounds.append({name: figures[name] for name in names})
+    notes = [f"`{name}`: {rival.remark}" for name, rival in rivals.items() if rival.remark]
     report = markdown(rounds[1:], split, arguments.batch_size, device) + "".join(f"\n{note}\n" for note in notes)
     print(report, end="")
     if arguments.output:
         arguments.output.write_text(report)
 
 
-def candidates(
-    split: Split, device: torch.device, arguments: argparse.Namespace, stack: ExitStack
-) -> tuple[dict[str, Callable[[], Epoch]], list[str]]:
-    """What builds each candidate, by its name; and the list that their building adds remarks to."""
+class Rival:
+    """A candidate in a process of its own, which rests until it is asked for an epoch; a context manager.
+
+    Raises:
+        UserError: it could not be set up; says why.
+    """
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, name, arguments), daemon=False)
+        self._process.start()
+        theirs.close()
+        self.remark: str = self._answer()
+
+    def epoch(self, number: int) -> tuple[float, float]:
+        """Let it train; as `Epoch`."""
+        self._connection.send(number)
+        figures: tuple[float, float] = self._answer()
+        return figures
+
+    def _answer(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except EOFError as error:
+            raise UserError("a candidate's process has died") from error
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+    def __enter__(self) -> Rival:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._connection.close()
+        self._process.join()
+
+
+def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> None:
+    """A rival's process: answers each number of an epoch with its figures, until the other end is closed."""
+    try:
+        device = choose_device(arguments.device)
+        split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
+        epoch, remark = candidates(split, device, arguments)[name]()
+        connection.send(remark)
+    except UserError as error:
+        connection.send(error)
+        return
+    with suppress(EOFError):
+        while True:
+            connection.send(epoch(connection.recv()))
+
+
+def candidates(split: Split, device: torch.device, arguments: argparse.Namespace) -> dict[str, Builder]:
+    """What sets each candidate up, by its name."""
     size: int = arguments.batch_size
-    order = EpochOrder(len(split), size, 42)
-    notes: list[str] = []
-    builders: dict[str, Callable[[], Epoch]] = {BARE: lambda: bare_loop(split, size, device)}
-    for way, batches in article.batches(split, size, device).items():
-        builders[f"article's loop, {way}"] = lambda batches=batches: article_loop(  # type: ignore[misc]
-            split, batches, device, article.ArticleViT
-        )
-        if way == "RAM":
-            builders[f"{ARTICLE}, our model"] = lambda batches=batches: article_loop(  # type: ignore[misc]
-                split, batches, device, ViT
-            )
+    builders: dict[str, Builder] = {BARE: lambda: (bare_loop(split, size, device), "")}
+    for way, batches in article.WAYS.items():
+        builders[f"article's loop, {way}"] = partial(article_loop, split, size, device, batches, article.ArticleViT)
+    builders[f"{ARTICLE}, our model"] = partial(article_loop, split, size, device, article.ram, ViT)
     if importlib.util.find_spec("lightning"):
-        builders["Lightning"] = lambda: lightning_loop(split, size, device)
-    else:
-        notes.append("Lightning is not installed; `pip install 'vitmnist[bench]'` adds its row.")
+        builders["Lightning"] = lambda: (lightning_loop(split, size, device), "")
+    resident = Resident(split, EpochOrder(len(split), size, 42), device)
+    builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, Trainer)
 
-    def ours(name: str, trainer: Callable[[], Trainer], **own: Any) -> Callable[[], Epoch]:
-        def build() -> Epoch:
-            loader = make_loader(name, split, batch_size=size, device=device, seed=42, **own)
-            decided = trainer()
-            epoch, compile_s = our_loop(stack.enter_context(loader), split, device, decided)
-            if decided.reasons:
-                told = decided.lines().replace("\n", "; ")
-                compiling = f" Compiling and recording took {compile_s:.1f} s." if compile_s else ""
-                notes.append(f"Decided for `trainer=fast`{' --compile' * decided.compile}: {told}.{compiling}")
-            return epoch
+    def ours(label: str, trainer: Callable[[], Trainer] = Trainer, **own: Any) -> None:
+        name = re.split("[ ,]", label)[0]
+        new_loader = partial(make_loader, name, split, batch_size=size, device=device, seed=42, **own)
+        builders[label] = partial(our_loop, new_loader, split, device, trainer)
 
-        return build
-
-    builders[RESIDENT] = lambda: our_loop(Resident(split, order, device), split, device, Trainer())[0]
-    builders["gpu_slice"] = ours("gpu_slice", Trainer)
-    builders["ram"] = ours("ram", Trainer)
-    builders["prefetch of ram"] = ours("prefetch", Trainer, base="ram")
-    builders["cache"] = ours("cache", Trainer, folder=f"{arguments.root}/vitmnist-cache")
+    ours("gpu_slice")
+    ours("ram")
+    ours("prefetch of ram", base="ram")
+    ours("cache", folder=f"{arguments.root}/vitmnist-cache")
     for workers in arguments.num_workers:
-        builders[f"disk, {workers} workers"] = ours("disk", Trainer, num_workers=workers)
-
-    def fast(compiling: bool) -> Trainer:
-        sample = split.images[:size].to(device), split.labels[:size].to(device), None
-        config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto", "auto")
-        seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample)
-        return decide(config, device, min(size, len(split)), len(split), seconds)
-
-    builders["gpu_slice, trainer=fast"] = ours("gpu_slice", lambda: fast(compiling=False))
+        ours(f"disk, {workers} workers", num_workers=workers)
+    ours("gpu_slice, trainer=fast", partial(fast, split, size, device, compiling=False))
     if arguments.compile:
-        builders["gpu_slice, trainer=fast, compiled"] = ours("gpu_slice", lambda: fast(compiling=True))
-    return builders, notes
+        ours("gpu_slice, trainer=fast, compiled", partial(fast, split, size, device, compiling=True))
+    return builders
+
+
+def fast(split: Split, batch_size: int, device: torch.device, compiling: bool) -> Trainer:
+    """What `trainer=fast` comes down to."""
+    sample = split.images[:batch_size].to(device), split.labels[:batch_size].to(device), None
+    config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto", "auto")
+    seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample)
+    return decide(config, device, min(batch_size, len(split)), len(split), seconds)
 
 
 def markdown(rounds: list[dict[str, tuple[float, float]]], split: Split, batch_size: int, device: torch.device) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import re
 import shlex
@@ -11,13 +12,18 @@ import subprocess
 import sys
 import time
 import urllib.request
+from argparse import Namespace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 from conftest import PLAIN, REPOSITORY, Train
 from test_image_folder import draw
 
+from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
+from vitmnist.models.vit import ViT, ViTOptions
 
 README = (REPOSITORY / "README.md").read_text()
 COMMANDS = [
@@ -88,6 +94,7 @@ def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
         "tensorboard --logdir",
         "python benchmarks/epoch.py",
         "python benchmarks/loaders.py",
+        "python benchmarks/time_to_accuracy.py",
         "python -m vitmnist.",
     }
     for line in COMMANDS:
@@ -95,16 +102,63 @@ def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
             assert any(part.strip().startswith(start) for start in tested), part
 
 
-def test_the_benchmark_compares_every_loader_with_the_bare_loop(tmp_path: Path) -> None:
+def benchmark(name: str) -> ModuleType:
+    """A script of `benchmarks/`, as a module."""
+    sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+def test_the_benchmark_of_an_epoch_compares_what_it_promises(tmp_path: Path, tiny: Dataset) -> None:
+    epoch = benchmark("epoch")
+    arguments = Namespace(batch_size=5, num_workers=[0, 2], root=str(tmp_path), compile=True)
+    names = set(epoch.candidates(tiny.train, torch.device("cpu"), arguments)) - {"Lightning"}
+    theirs = {"bare loop", *(f"article's loop, {way}" for way in ("disk", "RAM", "slices", "RAM, our model"))}
+    assert theirs < names
+    ours = {name.partition(",")[0].partition(" of ")[0] for name in names - theirs}
+    assert ours == {"one resident batch", *LOADERS.names()} - {"auto"}
+    assert {"gpu_slice, trainer=fast", "gpu_slice, trainer=fast, compiled"} < names
+
+
+def test_the_benchmark_of_an_epoch_writes_its_table(tmp_path: Path) -> None:
     (command,) = (shlex.split(line) for line in COMMANDS if line.startswith("python benchmarks/epoch.py"))
     small = ["--train-size=60", "--batch-size=20", "--rounds=1", f"--root={tmp_path}", f"--output={tmp_path / 'table'}"]
-    program = str(REPOSITORY / command[1])
-    ended = subprocess.run([sys.executable, program, *command[2:], *small], capture_output=True, text=True, check=False)
+    program = [sys.executable, str(REPOSITORY / command[1]), *command[2:], *small]
+    ended = subprocess.run([*program, "--only", "bare", "fast"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "table").read_text() == ended.stdout
-    rows = re.findall(r"^\| ([^|]+?) \| [\d.]+ \| [\d.]+ \|", ended.stdout, re.MULTILINE)
-    compared = {row.partition(",")[0].partition(" of ")[0] for row in rows}
-    assert compared == {"bare loop", "one resident batch", *LOADERS.names()} - {"auto"}
+    rows = re.findall(r"^\| ([^|]+?) \| [\d.]+ \| [\d.]+ \(", ended.stdout, re.MULTILINE)
+    assert rows == ["bare loop", "gpu_slice, trainer=fast"]
+    assert "`gpu_slice, trainer=fast`: trainer.fused=true" in ended.stdout
+    refused = subprocess.run([*program, "--only", "cat"], capture_output=True, text=True, check=False)
+    assert "--only cat: none of bare loop, " in refused.stderr
+
+
+def test_the_articles_model_gives_our_models_answer() -> None:
+    article = benchmark("article")
+    torch.manual_seed(0)
+    ours, theirs = (kind(ViTOptions(), (1, 28, 28), 10).double() for kind in (ViT, article.ArticleViT))
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(5, 1, 28, 28, dtype=torch.float64)
+    torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_the_benchmark_of_the_time_to_an_accuracy_writes_its_tables(tmp_path: Path) -> None:
+    (command,) = (shlex.split(line) for line in COMMANDS if line.startswith("python benchmarks/time_to_accuracy.py"))
+    program = [sys.executable, str(REPOSITORY / command[1]), f"--output={tmp_path / 'table'}"]
+    small = ["epochs=1", "model.depth=1", "data.dataset.train_size=60", "data.dataset.test_size=20"]
+    ended = subprocess.run(
+        [*program, "--seeds=1", *small, f"data.root={tmp_path}"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "table").read_text() == ended.stdout
+    for clock in ("warm", "warm-cache process", "cold process"):
+        assert re.search(rf"^\| {clock} \| 1 \| [\d.]+ \| – \|$", ended.stdout, re.MULTILINE)
+    refused = subprocess.run([*program, "epohcs=1"], capture_output=True, text=True, check=False)
+    assert "epohcs: there is no such key; did you mean 'epochs'?" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_the_benchmark_of_loading_alone_writes_its_tables(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from vitmnist.training.gradient import Gradient
 
 SMALLEST_PIECE = 100  # images; below it the calls cost more than the cache saves
 TIMED_IMAGES = 1000  # at least, for each size of a piece
-TIE = 0.03  # differences below this share of the time are noise
+TIE = 0.05  # differences below this share of the time are noise
 BF16_PAYS = 0.05  # the share of the time that it must save, for what it rounds off
 COMPILE_PAYS_S = {"cpu": 300.0, "cuda": 60.0}
 """How long the rest of a run must be expected to take without compiling, which itself takes up to a minute."""
@@ -113,7 +113,8 @@ def _measured(
     taken: float | None = None
     if config.micro_batch == "auto":
         timed = time_pieces(batch_size, lambda size: seconds(size, Precision.fp32))
-        piece = max(size for size, figure in timed.items() if figure <= min(timed.values()) * (1 + TIE))
+        # Of what is equally fast the smallest: it leaves memory, and in the cache room for what else is there.
+        piece = min(size for size, figure in timed.items() if figure <= min(timed.values()) * (1 + TIE))
         taken = timed[piece]
         figures = ", ".join(f"{size}: {_microseconds(figure)}" for size, figure in sorted(timed.items()))
         trainer = trainer.because("micro_batch", piece, f"microseconds an image by images at once: {figures}")
