@@ -25,7 +25,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import date
 from functools import partial
 from multiprocessing.connection import Connection
@@ -173,10 +173,16 @@ def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch
 
 
 def our_loop(
-    new_loader: Callable[[], Loader], split: Split, device: torch.device, choose: Callable[[], Trainer]
+    new_loader: Callable[[], Loader], split: Split, device: torch.device, choose: Callable[[], Trainer], own: ExitStack
 ) -> tuple[Epoch, str]:
-    """The engine with one loader; and what was decided of its step."""
-    loader, trainer = new_loader(), choose()
+    """The engine with one loader; and what was decided of its step.
+
+    Args:
+        own: of the process, which it ends with.
+    """
+    if device.type == "cpu":
+        own.enter_context(freed_memory_kept())  # as a run does
+    loader, trainer = own.enter_context(new_loader()), choose()
     model = new_model(split, device)
     optimizer = adam(AdamOptions(lr=LR), model.parameters(), trainer.fused)
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
@@ -193,8 +199,7 @@ def our_loop(
 
     def epoch(number: int) -> tuple[float, float]:
         current = engine.TrainingPass(number, len(loader), device)
-        with freed_memory_kept() if trainer.keep_memory else nullcontext():
-            figures = engine.train_epoch(step, loader, current, device, advance=lambda: None)
+        figures = engine.train_epoch(step, loader, current, device, advance=lambda: None)
         return figures.seconds, 100 * figures.data_wait_s / figures.seconds
 
     remark = trainer.lines().replace("\n", "; ")
@@ -231,7 +236,7 @@ def compare(arguments: argparse.Namespace) -> None:
     """
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-    builders = candidates(split, device, arguments)
+    builders = candidates(split, device, arguments, ExitStack())
     names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
     if not names:
         raise UserError(f"--only {' '.join(arguments.only)}: none of {', '.join(builders)}")
@@ -292,18 +297,17 @@ def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> N
     try:
         device = choose_device(arguments.device)
         split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-        epoch, remark = candidates(split, device, arguments)[name]()
-        connection.send(remark)
+        with ExitStack() as own, suppress(EOFError):
+            epoch, remark = candidates(split, device, arguments, own)[name]()
+            connection.send(remark)
+            while True:
+                connection.send(epoch(connection.recv()))
     except UserError as error:
         connection.send(error)
-        return
-    with suppress(EOFError):
-        while True:
-            connection.send(epoch(connection.recv()))
 
 
-def candidates(split: Split, device: torch.device, arguments: argparse.Namespace) -> dict[str, Builder]:
-    """What sets each candidate up, by its name."""
+def candidates(split: Split, device: torch.device, arguments: argparse.Namespace, own: ExitStack) -> dict[str, Builder]:
+    """What sets each candidate up, by its name; `own` closes what it opens."""
     size: int = arguments.batch_size
     builders: dict[str, Builder] = {BARE: lambda: (bare_loop(split, size, device), "")}
     for way, batches in article.WAYS.items():
@@ -312,12 +316,12 @@ def candidates(split: Split, device: torch.device, arguments: argparse.Namespace
     if importlib.util.find_spec("lightning"):
         builders["Lightning"] = lambda: (lightning_loop(split, size, device), "")
     resident = Resident(split, EpochOrder(len(split), size, 42), device)
-    builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, Trainer)
+    builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, Trainer, own)
 
-    def ours(label: str, trainer: Callable[[], Trainer] = Trainer, **own: Any) -> None:
+    def ours(label: str, trainer: Callable[[], Trainer] = Trainer, **options: Any) -> None:
         name = re.split("[ ,]", label)[0]
-        new_loader = partial(make_loader, name, split, batch_size=size, device=device, seed=42, **own)
-        builders[label] = partial(our_loop, new_loader, split, device, trainer)
+        new_loader = partial(make_loader, name, split, batch_size=size, device=device, seed=42, **options)
+        builders[label] = partial(our_loop, new_loader, split, device, trainer, own)
 
     ours("gpu_slice")
     ours("ram")
@@ -334,7 +338,7 @@ def candidates(split: Split, device: torch.device, arguments: argparse.Namespace
 def fast(split: Split, batch_size: int, device: torch.device, compiling: bool) -> Trainer:
     """What `trainer=fast` comes down to."""
     sample = split.images[:batch_size].to(device), split.labels[:batch_size].to(device), None
-    config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto", "auto")
+    config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto")
     seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample)
     return decide(config, device, min(batch_size, len(split)), len(split), seconds)
 

@@ -220,9 +220,9 @@ def test_without_a_model_the_table_is_printed(
     )
 
 
-def test_a_run_with_auto_learns_what_any_run_learns(train: Train, tiny_root: Path, tmp_path: Path) -> None:
+def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root: Path, tmp_path: Path) -> None:
     common = ("data/dataset=kmnist", f"data.root={tiny_root}", "epochs=1", "batch_size=4")
-    ended = train("data/loader=auto", "data.loader.candidates.disk.num_workers=0", *common)
+    ended = train_here("data/loader=auto", "data.loader.candidates.disk.num_workers=0", *common)
     assert ended.returncode == 0, ended.stderr
     assert "waiting for data" in ended.stdout
     assert "(the model alone, without loading: " in ended.stdout
@@ -232,7 +232,7 @@ def test_a_run_with_auto_learns_what_any_run_learns(train: Train, tiny_root: Pat
     assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
     assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
-    assert train("data/loader=ram", *common).returncode == 0
+    assert train_here("data/loader=ram", *common).returncode == 0
     (by_hand,) = set((tmp_path / "outputs" / "runs").glob("*/*")) - {automatic}
     losses = [result_of(folder)["epochs"][0] for folder in (automatic, by_hand)]
     assert losses[0]["train_loss"] == losses[1]["train_loss"]

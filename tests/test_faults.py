@@ -58,8 +58,8 @@ def test_a_device_that_is_out_of_memory_gives_advice_and_the_sweep_goes_on(tmp_p
     assert "Traceback" not in ended.stderr
 
 
-def test_a_model_larger_than_memory_gives_advice(train: Train, tmp_path: Path) -> None:
-    ended = train(*SMALL, "model.width=10000000000", f"data.root={tmp_path}")
+def test_a_model_larger_than_memory_gives_advice(train_here: Train, tmp_path: Path) -> None:
+    ended = train_here(*SMALL, "model.width=10000000000", f"data.root={tmp_path}")
     assert ended.returncode == 1
     assert "error: out of memory: " in ended.stderr
     assert "Traceback" not in ended.stderr

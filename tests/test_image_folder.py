@@ -192,21 +192,23 @@ def test_mistakes_are_named(folder: Path) -> None:
         load(folder / "fox")
 
 
-def test_training_on_ones_own_pictures(folder: Path, train: Train, tmp_path: Path) -> None:
+def test_training_on_ones_own_pictures(folder: Path, train_here: Train, tmp_path: Path) -> None:
     (folder / "dog" / "3.png").write_bytes(b"")
     arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
-    ended = train(*arguments, "epochs=1", "data.dataset.skip_unreadable=true", "data.dataset.mode=rgb")
+    ended = train_here(*arguments, "epochs=1", "data.dataset.skip_unreadable=true", "data.dataset.mode=rgb")
     assert ended.returncode == 0, ended.stderr
     result = result_of(next((tmp_path / "outputs" / "runs").glob("*/*")))
     assert result["dataset"]["skipped"] == 1
     assert result["choices"]["dataset"] == "image_folder"
-    refused = train(*arguments, "epochs=1")
+    refused = train_here(*arguments, "epochs=1")
     assert refused.returncode == 1
     assert "3.png" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(folder: Path, train: Train, tmp_path: Path) -> None:
+def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(
+    folder: Path, train_here: Train, tmp_path: Path
+) -> None:
     """`disk` opens the files themselves; what the run has recorded stays."""
     arguments = (
         "data/dataset=image_folder",
@@ -214,12 +216,12 @@ def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(folder: Path
         f"data.root={tmp_path / 'root'}",
         "epochs=1",
     )
-    assert train(*arguments).returncode == 0
+    assert train_here(*arguments).returncode == 0
     changed = load(folder).train.pictures().paths[0]
     times = changed.stat()
     changed.write_bytes(bytes(times.st_size))
     os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # unseen where only the decoded pictures are read
-    ended = train(*arguments, "data/loader=disk", "data.loader.num_workers=0", "hydra.run.dir=failed")
+    ended = train_here(*arguments, "data/loader=disk", "data.loader.num_workers=0", "hydra.run.dir=failed")
     assert ended.returncode == 1
     assert f"error: {changed}: cannot be read as a picture" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -114,7 +115,7 @@ def benchmark(name: str) -> ModuleType:
 def test_the_benchmark_of_an_epoch_compares_what_it_promises(tmp_path: Path, tiny: Dataset) -> None:
     epoch = benchmark("epoch")
     arguments = Namespace(batch_size=5, num_workers=[0, 2], root=str(tmp_path), compile=True)
-    names = set(epoch.candidates(tiny.train, torch.device("cpu"), arguments)) - {"Lightning"}
+    names = set(epoch.candidates(tiny.train, torch.device("cpu"), arguments, ExitStack())) - {"Lightning"}
     theirs = {"bare loop", *(f"article's loop, {way}" for way in ("disk", "RAM", "slices", "RAM, our model"))}
     assert theirs < names
     ours = {name.partition(",")[0].partition(" of ")[0] for name in names - theirs}

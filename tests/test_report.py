@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import REPOSITORY
 from PIL import Image
 
 from vitmnist.errors import DataError
@@ -35,6 +36,7 @@ ENVIRONMENT = {
     "git_commit": "a" * 40,
     "git_dirty": False,
 }
+TRAINERS = ("plain", "fast")
 DATASET = {"name": "mnist", "train_size": 60, "test_size": 10, "sha256": {"train_images": "0" * 64}}
 
 
@@ -123,6 +125,17 @@ def test_what_was_swept_makes_the_columns_whatever_it_was(tmp_path: Path) -> Non
     run(tmp_path / "2", "disk", config={"model.depth": 3, "seed": 7})
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "seed", "data.loader.num_workers"}
     assert rows(the_only(tmp_path))[2]["model.depth"] == "3"
+
+
+def test_trainers_are_told_apart_by_what_one_types(tmp_path: Path) -> None:
+    plain, fast = (yaml.safe_load((REPOSITORY / "conf" / "trainer" / f"{name}.yaml").read_text()) for name in TRAINERS)
+    run(tmp_path / "0", config={"trainer": plain})
+    run(tmp_path / "1", config={"trainer": fast})
+    run(tmp_path / "2", config={"trainer": {**plain, "fused": True, "micro_batch": 250}})
+    run(tmp_path / "3", config={"trainer": {**fast, "precision": "fp32"}})
+    assert the_only(tmp_path).columns == ("trainer",)
+    told = [row["trainer"] for row in rows(the_only(tmp_path))]
+    assert told == ["plain", "fast", "plain, micro_batch=250, fused=true", "fast, precision=fp32"]
 
 
 def test_the_figures_are_medians_of_the_epochs_that_count(tmp_path: Path) -> None:
@@ -343,6 +356,15 @@ def test_losses_that_differ_between_loaders_are_named(tmp_path: Path) -> None:
     run(tmp_path / "0", "disk", epochs=[epoch(2.0, loss=0.5)])
     run(tmp_path / "1", "ram", epochs=[epoch(2.0, loss=0.25)])
     assert "The training losses of the loaders differ by up to 0.25." in answer(the_only(tmp_path))
+
+
+def test_losses_that_differ_because_jobs_decided_for_themselves_are_explained(tmp_path: Path) -> None:
+    for number, (loader, micro_batch) in enumerate((("ram", 250), ("disk", 500))):
+        trainer = {"micro_batch": micro_batch, "compile": False, "reasons": {"micro_batch": f"measured {number}"}}
+        epochs = [epoch(1.0, loss=0.5 + number / 1024)] * 2
+        run(tmp_path / str(number), loader, epochs=epochs, trainer=trainer)
+    told = "differ by up to 0.00098: each job decided anew what trainer=auto means"
+    assert any(told in sentence for sentence in answer(the_only(tmp_path)))
 
 
 def test_the_most_accurate_is_named_where_accuracies_differ(tmp_path: Path) -> None:

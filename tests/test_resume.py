@@ -164,29 +164,31 @@ def test_a_second_ctrl_c_ends_at_once(quick: list[str], tmp_path: Path) -> None:
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
 
 
-def test_the_time_that_was_given_ends_a_run_without_a_fault(quick: list[str], train: Train, tmp_path: Path) -> None:
-    ended = train(*quick, "max_minutes=0", "hydra.run.dir=cut")
+def test_the_time_that_was_given_ends_a_run_without_a_fault(
+    quick: list[str], train_here: Train, tmp_path: Path
+) -> None:
+    ended = train_here(*quick, "max_minutes=0", "hydra.run.dir=cut")
     assert ended.returncode == 0, ended.stderr
     assert "the time of max_minutes is over" in ended.stdout
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
-    assert train("resume=cut", "max_minutes=null").returncode == 0
-    assert train(*quick, "hydra.run.dir=whole").returncode == 0
+    assert train_here("resume=cut", "max_minutes=null").returncode == 0
+    assert train_here(*quick, "hydra.run.dir=whole").returncode == 0
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
-    quick: list[str], train: Train, tmp_path: Path
+    quick: list[str], train_here: Train, tmp_path: Path
 ) -> None:
-    first = train(*quick, "resume=auto", "max_minutes=0")
+    first = train_here(*quick, "resume=auto", "max_minutes=0")
     assert "no unfinished run of this configuration; a new one begins" in first.stdout
-    assert train(*quick, "seed=1", "max_minutes=0").returncode == 0
+    assert train_here(*quick, "seed=1", "max_minutes=0").returncode == 0
     folders = {result_of(folder)["seed"]: folder for folder in (tmp_path / "outputs" / "runs").glob("*/*")}
-    again = train(*quick, "resume=auto", "max_minutes=null")
+    again = train_here(*quick, "resume=auto", "max_minutes=null")
     assert again.returncode == 0, again.stderr
     assert f"resume=auto: goes on with {folders[42].relative_to(tmp_path)}" in again.stdout
     assert result_of(folders[42])["status"] == "completed"
     assert result_of(folders[1])["status"] == "interrupted"
-    assert "a new one begins" in train(*quick, "resume=auto", "max_minutes=0").stdout
+    assert "a new one begins" in train_here(*quick, "resume=auto", "max_minutes=0").stdout
 
 
 @pytest.fixture(scope="module")
@@ -254,26 +256,28 @@ def test_a_folder_that_is_removed_under_the_run_is_named(quick: list[str], tmp_p
 
 
 def test_an_event_file_that_lost_its_tail_still_reads_and_is_mended(
-    quick: list[str], train: Train, tmp_path: Path
+    quick: list[str], train_here: Train, tmp_path: Path
 ) -> None:
-    assert train(*quick, "epochs=3", "hydra.run.dir=cut").returncode == 0
+    assert train_here(*quick, "epochs=3", "hydra.run.dir=cut").returncode == 0
     (file,) = (tmp_path / "cut").glob("events*")
     os.truncate(file, file.stat().st_size - 300)
     assert steps(tmp_path / "cut")["train/loss"] == [0, 1, 2]
-    assert train("resume=cut", "epochs=4").returncode == 0
+    assert train_here("resume=cut", "epochs=4").returncode == 0
     assert steps(tmp_path / "cut")["gpu/util_pct" if torch.cuda.is_available() else "memory/host_mib"] == [0, 1, 2, 3]
 
 
-def test_saves_within_an_epoch_change_nothing(quick: list[str], train: Train, tmp_path: Path) -> None:
-    assert train(*quick, "hydra.run.dir=whole").returncode == 0
-    assert train(*quick, "hydra.run.dir=saved", "checkpoint.every_minutes=1e-9").returncode == 0
+def test_saves_within_an_epoch_change_nothing(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    assert train_here(*quick, "hydra.run.dir=whole").returncode == 0
+    assert train_here(*quick, "hydra.run.dir=saved", "checkpoint.every_minutes=1e-9").returncode == 0
     assert_same_run(tmp_path / "whole", tmp_path / "saved")
 
 
 def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(
-    quick: list[str], train: Train, tmp_path: Path
+    quick: list[str], train_here: Train, tmp_path: Path
 ) -> None:
-    ended = train(*quick, "optimizer=sgd", "optimizer.lr=1e30", "schedule=constant", "checkpoint.every_minutes=1e-9")
+    ended = train_here(
+        *quick, "optimizer=sgd", "optimizer.lr=1e30", "schedule=constant", "checkpoint.every_minutes=1e-9"
+    )
     assert ended.returncode == 1
     assert re.search(
         r"in epoch 1, step \d+, .*; \S+/checkpoints/last\.pt is from before it, after epoch 0", ended.stderr
@@ -293,10 +297,10 @@ def test_a_run_may_be_stopped_while_it_starts(quick: list[str], tmp_path: Path) 
         assert "Traceback" not in output
 
 
-def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train: Train, tmp_path: Path) -> None:
-    assert train(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
-    assert train("resume=cut", "epochs=3", "max_minutes=0", "data/loader=gpu_slice").returncode == 0
-    ended = train("resume=cut", "max_minutes=null")
+def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    assert train_here(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
+    assert train_here("resume=cut", "epochs=3", "max_minutes=0", "data/loader=gpu_slice").returncode == 0
+    ended = train_here("resume=cut", "max_minutes=null")
     assert "epoch 3/3" in ended.stdout
     assert "gpu_slice loader" in ended.stdout
 
@@ -325,10 +329,10 @@ def test_a_sweep_goes_on_when_the_time_of_a_job_is_over_and_ends_when_it_is_stop
     assert "Traceback" not in output
 
 
-def test_fewer_epochs_than_are_done_are_refused(quick: list[str], train: Train, tmp_path: Path) -> None:
-    assert train(*quick, "epochs=2", "hydra.run.dir=cut").returncode == 0
+def test_fewer_epochs_than_are_done_are_refused(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    assert train_here(*quick, "epochs=2", "hydra.run.dir=cut").returncode == 0
     before = weights(tmp_path / "cut"), result_of(tmp_path / "cut")
-    refused = train("resume=cut", "epochs=1")
+    refused = train_here("resume=cut", "epochs=1")
     assert refused.returncode == 1
     assert "epochs=1: the run has begun its epoch 2; type epochs=2 or more" in refused.stderr
     assert result_of(tmp_path / "cut") == before[1]

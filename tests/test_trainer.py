@@ -29,8 +29,8 @@ def test_what_was_chosen_is_printed_and_recorded(train_here: Train, quick: list[
     chosen = dict(result["trainer"])
     reasons = chosen.pop("reasons")
     assert chosen.pop("precision") in ("fp32", "bf16")  # as this processor has it
-    assert chosen == {"micro_batch": 10, "compile": False, "fused": True, "cuda_graph": False, "keep_memory": True}
-    for key, value in (("micro_batch", "10"), ("compile", "false"), ("fused", "true"), ("keep_memory", "true")):
+    assert chosen == {"micro_batch": 10, "compile": False, "fused": True, "cuda_graph": False}
+    for key, value in (("micro_batch", "10"), ("compile", "false"), ("fused", "true")):
         assert f"trainer.{key}={value}: {reasons[key]}" in ended.stdout
     assert result["summary"]["compile_s"] is None
     assert result["config"]["trainer"]["micro_batch"] == "auto"  # as it was typed
@@ -57,6 +57,19 @@ def test_compiling_is_told_apart(train_here: Train, quick: list[str], tmp_path: 
     result = result_of(tmp_path / "here")
     assert result["trainer"]["compile"] is True
     assert result["summary"]["compile_s"] > sum(epoch["epoch_s"] for epoch in result["epochs"])
+
+
+def test_an_automatic_loader_leaves_a_fresh_model(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    """The candidates are tried with the run's own model, which is then drawn back."""
+    fast = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
+    automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0"]
+    for name, loader in (("by_hand", ["data/loader=ram"]), ("automatic", automatic)):
+        assert train_here(*quick, *fast, *loader, f"hydra.run.dir={name}").returncode == 0
+    losses = [
+        [(epoch["train_loss"], epoch["val_loss"]) for epoch in result_of(tmp_path / name)["epochs"]]
+        for name in ("by_hand", "automatic")
+    ]
+    assert losses[0] == losses[1]
 
 
 def test_a_resumed_run_keeps_what_was_decided(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
 import resource
 from collections.abc import Callable
 from dataclasses import fields
@@ -24,7 +25,7 @@ from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
-from vitmnist.memory import can_keep_freed_memory, freed_memory_kept
+from vitmnist.memory import freed_memory_kept
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.schedule import SCHEDULES
@@ -351,8 +352,8 @@ def test_what_is_compiled_within_an_epoch_is_no_time_of_it(tiny: Dataset, monkey
 # --- what is decided --------------------------------------------------------------------------------------------------
 
 
-FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto", "auto")
-PLAIN = TrainerConfig(None, False, Precision.fp32, False, False, False)
+FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
+PLAIN = TrainerConfig(None, False, Precision.fp32, False, False)
 
 
 def never(size: int, precision: Precision) -> float:
@@ -375,7 +376,6 @@ def test_fast_is_what_pays(
     assert trainer.micro_batch == 250  # among equals the smaller
     assert trainer.compile is compiled
     assert (trainer.precision, trainer.fused, trainer.cuda_graph) == (precision, True, False)
-    assert trainer.keep_memory is can_keep_freed_memory()
     assert set(trainer.reasons) == {field.name for field in fields(TrainerConfig)}
     assert (
         "trainer.micro_batch=250: microseconds an image by images at once: 125: 200, 250: 100, 500: 99"
@@ -386,8 +386,7 @@ def test_fast_is_what_pays(
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
     there = decide(FAST, torch.device("cuda"), 500, images, seconds)
     assert (there.precision, there.fused, there.cuda_graph) == (Precision.bf16, True, True)
-    assert there.keep_memory is False
-    by_hand = TrainerConfig(None, False, Precision.tf32, False, "auto", False)
+    by_hand = TrainerConfig(None, False, Precision.tf32, False, "auto")
     assert decide(by_hand, torch.device("cuda"), 500, images, never).cuda_graph is False
 
 
@@ -421,7 +420,7 @@ def test_sizes_of_pieces_are_tried_until_they_are_slower_or_do_not_fit() -> None
     assert all(math.ceil(larger / 2) == smaller for smaller, larger in pairwise(time_pieces(5000, seconds(10_000))))
 
 
-@pytest.mark.skipif(not can_keep_freed_memory(), reason="the C library is not glibc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_memory_that_is_kept_is_not_taken_anew() -> None:
     """A block above the 32 MiB from which glibc always asks the system, which counts the pages it hands out."""
 

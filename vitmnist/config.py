@@ -96,7 +96,6 @@ class TrainerConfig:
     precision: Precision = MISSING
     fused: bool | str = or_auto()
     cuda_graph: bool | str = or_auto()
-    keep_memory: bool | str = or_auto()
 
 
 @dataclass
@@ -265,6 +264,20 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException:
         values = OmegaConf.to_container(composed, enum_to_str=True)
     return values  # type: ignore[return-value]
+
+
+def trainer_label(values: Mapping[str, Any]) -> str:
+    """How one speaks of a trainer: by its member of the group, and what was changed of it: `plain, fused=true`."""
+    changes: dict[str, list[str]] = {}
+    for file in sorted((CONF / "trainer").glob("*.yaml")):
+        member = OmegaConf.to_container(OmegaConf.load(file))
+        changes[file.stem] = [
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in values.items()
+            if value != member.get(key)  # type: ignore[union-attr]
+        ]
+    name = min(changes, key=lambda member: len(changes[member]))
+    return ", ".join([name, *changes[name]])
 
 
 def is_under(key: str, places: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from vitmnist.data.loaders import Loader
 from vitmnist.data.loaders.auto import Trial
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.memory import freed_memory_kept
 from vitmnist.models import MODELS
 from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.schedule import SCHEDULES
@@ -65,10 +64,6 @@ class Learner:
         self.gradient = Gradient(
             model, preprocess, self._batch_size, trainer.micro_batch, trainer.precision, config.label_smoothing
         )
-
-    def memory(self) -> AbstractContextManager[None]:
-        """To be entered for as long as it learns: what is freed stays, if that was decided."""
-        return freed_memory_kept() if self._trainer.keep_memory else nullcontext()
 
     def new_step(self) -> Step:
         """A step of a model that has learnt nothing; all steps share the model, and each draws it back."""

@@ -92,18 +92,14 @@ def _give_back() -> None:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
 
-def can_keep_freed_memory() -> bool:
-    """Whether the C library is glibc, which can be told to."""
-    return hasattr(ctypes.CDLL(None), "mallopt")
-
-
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
     """Within, memory that is freed stays with the process, and the next step finds it there.
 
-    glibc gives large blocks back to the system, which hands them out again page by page, filled with zeros: with 5,000
-    images at once 300,000 page faults and 40% of a step on the CPU. Afterwards it is given back, and glibc's thresholds
-    are the largest that it chooses by itself. They are the whole process's; under another C library nothing happens.
+    glibc gives large blocks back to the system, which hands them out again page by page, filled with zeros: on the CPU
+    300,000 page faults and 40% of a step with 5,000 images at once, and with 500 as many as the layout of the heap
+    happens to make, up to 10%. Afterwards all is given back, and glibc's thresholds are the largest that it chooses by
+    itself. They are the whole process's; under another C library nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: 0)
     mallopt(M_TRIM_THRESHOLD, -1)

@@ -18,6 +18,7 @@ from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
 from vitmnist.learner import Learner
+from vitmnist.memory import freed_memory_kept
 from vitmnist.training import Step
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Trainee:
 def prepare(
     config: Config, device: torch.device, stack: ExitStack, decided: Mapping[str, Any] | None = None
 ) -> Trainee:
-    """Build everything that a configuration names; the stack closes the loaders.
+    """Build everything that a configuration names; the stack closes the loaders, and gives kept memory back.
 
     Args:
         decided: the record of a trainer, to be taken in place of deciding anew.
@@ -58,8 +59,9 @@ def prepare(
             f"batch_size={config.batch_size} is above the set's {order.size} images, so data.drop_last=true leaves no "
             f"batch; type batch_size={order.size} or less, or data.drop_last=false"
         )
+    if device.type == "cpu":
+        stack.enter_context(freed_memory_kept())
     learner = Learner(config, dataset.train, order, device, decided)
-    stack.enter_context(learner.memory())
     # An evaluation needs no gradient: it fits where a piece of a step does, and is as fast as that.
     test_order = EpochOrder(len(dataset.test), learner.gradient.piece, config.seed, Shuffle.none)
 

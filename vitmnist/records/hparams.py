@@ -14,12 +14,12 @@ from typing import Any
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-from vitmnist.config import ASIDE, is_under
+from vitmnist.config import ASIDE, is_under, trainer_label
 from vitmnist.records.result import Result
 
 KEYS = (
     *("data/loader", "batch_size", "data/dataset", "data/augment", "data.shuffle", "data.drop_last", "model"),
-    *("optimizer", "optimizer.lr", "schedule", "epochs", "device"),
+    *("optimizer", "optimizer.lr", "schedule", "trainer", "epochs", "device"),
 )
 ALWAYS_SHOWN = ("data/loader", "batch_size", "model", "optimizer.lr")
 METRICS = {
@@ -51,6 +51,8 @@ def _value(key: str, result: Result) -> Value:
     choice = key.rpartition("@")[2].replace("/", ".").removeprefix("data.")
     if choice in result.choices:
         return f"auto: {result.choices[choice]}" if choice == "loader" and result.auto else result.choices[choice]
+    if key == "trainer" and result.config:
+        return trainer_label(result.config["trainer"])
     node: Any = result.config
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None

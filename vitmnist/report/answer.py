@@ -105,12 +105,15 @@ def _where(shared: Any) -> str:
 def _learnt_the_same(comparison: Comparison) -> str:
     """Whether runs that differ in the loader alone have the same losses, as the loaders promise."""
     differing, compared = [], 0
+    decided: set[tuple[Any, ...]] = set()
     for shared, cells in _beside_each_other(comparison).items():
         losses: dict[tuple[Any, ...], None] = {}
         runs = [run for cell in cells for run in cell.runs if run.epochs]
         epochs = min((len(run.epochs) for run in runs), default=0)
         for run in runs:
             losses[tuple((epoch["train_loss"], epoch["val_loss"]) for epoch in run.epochs[:epochs])] = None
+            trainer = run.result.get("trainer") or {}
+            decided.add(tuple(str(value) for key, value in sorted(trainer.items()) if key != "reasons"))
         compared += len(runs) > 1
         if len(losses) > 1:
             first = [row[-1][0] for row in losses]
@@ -118,7 +121,8 @@ def _learnt_the_same(comparison: Comparison) -> str:
     if not compared:
         return ""
     if differing:
-        return f"The training losses of the loaders differ by up to {', '.join(differing)}."
+        why = ": each job decided anew what trainer=auto means, and rounds otherwise" if len(decided) > 1 else ""
+        return f"The training losses of the loaders differ by up to {', '.join(differing)}{why}."
     return "Every loader ended in the same losses, to the last bit: they delivered the same batches."
 
 

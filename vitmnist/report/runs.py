@@ -103,7 +103,7 @@ def check(result: Record) -> None:
     Raises:
         ValueError, KeyError, TypeError: something is missing, or is of another kind.
     """
-    for key in ("config", "choices", "dataset", "environment"):
+    for key in ("config", "choices", "dataset", "environment", "trainer"):
         if not isinstance(result.get(key) or {}, dict):
             raise TypeError(f"{key} is no object")
     dataset = result.get("dataset") or {"sha256": {}, "train_size": 0, "test_size": 0}

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitmnist.config import ASIDE, is_under, leaves
+from vitmnist.config import ASIDE, is_under, leaves, trainer_label
 from vitmnist.report.runs import Run
 
 
 def values_of(run: Run) -> dict[str, Any]:
     """A run's configuration by full keys; empty where it is not known.
 
-    The loader is named as one speaks of it: `prefetch of ram`, and `auto: ram` for what an automatic choice came to.
+    Loader and trainer are named as one speaks of them: `prefetch of ram`, `auto: ram` for what an automatic choice came
+    to, `plain, fused=true`.
     """
-    values = leaves(run.config)
+    config = dict(run.config)
+    if isinstance(trainer := config.get("trainer"), Mapping):
+        config["trainer"] = {"name": trainer_label(trainer)}
+    values = leaves(config)
     if base := values.pop("data.loader.base.name", None):
         values["data.loader.name"] = f"{values['data.loader.name']} of {base}"
     chosen = (run.result.get("choices") or {}).get("loader", "auto")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -16,7 +15,6 @@ from vitmnist.clock import synchronize
 from vitmnist.config import Precision, TrainerConfig
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
-from vitmnist.memory import can_keep_freed_memory, freed_memory_kept
 from vitmnist.training.gradient import Gradient
 
 SMALLEST_PIECE = 100  # images; below it the calls cost more than the cache saves
@@ -39,7 +37,6 @@ class Trainer:
     precision: Precision = Precision.fp32
     fused: bool = False
     cuda_graph: bool = False
-    keep_memory: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
     def because(self, key: str, value: Any, reason: str) -> Trainer:
@@ -83,7 +80,6 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
         "precision": config.precision,
         "fused": config.fused,
         "cuda_graph": config.cuda_graph,
-        "keep_memory": config.keep_memory,
     }
     trainer = Trainer(**{key: value for key, value in given.items() if value != "auto"})  # type: ignore[arg-type]
     if config.fused == "auto":
@@ -95,15 +91,7 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
             trainer = trainer.because("cuda_graph", False, "it needs trainer.fused=true")
         else:
             trainer = trainer.because("cuda_graph", True, "one launch a step")
-    if config.keep_memory == "auto":
-        if cuda:
-            trainer = trainer.because("keep_memory", False, "torch keeps the device's memory by itself")
-        elif can_keep_freed_memory():
-            trainer = trainer.because("keep_memory", True, "a step finds its memory where the last one left it")
-        else:
-            trainer = trainer.because("keep_memory", False, "the C library is not glibc")
-    with freed_memory_kept() if trainer.keep_memory else nullcontext():
-        return _measured(trainer, config, device, batch_size, images, seconds)
+    return _measured(trainer, config, device, batch_size, images, seconds)
 
 
 def _measured(
@@ -143,8 +131,6 @@ def _microseconds(seconds: float) -> str:
 
 
 def _check(config: TrainerConfig, device: torch.device) -> None:
-    if config.keep_memory is True and not can_keep_freed_memory():
-        raise ConfigError("trainer.keep_memory=true: the C library is not glibc; type trainer.keep_memory=auto")
     if config.cuda_graph is True and config.fused is False:
         raise ConfigError("trainer.cuda_graph=true needs trainer.fused=true, which takes a learning rate that changes")
     if device.type == "cuda":
