@@ -262,6 +262,7 @@ class Rival:
     """
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self._name = name
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, name, arguments), daemon=False)
@@ -279,7 +280,9 @@ class Rival:
         try:
             answer = self._connection.recv()
         except EOFError as error:
-            raise UserError("a candidate's process has died") from error
+            raise UserError(
+                f"{self._name}: its process has died; --only compares fewer, which need less memory"
+            ) from error
         if isinstance(answer, UserError):
             raise answer
         return answer

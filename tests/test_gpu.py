@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import test_training as training
 import torch
 
-from vitmnist import engine, make_loader
+from vitmnist import engine, load_dataset, make_loader
+from vitmnist.accelerator import accelerator_of
 from vitmnist.clock import Clock
-from vitmnist.config import Shuffle
+from vitmnist.config import Precision, Shuffle
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import Loader
@@ -18,10 +20,12 @@ from vitmnist.data.loaders.contract import Batches
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.memory import DoesNotFitError, free_memory, peak_memory
+from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.records.hardware import HardwareFigures
 from vitmnist.schedule import SCHEDULES
 from vitmnist.testing import PROMISES, Case
 from vitmnist.training import Gradient, Step
+from vitmnist.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -160,3 +164,62 @@ def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) ->
     del block
     torch.cuda.empty_cache()
     assert HardwareFigures(cuda).gpu_peak_mib() < 256
+
+
+@pytest.mark.parametrize("decay", [None, 0.9])
+@pytest.mark.parametrize("optimizer", training.OPTIMIZER_OPTIONS)
+@pytest.mark.parametrize("loader", ["gpu_slice", "ram", "prefetch", "disk"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replay_on_the_gpu_is_the_eager_step_over_a_changing_rate(
+    tiny: Dataset, cuda: torch.device, loader: str, optimizer: str, decay: float | None, compiled: bool
+) -> None:
+    """The same promise as on the CPU, with a graph that is one; nothing is read back while it is replayed."""
+    eager, captured = (training.make_step(tiny, optimizer, decay=decay, device=cuda) for _ in range(2))
+    with training.make_loader(tiny, loader, device=cuda) as batches:
+        expected = training.train(eager, batches)
+        figures = training.train(captured, batches, epochs=1)
+        if compiled:
+            keys = next(captured.gradient.preprocess.keys(batches.order, 0))
+            assert captured.gradient.compile(*next(batches.epoch(0)), keys) is None
+        captured.capture(batches, accelerator_of(cuda))
+        figures += training.train(captured, batches, epochs=2, first=1)
+    assert [figure.loss for figure in figures] == pytest.approx([figure.loss for figure in expected], rel=1e-3)
+    training.check_same_weights(captured.model, eager.model, tolerance=1e-3)
+    training.check_same_weights(captured.evaluated, eager.evaluated, tolerance=1e-3)
+    assert captured.rate == eager.rate
+
+
+@pytest.mark.parametrize("precision", [Precision.tf32, Precision.bf16])
+def test_less_precision_on_the_gpu_is_the_step_within_its_rounding(
+    tiny: Dataset, cuda: torch.device, precision: Precision
+) -> None:
+    Trainer(precision=precision).check(cuda)
+    plain, rounded = (training.make_step(tiny, device=cuda, precision=value) for value in (Precision.fp32, precision))
+    before = torch.backends.cuda.matmul.fp32_precision
+    with training.make_loader(tiny, "gpu_slice", device=cuda) as loader:
+        batch = next(loader.epoch(0))
+        for step in (plain, rounded):
+            step.gradient(*batch, next(step.gradient.preprocess.keys(loader.order, 0)))
+    assert 0 < training.difference(rounded.model, plain.model) < 0.02
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_a_gpu_that_is_full_halves_the_pieces(tiny: Dataset, cuda: torch.device) -> None:
+    """With a block in the way that leaves less than half of the batch's need."""
+    train = make_loader("gpu_slice", load_dataset("mnist").train, batch_size=20_000, device=cuda, seed=0)
+    with train as loader:
+        images, labels = next(loader.epoch(0))
+        model = ViT(ViTOptions(), (1, 28, 28), 10).to(cuda)
+        preprocess = Preprocess(load_dataset("mnist").train).to(cuda)
+        whole = Gradient(model, preprocess, 20_000)
+        need, _ = peak_memory(lambda: whole(images, labels), cuda)
+        expected = [value.grad.clone() for value in model.parameters()]
+        model.zero_grad()
+        torch.cuda.empty_cache()
+        block = torch.empty(free_memory(cuda).device - need.device // 2, dtype=torch.uint8, device=cuda)
+        gradient = Gradient(model, preprocess, 20_000, 20_000)
+        gradient(images, labels)
+        del block
+    assert gradient.piece < 20_000
+    for mine, other in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(mine.grad, other, rtol=1e-3, atol=1e-6)

@@ -58,16 +58,15 @@ class Accelerator:
     def synchronize(self, event: Any) -> None:
         """Let the host wait until the device has passed `event`."""
 
-    def warm_up(self, work: Callable[[], object], times: int) -> None:
-        """Do `work` before it is recorded, so that libraries have set themselves up."""
-        for _ in range(times):
-            work()
-
-    def record(self, work: Callable[[], object]) -> Callable[[], object]:
+    def record(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
         """What replays `work` on the tensors that it works on now; on the CPU nothing is saved by it, and it is `work`.
 
-        On a device the recording itself changes nothing.
+        Args:
+            warm_up: how often to do it before, so that libraries have set themselves up. The recording itself does
+                nothing on the device.
         """
+        for _ in range(warm_up):
+            work()
         return work
 
 
@@ -105,17 +104,19 @@ class Cuda(Accelerator):
     def synchronize(self, event: torch.cuda.Event) -> None:
         event.synchronize()
 
-    def warm_up(self, work: Callable[[], object], times: int) -> None:
+    def record(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
         current, beside = torch.cuda.current_stream(self.device), self.stream()
         beside.wait_stream(current)
-        with torch.cuda.stream(beside):  # what a stream sets up lazily must not be recorded
-            super().warm_up(work, times)
-        current.wait_stream(beside)
-
-    def record(self, work: Callable[[], object]) -> Callable[[], object]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
+        try:
+            with torch.cuda.stream(beside):
+                for _ in range(warm_up):
+                    work()
+            # The stream is of this device; torch's own one for recordings may be of another.
+            with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=beside):
+                work()
+        finally:
+            current.wait_stream(beside)
         return graph.replay
 
 

@@ -223,10 +223,9 @@ def train_epoch(
     for batch, batch_keys in zip(step.batches(loader, epoch, done), keys, strict=False):
         current.clock.begin("computing")
         rate = step.rate
-        loss, right = step(batch, batch_keys)
+        loss, right = step(batch, batch_keys, current.watch)
         if device.type == "cpu" and not loss.isfinite():
             raise not_finite(float(loss), epoch, current.tally.steps, rate)
-        current.watch(step.model)
         current.tally.add(loss, right, len(batch[-1]), rate)
         current.clock.begin("other")
         advance()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -15,9 +14,10 @@ from vitmnist.config import Config
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import Loader
-from vitmnist.data.loaders.auto import Trial
+from vitmnist.data.loaders.auto import Resident, Trial
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import ConfigError, first_line
 from vitmnist.models import MODELS
 from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.schedule import SCHEDULES
@@ -32,7 +32,7 @@ class Learner:
 
     Args:
         split: what it will be trained on, in the order `order`.
-        decided: the record of a trainer, to be taken in place of deciding anew.
+        decided: a trainer, to be taken in place of deciding anew.
 
     Raises:
         ConfigError: something of the configuration is unknown or does not fit together.
@@ -44,7 +44,7 @@ class Learner:
         split: Split,
         order: EpochOrder,
         device: torch.device,
-        decided: Mapping[str, Any] | None = None,
+        decided: Trainer | None = None,
     ) -> None:
         self._config, self._split, self._order, self._device = config, split, order, device
         self._batch_size = min(order.batch_size, order.size)
@@ -55,7 +55,8 @@ class Learner:
         model = self._model = MODELS.build(config.model, tuple(shape), len(split.classes)).to(device)
         self._drawn = {name: value.clone() for name, value in model.state_dict().items()}
         if decided:
-            self._trainer = Trainer.recorded(decided)
+            decided.check(device)
+            self._trainer = decided
         else:
             images = config.epochs * min(len(order) * self._batch_size, order.size)
             seconds = timer(model, preprocess, self._sample)
@@ -68,6 +69,8 @@ class Learner:
     def new_step(self) -> Step:
         """A step of a model that has learnt nothing; all steps share the model, and each draws it back."""
         self._model.load_state_dict(self._drawn)
+        self._model.zero_grad()
+        torch.manual_seed(self._config.seed)  # of what a model draws while it learns
         optimizer = OPTIMIZERS.build(self._config.optimizer, self._model.parameters(), self._trainer.fused)
         schedule = SCHEDULES.build(self._config.schedule, optimizer, self._config.epochs * len(self._order))
         decay = self._config.ema_decay
@@ -75,9 +78,9 @@ class Learner:
 
     def trial(self) -> Trial:
         """Trains a new model on what a loader delivers, as `data/loader=auto` wants it."""
-        if not self.gradient.compiled:
-            self._compile(self._sample())
+        self.gradient.micro_batch = self._trainer.micro_batch  # another loader left less memory, perhaps
         step = self.new_step()
+        self.capture(step, Resident(self._split, self._order, self._device))
 
         def seconds(loader: Loader) -> tuple[float, float]:
             current = engine.TrainingPass(0, len(loader), self._device)
@@ -86,8 +89,13 @@ class Learner:
 
         return seconds
 
+    def compile_ahead(self) -> None:
+        """Compile before there is a loader, if that was decided."""
+        self._compile(self._sample())
+
     def compile_for(self, loader: Loader) -> None:
         """Compile for the batches of a loader, which may be bytes or floats, if that was decided; and tell."""
+        self.gradient.micro_batch = self._trainer.micro_batch
         if self._trainer.compile:
             with closing(loader.epoch(0)) as batches:
                 self._compile((*next(batches), next(self._preprocess.keys(self._order, 0))))
@@ -95,9 +103,23 @@ class Learner:
             log.info("what was decided of the trainer\n%s", self._trainer.lines())
 
     def capture(self, step: Step, loader: Loader) -> None:
-        """Record a step as a graph, if that was decided; after a run was restored, and before it is trained."""
-        if self._trainer.cuda_graph:
+        """Record a step as a graph, if that was decided; after a run was restored, and before it is trained.
+
+        Raises:
+            ConfigError: it cannot be recorded, and was asked for by name.
+        """
+        if not self._trainer.cuda_graph:
+            return
+        try:
             step.capture(loader, accelerator_of(self._device))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = f"the step cannot be recorded: {first_line(error)}"
+            if "cuda_graph" not in self._trainer.reasons:
+                raise ConfigError(f"trainer.cuda_graph=true: {reason}; type trainer.cuda_graph=false") from error
+            self._trainer = self._trainer.because("cuda_graph", False, reason)
+            log.info("trainer.cuda_graph=false: %s", reason)
 
     def record(self) -> dict[str, Any]:
         """How a step is computed, as plain values; pieces may have been halved since it was decided."""

@@ -91,7 +91,7 @@ def typed_again(folder: Path, new: list[str]) -> list[str]:
     groups = {
         key.rpartition("@")[2].replace("/", ".")
         for key in keys
-        if "/" in key or key in ("model", "optimizer", "schedule")
+        if "/" in key or key in ("model", "optimizer", "schedule", "trainer")
     }
 
     def stays(override: str) -> bool:

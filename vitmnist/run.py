@@ -115,8 +115,9 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     kept = saved_before(config, folder) if config.resume else None
     if kept:
         result.epochs = kept["records"]
-    same_kind = kept and kept["device"] == device.type  # what was decided for another kind of device is decided anew
-    trainee = prepare(config, device, stack, kept["trainer"] if kept and same_kind else None)
+    # What was decided for another kind of device, or from other wishes, is decided anew.
+    same = kept and kept["typed"] == (device.type, plain(config)["trainer"])
+    trainee = prepare(config, device, stack, kept["trainer"] if kept and same else None)
     hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
     if trainee.choice:
         result.choices |= trainee.choice.built
@@ -126,8 +127,7 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     saved = Saved(folder, config, trainee, result, stop)
     current = saved.restore(kept) if kept else None
     trainee.learner.capture(trainee.step, trainee.train_loader)
-    result.trainer = trainee.learner.record()
-    result.compile_s = trainee.learner.gradient.compile_s or None
+    saved.note_step()
     if config.resume:
         remember(result.overrides, folder)
         # They were of a run that had ended, which it has not any more.
@@ -166,8 +166,7 @@ def learn(sitting: Sitting, result: Result, config: Config, folder: Path, stop: 
         recording = profiled(folder, steps - current.tally.steps, device) if profiling else nullcontext()
         record, predictions = train_and_evaluate(sitting, current, recording)
         current = None
-        result.trainer = trainee.learner.record()
-        result.compile_s = trainee.learner.gradient.compile_s or None
+        saved.note_step()
         result.epochs.append(record)
         # Before the checkpoint: what is drawn of an epoch that it does not know is left out on resuming.
         if options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):

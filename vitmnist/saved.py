@@ -20,12 +20,13 @@ from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.stop import Stop
 from vitmnist.trainee import Trainee
+from vitmnist.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
 FREE = (
     *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "resume"),
-    *("repeats", "repeat", "sweep", "tensorboard", "profile"),
+    *("repeats", "repeat", "sweep", "tensorboard", "profile", "trainer"),
 )
 """The keys that may change when a run is resumed; all others decide what is learnt."""
 
@@ -38,6 +39,7 @@ class Saved:
         self._config = plain(config)
         self._options = config.checkpoint
         self._watch_every = config.tensorboard.every_steps
+        self.note_step()
         self._saved_at = time.monotonic()
         self._good: int | None = None  # the epochs that are done in the newest checkpoint
         train = trainee.dataset.train
@@ -72,6 +74,9 @@ class Saved:
         trainee = self._trainee
         step = trainee.step
         step.model.load_state_dict(kept["model"])
+        # How the optimizer computes is this sitting's matter, and decides where torch puts its state.
+        for group, built in zip(kept["optimizer"]["param_groups"], step.optimizer.param_groups, strict=True):
+            group.update({key: built[key] for key in ("fused", "foreach", "capturable") if key in built})
         step.optimizer.load_state_dict(kept["optimizer"])
         step.schedule.load_state_dict(kept["schedule"])
         if step.average:
@@ -86,6 +91,11 @@ class Saved:
         done = current.tally.steps if current else 0
         log.info("resumed after %d epochs and %d batches", self._good, done)
         return current
+
+    def note_step(self) -> None:
+        """Put into the record how steps are computed; running out of memory may have changed it."""
+        self._result.trainer = self._trainee.learner.record()
+        self._result.compile_s = self._trainee.learner.gradient.compile_s or None
 
     def after_step(self, current: TrainingPass) -> None:
         """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then."""
@@ -125,6 +135,7 @@ class Saved:
 
     def _save(self, current: TrainingPass | None, best: bool = False) -> None:
         step = self._trainee.step
+        self.note_step()
         if not all(bool(value.isfinite().all()) for value in step.model.parameters()):
             raise TrainingError("the weights are not finite any more; try a smaller optimizer.lr")
         state = {
@@ -163,6 +174,8 @@ def saved_before(config: Config, folder: Path) -> dict[str, Any] | None:
     try:
         check_same(json.loads(kept["facts"])["config"], plain(config))
         kept["records"] = [EpochRecord.kept(record) for record in kept["records"]]
+        kept["trainer"] = Trainer.recorded(kept["trainer"])
+        kept["typed"] = kept["device"], json.loads(kept["facts"])["config"]["trainer"]
         done = len(kept["records"]) + bool(kept["pass"])
     except (KeyError, TypeError, ValueError) as error:
         raise _not_ours(folder, error) from error

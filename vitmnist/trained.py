@@ -91,6 +91,6 @@ def _read_final(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     state = checkpoint.read(path)
     try:
-        return json.loads(state["facts"]), (state["average"] or state)["model"]
+        return json.loads(state["facts"]), (state.get("average") or state)["model"]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: is not of this program: {error}") from error

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -20,6 +18,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.learner import Learner
 from vitmnist.memory import freed_memory_kept
 from vitmnist.training import Step
+from vitmnist.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +36,11 @@ class Trainee:
     choice: Choice | None
 
 
-def prepare(
-    config: Config, device: torch.device, stack: ExitStack, decided: Mapping[str, Any] | None = None
-) -> Trainee:
+def prepare(config: Config, device: torch.device, stack: ExitStack, decided: Trainer | None = None) -> Trainee:
     """Build everything that a configuration names; the stack closes the loaders, and gives kept memory back.
 
     Args:
-        decided: the record of a trainer, to be taken in place of deciding anew.
+        decided: a trainer, to be taken in place of deciding anew.
 
     Raises:
         ConfigError: something of it is unknown or does not fit together.
@@ -69,6 +66,7 @@ def prepare(
     values = data.loader
     _, options = LOADERS.member(values)
     if isinstance(options, AutoOptions):
+        learner.compile_ahead()  # its memory is none that a loader must leave
         log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
         also = [(dataset.test, test_order)]
         choice = choose(options, dataset.train, order, device, new_trial=learner.trial, also=also)

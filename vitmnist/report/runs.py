@@ -40,8 +40,11 @@ class Run:
         return list(self.result.get("epochs", ()))
 
     def seconds_to(self, target: float) -> float | None:
-        """Seconds of all epochs up to the first that reached an accuracy, in percent; None if none did."""
-        seconds = 0.0
+        """Seconds of all epochs up to the first that reached an accuracy, in percent, and of compiling before them.
+
+        None if none did.
+        """
+        seconds = (self.result.get("summary") or {}).get("compile_s") or 0.0
         for epoch in self.epochs:
             seconds += epoch["epoch_s"]
             if epoch["val_acc"] >= target:

@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from vitmnist.clock import synchronize
 from vitmnist.config import Precision
@@ -30,15 +30,15 @@ class Gradient:
 
     Whatever is chosen, it is the gradient of the whole batch: a short piece, or a short last batch, weighs as many
     images as it has. It differs from that of one float32 pass by rounding alone: summed in another order, or
-    multiplied with fewer digits. Of random float32 gradients of the articles' transformer the norm of the difference
-    is below 1e-5 of the gradient's norm with pieces and compiled, and below 2% with bf16 (`tests/test_training.py`).
-    That is not so of models whose answer for an image depends on the others in its batch, as batch normalisation's.
+    multiplied with fewer digits. For the articles' transformer the norm of the difference is below 1e-5 of the
+    gradient's norm with pieces and compiled, and below 2% with bf16 (`tests/test_training.py`). That does not hold of
+    models whose answer for an image depends on the others in its batch, as with batch normalisation, or that draw.
 
     Args:
         model: gives logits `[B, classes]`.
         preprocess: what happens to images before the model sees them.
         batch_size: images in a batch; a last one may have fewer.
-        micro_batch: images at once, at most; pieces are as even as can be. None takes the batch whole. Where the
+        micro_batch: images at once, at most; pieces are as even as can be. None takes the batch whole. Where a CUDA
             device runs out of memory, a number is halved, and the step begun again.
         precision: of the products; weights, their gradient and the loss are float32 in any case. `tf32` rounds the
             factors of matrix products to 10 bits on the GPU's tensor cores; `bf16` runs what bears it in bfloat16
@@ -96,7 +96,7 @@ class Gradient:
             started = time.perf_counter()
             try:
                 result = work()
-                if halved and self.compiled:  # anew, for the new shape
+                if halved and self.compiled:
                     synchronize(self.device)
                     self.compile_s += time.perf_counter() - started
                 return result
@@ -110,6 +110,8 @@ class Gradient:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.micro_batch = math.ceil(self.piece / 2)
+            if self.compiled:
+                torch.compiler.reset()  # it is compiled anew for the new shape, and torch keeps few of them
             log.warning("out of memory (%s); going on with trainer.micro_batch=%d", reason, self.micro_batch)
 
     def accumulate(
@@ -140,26 +142,31 @@ class Gradient:
 
         A batch goes through once. Nothing stays of it but the seconds it took, in `compile_s`.
         """
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.compile_s
         if not self.compiled:
             torch.compiler.reset()  # of models before this one, as in a sweep: so many are kept and no more
             self._losses = torch.compile(self._sum_of_losses, fullgraph=True, dynamic=False)
             self.padding = True
         try:
-            with torch.random.fork_rng():
+            with self.random_state_kept():
                 self(images, labels, keys)
-        except TorchDynamoException as error:
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             self._losses = self._sum_of_losses
             self.padding = False
             return _reason(error)
         finally:
             self.model.zero_grad()
-        self.compile_s += time.perf_counter() - started
+        self.compile_s = before + time.perf_counter() - started
         return None
 
+    def random_state_kept(self) -> AbstractContextManager[None]:
+        """Within, what a model draws is drawn again afterwards."""
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+
     def _sum_of_losses(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        images = self.preprocess(images, keys)
         with self._autocast():
-            logits = self.model(self.preprocess(images, keys))
+            logits = self.model(images)
         loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=self.label_smoothing)
         return loss, (logits.detach().argmax(dim=1) == labels).sum()
 
@@ -184,15 +191,13 @@ class Gradient:
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    settings: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
+    products = torch.backends.cuda.matmul  # torch lets convolutions use it anyway
+    before = products.fp32_precision
     try:
-        for setting in settings:
-            setting.fp32_precision = "tf32"
+        products.fp32_precision = "tf32"
         yield
     finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
+        products.fp32_precision = before
 
 
 def _reason(error: Exception) -> str:

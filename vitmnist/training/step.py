@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from torch import Tensor, nn
@@ -49,18 +49,23 @@ class Step:
         """What a call takes of each batch of an epoch: images and labels, or indices, where it gathers them itself."""
         return self._captured.batches(loader, epoch, start) if self._captured else loader.epoch(epoch, start)
 
-    def __call__(self, batch: tuple[Tensor, ...], keys: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, batch: tuple[Tensor, ...], keys: Tensor | None, watch: Callable[[nn.Module], object] = lambda model: None
+    ) -> tuple[Tensor, Tensor]:
         """Take a step; the batch's mean loss and how many of its images were classified rightly, on the device.
 
         Args:
             batch: as `batches` gives it.
             keys: int64 `[B]`, what the batch's augmentation is drawn from; None if it has none.
+            watch: is given the model when it has its gradient.
         """
         if self._captured:
             figures = self._captured(batch, keys)
+            watch(self.model)
         else:
             images, labels = batch
             figures = self.gradient(images, labels, keys)
+            watch(self.model)  # some optimizers write into the gradient
             self.optimizer.step()
             if self.average:
                 self.average.take_in(self.average.next_weight())
@@ -72,13 +77,21 @@ class Step:
 
         The graph would not see a state that is loaded into the optimizer later: restore a run first. The seconds that
         it takes are added to the gradient's `compile_s`.
+
+        Raises:
+            RuntimeError: the model does something that cannot be recorded; the step goes on as before.
         """
-        started = time.perf_counter()
+        started, before, padding = time.perf_counter(), self.gradient.compile_s, self.gradient.padding
         self.model.train()
         self.gradient.padding = True
         keys = next(self.gradient.preprocess.keys(loader.order, 0))
         with closing(loader.epoch(0)) as batches:
             batch = next(batches)
         parts = (self.optimizer, self.average, batch, keys, loader.resident, accelerator)
-        self._captured = self.gradient.within_memory(lambda: CapturedStep(self.gradient, *parts))
-        self.gradient.compile_s += time.perf_counter() - started
+        try:
+            with self.gradient.random_state_kept():
+                self._captured = self.gradient.within_memory(lambda: CapturedStep(self.gradient, *parts))
+        except RuntimeError:
+            self.gradient.padding = padding
+            raise
+        self.gradient.compile_s = before + time.perf_counter() - started

@@ -43,6 +43,20 @@ class Trainer:
         """The same with another value of an option, and why."""
         return replace(self, **{key: value}, reasons={**self.reasons, key: reason})
 
+    def check(self, device: torch.device) -> None:
+        """Raise `ConfigError` if the device has not what it takes."""
+        if self.cuda_graph and device.type != "cuda":
+            raise ConfigError(
+                f"trainer.cuda_graph=true: needs a CUDA device, and the run's is {device}; type trainer.cuda_graph=auto"
+            )
+        if self.precision == Precision.tf32 and device.type != "cuda":
+            raise ConfigError(
+                f"trainer.precision=tf32: is CUDA's, and the run's device is {device}; "
+                "type trainer.precision=fp32 or trainer.precision=auto"
+            )
+        if self.precision == Precision.bf16 and device.type == "cuda" and not _has_bf16(device):
+            raise ConfigError(f"trainer.precision=bf16: {device} has no bfloat16; type trainer.precision=auto")
+
     def record(self) -> dict[str, Any]:
         """Plain values."""
         return {**asdict(self), "precision": self.precision.value}
@@ -72,8 +86,6 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
     Raises:
         ConfigError: something was asked for by name that the device has not.
     """
-    _check(config, device)
-    cuda = device.type == "cuda"
     given = {
         "micro_batch": config.micro_batch,
         "compile": config.compile,
@@ -82,6 +94,10 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
         "cuda_graph": config.cuda_graph,
     }
     trainer = Trainer(**{key: value for key, value in given.items() if value != "auto"})  # type: ignore[arg-type]
+    if config.cuda_graph is True and config.fused is False:
+        raise ConfigError("trainer.cuda_graph=true needs trainer.fused=true, which takes a learning rate that changes")
+    trainer.check(device)
+    cuda = device.type == "cuda"
     if config.fused == "auto":
         trainer = trainer.because("fused", True, "one call changes all weights")
     if config.cuda_graph == "auto":
@@ -91,60 +107,45 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
             trainer = trainer.because("cuda_graph", False, "it needs trainer.fused=true")
         else:
             trainer = trainer.because("cuda_graph", True, "one launch a step")
-    return _measured(trainer, config, device, batch_size, images, seconds)
+    if config.precision == Precision.auto and cuda:
+        # Without compiling a small model's step is all launches, and a measurement would tell nothing.
+        precision, reason = Precision.fp32, f"{device} has no bfloat16"
+        if _has_bf16(device):
+            precision, reason = Precision.bf16, f"{device} has tensor cores for it"
+        trainer = trainer.because("precision", precision, reason)
 
-
-def _measured(
-    trainer: Trainer, config: TrainerConfig, device: torch.device, batch_size: int, images: int, seconds: Seconds
-) -> Trainer:
-    """Decide what time decides: first the pieces, in float32, then what they are computed with."""
     taken: float | None = None
     if config.micro_batch == "auto":
-        timed = time_pieces(batch_size, lambda size: seconds(size, Precision.fp32))
+        timed = time_pieces(batch_size, lambda size: seconds(size, trainer.precision))
         # Of what is equally fast the smallest: it leaves memory, and in the cache room for what else is there.
         piece = min(size for size, figure in timed.items() if figure <= min(timed.values()) * (1 + TIE))
         taken = timed[piece]
         figures = ", ".join(f"{size}: {_microseconds(figure)}" for size, figure in sorted(timed.items()))
         trainer = trainer.because("micro_batch", piece, f"microseconds an image by images at once: {figures}")
     piece = trainer.micro_batch or batch_size
-    if config.precision == Precision.auto:
-        if device.type == "cuda":
-            # Without compiling a small model's step is all launches, and a measurement would tell nothing.
-            there = torch.cuda.is_bf16_supported(including_emulation=False)
-            reason = "the device has tensor cores for it" if there else "the device has no bfloat16"
-        else:
-            taken = taken or seconds(piece, Precision.fp32)
-            half = seconds(piece, Precision.bf16)
-            there = half < taken * (1 - BF16_PAYS)
-            reason = f"microseconds an image with fp32: {_microseconds(taken)}, with bf16: {_microseconds(half)}"
-            taken = half if there else taken
-        trainer = trainer.because("precision", Precision.bf16 if there else Precision.fp32, reason)
+    if config.precision == Precision.auto and not cuda:
+        whole = taken or seconds(piece, Precision.fp32)
+        half = seconds(piece, Precision.bf16)
+        precision, taken = (Precision.bf16, half) if half < whole * (1 - BF16_PAYS) else (Precision.fp32, whole)
+        reason = f"microseconds an image with fp32: {_microseconds(whole)}, with bf16: {_microseconds(half)}"
+        trainer = trainer.because("precision", precision, reason)
     if config.compile == "auto":
-        expected, pays = (taken or seconds(piece, trainer.precision)) * images, COMPILE_PAYS_S[device.type]
+        try:
+            expected, pays = (taken or seconds(piece, trainer.precision)) * images, COMPILE_PAYS_S[device.type]
+        except torch.OutOfMemoryError:
+            return trainer.because("compile", False, "there is no memory to time the step without")
         reason = f"the run is expected to train for {expected:.0f} s without; from {pays:.0f} s on it pays"
         trainer = trainer.because("compile", expected >= pays, reason)
     return trainer
 
 
+def _has_bf16(device: torch.device) -> bool:
+    """Whether a CUDA device multiplies bfloat16 by itself, which those since Ampere do."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def _microseconds(seconds: float) -> str:
     return f"{1e6 * seconds:.0f}"
-
-
-def _check(config: TrainerConfig, device: torch.device) -> None:
-    if config.cuda_graph is True and config.fused is False:
-        raise ConfigError("trainer.cuda_graph=true needs trainer.fused=true, which takes a learning rate that changes")
-    if device.type == "cuda":
-        if config.precision == Precision.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ConfigError(f"trainer.precision=bf16: {device} has no bfloat16; type trainer.precision=tf32 or auto")
-        return
-    if config.cuda_graph is True:
-        raise ConfigError(
-            f"trainer.cuda_graph=true: needs a CUDA device, and the run's is {device}; type trainer.cuda_graph=auto"
-        )
-    if config.precision == Precision.tf32:
-        raise ConfigError(
-            f"trainer.precision=tf32: is CUDA's, and the run's device is {device}; type trainer.precision=fp32 or auto"
-        )
 
 
 def time_pieces(batch_size: int, seconds: Callable[[int], float]) -> dict[int, float]:
@@ -173,12 +174,14 @@ def timer(model: nn.Module, preprocess: Preprocess, batch: Callable[[], Batch]) 
         count = min(len(labels), max(size, TIMED_IMAGES))
         gradient = Gradient(model, preprocess, count, size, precision)
         taken = []
-        for _ in range(4):  # the first warms up
-            started = time.perf_counter()
-            gradient.accumulate(images[:count], labels[:count], None if keys is None else keys[:count], count)
-            synchronize(gradient.device)
-            taken.append(time.perf_counter() - started)
-        model.zero_grad()
+        try:
+            for _ in range(4):  # the first warms up
+                started = time.perf_counter()
+                gradient.accumulate(images[:count], labels[:count], None if keys is None else keys[:count], count)
+                synchronize(gradient.device)
+                taken.append(time.perf_counter() - started)
+        finally:
+            model.zero_grad()
         return median(taken[1:]) / count
 
     return seconds
