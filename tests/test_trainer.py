@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo
 from conftest import PLAIN, Train, result_of
 from safetensors.torch import load_file
 
@@ -51,11 +52,9 @@ def test_all_that_is_fast_learns_what_plain_learns(train_here: Train, quick: lis
         assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-4)
 
 
-def test_compiling_is_told_apart(
-    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@torch._dynamo.config.patch(error_on_recompile=True)
+def test_compiling_is_told_apart(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     """Of a loader that delivers floats, and a short last batch: nothing is compiled within an epoch."""
-    monkeypatch.setattr("torch._dynamo.config.error_on_recompile", True)
     ended = train_here(*quick, "trainer.compile=true", "data/loader=disk", "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     result = result_of(tmp_path / "here")

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -97,9 +98,8 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Augmen
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in gradient.model.parameters())
 
 
-def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
-    tiny: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@torch._dynamo.config.patch(error_on_recompile=True)
+def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(tiny: Dataset) -> None:
     gradient = Gradient(make_vit(depth=1), Preprocess(tiny.train, SHIFT), BATCH, 4, label_smoothing=0.1)
     before = copy.deepcopy(gradient.model.state_dict())
     random = torch.get_rng_state()
@@ -109,7 +109,6 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     assert all(torch.equal(value, before[name]) for name, value in gradient.model.state_dict().items())
     assert all(value.grad is None for value in gradient.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
-    monkeypatch.setattr("torch._dynamo.config.error_on_recompile", True)
     for size in (BATCH, 7, 1):
         check_gradient(gradient, tiny, size, 1e-5, depth=1)
     assert gradient.compile(*batch_of(tiny, gradient.preprocess, BATCH)) is None  # it is there already
@@ -299,7 +298,7 @@ def test_the_gradient_is_watched_before_an_optimizer_writes_into_it(tiny: Datase
     """As torch's own momentum after Nesterov does on a GPU."""
     step = make_step(tiny)
     seen: list[float] = []
-    step.optimizer.step = lambda: [value.grad.zero_() for value in step.model.parameters()]  # type: ignore
+    step.optimizer.register_step_pre_hook(lambda *_: [value.grad.zero_() for value in step.model.parameters()] and None)
     batch = batch_of(tiny, step.gradient.preprocess, BATCH)
     step(batch[:2], batch[2], lambda model: seen.append(float(nn.utils.get_total_norm([model.embed.weight.grad]))))
     assert seen[0] > 0
