@@ -222,6 +222,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if arguments.output and not arguments.output.parent.is_dir():
+        parser.error(f"--output {arguments.output}: there is no folder {arguments.output.parent}")
     try:
         compare(arguments)
     except UserError as error:
@@ -239,7 +241,7 @@ def compare(arguments: argparse.Namespace) -> None:
     builders = candidates(split, device, arguments, ExitStack())
     names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
     if not names:
-        raise UserError(f"--only {' '.join(arguments.only)}: none of {', '.join(builders)}")
+        raise UserError(f"--only {' '.join(arguments.only)}: none of {'; '.join(builders)}")
     with ExitStack() as stack:
         rivals = {name: stack.enter_context(Rival(name, arguments)) for name in tqdm(names, desc="set-up")}
         rounds = []

@@ -92,7 +92,7 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - started
     if ended.returncode:
-        raise UserError(ended.stderr.strip().rpartition("\n")[2])
+        raise UserError(ended.stderr.strip().rpartition("\n")[2].rpartition(": error: ")[2])
     return {**json.loads(ended.stdout.splitlines()[-1]), "process_s": seconds}
 
 
@@ -106,6 +106,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seeds < 1 or arguments.cold < 1:
         parser.error("--seeds and --cold must be at least 1")
+    if arguments.output and not arguments.output.parent.is_dir():
+        parser.error(f"--output {arguments.output}: there is no folder {arguments.output.parent}")
     try:
         if arguments.once:
             print(json.dumps(train_once(arguments.overrides)))

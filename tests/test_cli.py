@@ -139,7 +139,7 @@ MISTAKES = {
     "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, tf32, bf16",
     "device=cpu trainer.precision=tf32": "trainer.precision=tf32: is CUDA's, and the run's device is cpu",
     "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
-    "trainer.cuda_graph=true": "trainer.cuda_graph=true needs trainer.fused=true",
+    "device=cpu trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "+trainer.fuse=true": "trainer.fuse: there is no such key; did you mean 'fused'?",
     "label_smoothing=1": "label_smoothing=1.0: must be at least 0 and below 1",
     "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",

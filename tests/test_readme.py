@@ -134,7 +134,7 @@ def test_the_benchmark_of_an_epoch_writes_its_table(tmp_path: Path) -> None:
     assert rows == ["bare loop", "gpu_slice, trainer=fast"]
     assert "`gpu_slice, trainer=fast`: trainer.fused=true" in ended.stdout
     refused = subprocess.run([*program, "--only", "cat"], capture_output=True, text=True, check=False)
-    assert "--only cat: none of bare loop, " in refused.stderr
+    assert "--only cat: none of bare loop; " in refused.stderr
 
 
 def test_the_articles_model_gives_our_models_answer() -> None:

@@ -61,6 +61,8 @@ class Learner:
             images = config.epochs * min(len(order) * self._batch_size, order.size)
             seconds = timer(model, preprocess, self._sample)
             self._trainer = decide(config.trainer, device, self._batch_size, images, seconds)
+        if self._trainer.reasons:
+            log.info("what was decided of the trainer\n%s", self._trainer.lines())
         trainer = self._trainer
         self.gradient = Gradient(
             model, preprocess, self._batch_size, trainer.micro_batch, trainer.precision, config.label_smoothing
@@ -94,13 +96,11 @@ class Learner:
         self._compile(self._sample())
 
     def compile_for(self, loader: Loader) -> None:
-        """Compile for the batches of a loader, which may be bytes or floats, if that was decided; and tell."""
+        """Compile for the batches of a loader, which may be bytes or floats, if that was decided."""
         self.gradient.micro_batch = self._trainer.micro_batch
         if self._trainer.compile:
             with closing(loader.epoch(0)) as batches:
                 self._compile((*next(batches), next(self._preprocess.keys(self._order, 0))))
-        if self._trainer.reasons:
-            log.info("what was decided of the trainer\n%s", self._trainer.lines())
 
     def capture(self, step: Step, loader: Loader) -> None:
         """Record a step as a graph, if that was decided; after a run was restored, and before it is trained.
@@ -126,9 +126,15 @@ class Learner:
         return {**self._trainer.record(), "micro_batch": self.gradient.micro_batch}
 
     def _compile(self, batch: Batch) -> None:
-        reason = self.gradient.compile(*batch) if self._trainer.compile else None
+        if not self._trainer.compile:
+            return
+        log.info("compiling the step, which may take a minute")
+        reason = self.gradient.compile(*batch)
         if reason:
             self._trainer = self._trainer.because("compile", False, f"could not be compiled: {reason}")
+            log.info("trainer.compile=false: could not be compiled: %s", reason)
+        else:
+            log.info("compiled; that is %.1f s, which count in no epoch", self.gradient.compile_s)
 
     def _sample(self) -> Batch:
         """A batch that no loader has to deliver."""

@@ -94,9 +94,9 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
         "cuda_graph": config.cuda_graph,
     }
     trainer = Trainer(**{key: value for key, value in given.items() if value != "auto"})  # type: ignore[arg-type]
+    trainer.check(device)
     if config.cuda_graph is True and config.fused is False:
         raise ConfigError("trainer.cuda_graph=true needs trainer.fused=true, which takes a learning rate that changes")
-    trainer.check(device)
     cuda = device.type == "cuda"
     if config.fused == "auto":
         trainer = trainer.because("fused", True, "one call changes all weights")
@@ -171,7 +171,7 @@ def timer(model: nn.Module, preprocess: Preprocess, batch: Callable[[], Batch]) 
 
     def seconds(size: int, precision: Precision) -> float:
         images, labels, keys = batch()
-        count = min(len(labels), max(size, TIMED_IMAGES))
+        count = min(len(labels), size * -(-TIMED_IMAGES // size))  # whole pieces
         gradient = Gradient(model, preprocess, count, size, precision)
         taken = []
         try:
