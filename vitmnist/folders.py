@@ -32,11 +32,13 @@ class NewFolders(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a single run is made."""
+        _made.clear()  # of a run of this process before
         if not config.resume:
             self._look_at(Path(config.hydra.run.dir), "", "hydra.run.dir", "resume")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the folder of a sweep is made, and before its jobs are checked."""
+        _made.clear()
         if Path(config.hydra.sweep.dir) not in _going_on:
             self._look_at(Path(config.hydra.sweep.dir), "*/", "hydra.sweep.dir", "sweep.resume")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -109,6 +110,7 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
         ConfigError: something of the configuration is unknown, does not fit together, or may not change on resuming.
         DataError: the data or the checkpoints cannot be read.
     """
+    gc.collect()  # a compiled step of the job before is a cycle, which would take this one's memory
     device = choose_device(config.device)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     stack.enter_context(claim(folder))
