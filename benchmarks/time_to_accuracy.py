@@ -51,11 +51,12 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     from vitmnist.clock import synchronize
     from vitmnist.records.environment import describe_environment
     from vitmnist.trainee import prepare
+    from vitmnist.world import ALONE
 
     config = typed(Config, composed(overrides))
     device = choose_device(config.device)
     with ExitStack() as stack:
-        trainee = prepare(config, device, stack)
+        trainee = prepare(config, device, stack, ALONE)
         step, loader = trainee.step, trainee.train_loader
         trainee.learner.capture(step, loader)
         synchronize(device)

@@ -255,7 +255,9 @@ def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode in (-signal.SIGINT, 1), errors
+    # At its end Python stops a thread that blocks by pthread_exit, which torch's C++ may take for a crash.
+    allowed = (-signal.SIGINT, 1, *([-signal.SIGABRT] if sign == "blocked" else []))
+    assert process.returncode in allowed, errors
     assert "KeyboardInterrupt" in errors
     deadline = time.monotonic() + 5
     while group_lives(process.pid) and time.monotonic() < deadline:

@@ -14,11 +14,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist import resume, sweep
+from vitmnist import sweep
 from vitmnist.config import CONF
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, PeerError
 from vitmnist.explain import explain
 from vitmnist.folders import take_back, take_back_unbegun_sweep
+from vitmnist.launch import Launch
 from vitmnist.stop import Stop, Stopped
 from vitmnist.sweep import run_job
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 STOP = Stop()
+LAUNCH = Launch()
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
@@ -47,17 +49,19 @@ def train(composed: DictConfig) -> float | None:
         STOP.check()
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
-        run(composed, folder, overrides, STOP)
+        LAUNCH.begin(folder)
+        run(composed, folder, overrides, STOP, LAUNCH.world)
     except (Stopped, KeyboardInterrupt) as stopped:
         saved = any((folder / "checkpoints").glob("*.pt"))
         log.info("%s; records in %s", stopped if str(stopped) else "interrupted", shown)
         if isinstance(stopped, Stopped):
             stopped.told = True
         if saved:
-            log.info("go on with\n    python train.py %s", shlex.quote(f"resume={shown}"))
+            several = f"torchrun --nproc-per-node={LAUNCH.world.machine_size}" if LAUNCH.world.size > 1 else "python"
+            log.info("go on with\n    %s train.py %s", several, shlex.quote(f"resume={shown}"))
         raise
     except Exception as error:
-        if isinstance(error, ConfigError | DataError):
+        if isinstance(error, ConfigError | DataError | PeerError):
             take_back()
         else:
             log.info("failed; records in %s", shown)
@@ -70,23 +74,40 @@ def fail(error: BaseException) -> NoReturn:
     """End with one message and exit code 1; with a traceback where it was asked for, or the program is at fault."""
     message = explain(error, CONF)
     if SHOW_TRACEBACK or message is None:
-        raise error
+        if LAUNCH.world.first_to_fail(str(error) or type(error).__name__):
+            raise error
+        sys.exit(1)
     sys.exit(f"error: {message}")
 
 
 def main() -> None:
-    """Run the program."""
+    """Run the program; of several processes, the first that fails says why."""
+    try:
+        start()
+    except SystemExit as ended:
+        if ended.code and not LAUNCH.world.first_to_fail(str(ended.code).removeprefix("error: ")):
+            sys.exit(ended.code if isinstance(ended.code, int) else 1)
+        raise
+    LAUNCH.end()
+
+
+def start() -> None:
+    """Run the program, and turn every exception into an exit code."""
     logging.raiseExceptions = False  # a closed pipe behind the program must not bury it in messages about itself
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its errors on, instead of printing them its own way
     try:
-        sys.argv[1:] = sweep.expand(resume.expand(sys.argv[1:]))
         with STOP:
-            train()
+            with STOP.deferred():  # for several processes torch is imported
+                LAUNCH.join()
+            arguments = LAUNCH.arguments(sys.argv[1:])
+            if arguments is not None:
+                sys.argv[1:] = arguments
+                train()
     except KeyboardInterrupt:
         sys.exit(130)
     except Stopped as stopped:
-        if not stopped.told:
+        if LAUNCH.world.first_to_fail(str(stopped)) and not stopped.told:
             print(f"{stopped}{sweep.how_to_go_on()}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     except Exception as error:

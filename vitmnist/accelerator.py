@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from vitmnist.errors import ConfigError
+from vitmnist.world import ALONE, World
 
 
 class Accelerator:
@@ -123,12 +124,25 @@ class Cuda(Accelerator):
 ACCELERATORS: dict[str, type[Accelerator]] = {"cpu": Accelerator, "cuda": Cuda}
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, world: World = ALONE) -> torch.device:
     """The device that `device=` names; `auto` is the first CUDA device, or the CPU.
 
+    Each of several ranks on a machine has a CUDA device of its own.
+
     Raises:
-        ConfigError: no such device on this machine.
+        ConfigError: no such device on this machine, or not as many.
     """
+    if world.size > 1 and (name == "cuda" or (name == "auto" and torch.cuda.is_available())):
+        count = torch.cuda.device_count()
+        if world.local_rank >= count:
+            raise ConfigError(
+                f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here, for "
+                f"{world.machine_size} processes; start as many as there are GPUs with torchrun --nproc-per-node, or "
+                "type device=cpu"
+            )
+        return torch.device("cuda", world.local_rank)
+    if world.size > 1 and name.startswith("cuda:"):
+        raise ConfigError(f"device={name}: names one device for {world.size} processes; type device=cuda")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

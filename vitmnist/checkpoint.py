@@ -119,6 +119,20 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
+def torch_state(device: torch.device) -> list[str]:
+    """The state of torch's generators of the CPU and of a CUDA device, as plain text."""
+    states = [torch.random.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [bytes(state.numpy()).hex() for state in states]
+
+
+def set_torch_state(states: list[str], device: torch.device) -> None:
+    """Put torch's generators where `torch_state` found them, those that there are now."""
+    host, *cuda = (torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in states)
+    torch.random.set_rng_state(host)
+    if cuda and device.type == "cuda":
+        torch.cuda.set_rng_state(cuda[0], device)
+
+
 def random_state() -> dict[str, Any]:
     """The state of every global generator, as plain values."""
     numpy: Any = np.random.get_state()

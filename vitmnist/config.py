@@ -28,7 +28,7 @@ PACKAGE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
 
 # What tells nothing of what a run learns or measures: keys, and sections of them.
-ASIDE = ("checkpoint", "data.root", "max_minutes", "repeat", "repeats", "resume", "sweep", "tensorboard")
+ASIDE = ("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume", "sweep", "tensorboard")
 UNNAMED = ("data.root", "repeats")  # what a folder is not named after
 
 Schema = TypeVar("Schema")
@@ -114,6 +114,13 @@ class TensorBoardConfig:
     images_every_epochs: int | None = bounded(at_least=1)
 
 
+@dataclass
+class DistributedConfig:
+    """`distributed`: several processes that train together, under `torchrun`."""
+
+    timeout_s: float = bounded(above=0, at_most=1e6)
+
+
 class Objective(str, Enum):
     """What a search looks for; see `vitmnist.sweep`."""
 
@@ -146,6 +153,7 @@ class Config:
     label_smoothing: float = bounded(at_least=0, below=1)
     ema_decay: float | None = bounded(above=0, below=1)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     max_minutes: float | None = bounded(at_least=0)
     resume: str | None = MISSING
     repeats: int = bounded(at_least=1)

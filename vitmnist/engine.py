@@ -14,15 +14,19 @@ from torch import Tensor, nn
 
 from vitmnist.clock import Clock, synchronize
 from vitmnist.data.loaders import Loader
+from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import TrainingError
 from vitmnist.training import Step
+from vitmnist.training.gradient import IGNORED
+from vitmnist.world import ALONE, World
 
 
 @dataclass(frozen=True)
 class PassFigures:
     """One pass over a split. Times in seconds; `loss` is the mean per image, `accuracy` a percentage.
 
+    Where several processes train together, images, loss and accuracy are those of all, times those of this one.
     `seconds` is the whole pass: `data_wait_s`, `compute_s` and everything else.
     """
 
@@ -68,9 +72,13 @@ class Predictions:
 
 
 class Tally:
-    """Loss and right answers of a pass, kept on the device and read once at its end."""
+    """Loss and right answers of a pass, kept on the device and read once at its end.
 
-    def __init__(self, steps: int, device: torch.device) -> None:
+    Each rank counts its own images; reading adds them up, so all ranks must read when one does.
+    """
+
+    def __init__(self, steps: int, device: torch.device, world: World = ALONE) -> None:
+        self._world = world
         self._losses = torch.zeros(steps, device=device)
         self._right = torch.zeros((), dtype=torch.int64, device=device)
         self._sizes: list[int] = []
@@ -82,7 +90,14 @@ class Tally:
         return len(self._sizes)
 
     def add(self, loss: Tensor, right: Tensor, size: int, rate: float = 0.0) -> None:
-        """Count a batch: its mean loss, how many of its images were classified rightly, its size, the learning rate."""
+        """Count a batch.
+
+        Args:
+            loss: the sum over this rank's images, divided by those of the whole batch.
+            right: how many of this rank's images were classified rightly.
+            size: images of the whole batch.
+            rate: the learning rate.
+        """
         self._losses[len(self._sizes)] = loss
         self._right += right
         self._sizes.append(size)
@@ -90,7 +105,8 @@ class Tally:
 
     def read(self) -> tuple[list[float], list[int], int]:
         """The mean loss of each batch, its size, and the right answers of them all; waits for the device."""
-        return self._losses[: self.steps].tolist(), self._sizes, int(self._right)
+        losses = self._world.add(self._losses[: self.steps].clone())
+        return losses.tolist(), self._sizes, int(self._world.add(self._right.clone()))
 
     def check_finite(self, epoch: int) -> None:
         """Wait for the device and look at the losses so far.
@@ -103,18 +119,19 @@ class Tally:
                 raise not_finite(value, epoch, step, self.rates[step])
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as plain values and CPU tensors."""
+        """All of it, of all ranks, as plain values and CPU tensors."""
         return {
-            "losses": self._losses.cpu(),
-            "right": int(self._right),
+            "losses": self._world.add(self._losses.clone()).cpu(),
+            "right": int(self._world.add(self._right.clone())),
             "sizes": list(self._sizes),
             "rates": list(self.rates),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
-        self._losses.copy_(state["losses"])
-        self._right.fill_(state["right"])
+        if self._world.main:  # the sums of all ranks, of which there may be another number now
+            self._losses.copy_(state["losses"])
+            self._right.fill_(state["right"])
         self._sizes, self.rates = list(state["sizes"]), list(state["rates"])
 
 
@@ -133,9 +150,12 @@ class TrainingPass:
         watch_every: of how many steps of the run one is watched; None is none.
     """
 
-    def __init__(self, epoch: int, steps: int, device: torch.device, watch_every: int | None = None) -> None:
+    def __init__(
+        self, epoch: int, steps: int, device: torch.device, watch_every: int | None = None, world: World = ALONE
+    ) -> None:
         self.epoch = epoch
-        self.tally = Tally(steps, device)
+        self.world = world
+        self.tally = Tally(steps, device, world)
         self._steps, self._watch_every, self._device = steps, watch_every, device
         self._norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until the pass is read
         self._before = {"seconds": 0.0, "waiting": 0.0, "computing": 0.0}  # of earlier sittings
@@ -207,7 +227,7 @@ def train_epoch(
     """Train on an epoch of the loader from the pass's next batch on, a step a batch.
 
     Nothing is read back from a GPU before the end of the epoch. On the CPU, where it costs nothing, a loss that is not
-    finite ends the epoch at once.
+    finite ends the epoch at once, if no other process has to hear of it.
 
     Args:
         current: the epoch, and how much of it is done.
@@ -217,16 +237,20 @@ def train_epoch(
         TrainingError: a loss was not finite; names the first step where it was not.
     """
     step.model.train()
-    epoch, done = current.epoch, current.tally.steps
-    keys = step.gradient.preprocess.keys(loader.order, epoch, done)
+    epoch, done, order = current.epoch, current.tally.steps, loader.order
+    keys = step.gradient.preprocess.keys(order, epoch, done)
+    at_once = device.type == "cpu" and current.world.size == 1
     current.begin(step)
-    for batch, batch_keys in zip(step.batches(loader, epoch, done), keys, strict=False):
+    for delivered, batch_keys in zip(step.batches(loader, epoch, done), keys, strict=False):
         current.clock.begin("computing")
-        rate = step.rate
-        loss, right = step(batch, batch_keys, current.watch)
-        if device.type == "cpu" and not loss.isfinite():
-            raise not_finite(float(loss), epoch, current.tally.steps, rate)
-        current.tally.add(loss, right, len(batch[-1]), rate)
+        rate, number = step.rate, current.tally.steps
+        batch, size = delivered, order.whole.count(number)
+        if not order.count(number):  # a last batch too small for all ranks
+            batch = (delivered[0], torch.full_like(delivered[1], IGNORED))
+        loss, right = step(batch, batch_keys, size, current.watch)
+        if at_once and not loss.isfinite():
+            raise not_finite(float(loss), epoch, number, rate)
+        current.tally.add(loss, right, size, rate)
         current.clock.begin("other")
         advance()
         current.clock.begin("waiting")
@@ -239,20 +263,26 @@ def evaluate(
     preprocess: Preprocess,
     device: torch.device,
     advance: Callable[[], object],
+    world: World = ALONE,
 ) -> tuple[PassFigures, Predictions]:
-    """Run the model over the loader's epoch 0 without changing it, whole and in float32; `advance` as in training."""
+    """Run the model over the loader's epoch 0 without changing it, whole and in float32; `advance` as in training.
+
+    Several ranks evaluate a part each, and all have the figures and predictions of every image.
+    """
     model.eval()
+    order = loader.order
     confidence, taken_for = [], []
-    tally = Tally(len(loader), device)
+    tally = Tally(len(loader), device, world)
     synchronize(device)
     started = time.perf_counter()
     clock = Clock(device)
     with torch.inference_mode():
         for images, labels in loader.epoch(0):
             clock.begin("computing")
-            logits = model(preprocess(images))
+            own, size = order.count(tally.steps), order.whole.count(tally.steps)
+            logits, wanted = model(preprocess(images))[:own], labels[:own]
             probability, label = logits.softmax(dim=1).max(dim=1)
-            tally.add(F.cross_entropy(logits, labels), (label == labels).sum(), len(labels))
+            tally.add(F.cross_entropy(logits, wanted, reduction="sum") / size, (label == wanted).sum(), size)
             confidence.append(probability)
             taken_for.append(label)
             clock.begin("other")
@@ -261,7 +291,18 @@ def evaluate(
     synchronize(device)
     seconds = time.perf_counter() - started
     figures = _figures(tally, seconds, clock.seconds("waiting"), clock.seconds("computing"))
-    return figures, Predictions(torch.cat(taken_for), torch.cat(confidence))
+    return figures, _of_all(Predictions(torch.cat(taken_for), torch.cat(confidence)), order, world)
+
+
+def _of_all(own: Predictions, order: EpochOrder, world: World) -> Predictions:
+    """The predictions of all ranks, in the order of the split."""
+    if world.size == 1:
+        return own
+    places = order.indices(0, device=own.labels.device)[: len(own.labels)]  # what does not count comes last
+    size = order.whole.size
+    return Predictions(
+        *(world.add(part.new_zeros(size).index_copy_(0, places, part)) for part in (own.labels, own.confidence))
+    )
 
 
 def _figures(tally: Tally, seconds: float, waiting: float, computing: float) -> PassFigures:

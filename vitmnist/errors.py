@@ -26,6 +26,10 @@ class TrainingError(UserError):
     """Training that cannot go on, such as a loss that is not finite."""
 
 
+class PeerError(UserError):
+    """Another process of the same run has failed, and has said why; this one cannot go on without it."""
+
+
 def choices(wrong: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest of the allowed names, then all of them."""
     names = sorted(allowed)

@@ -11,6 +11,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from vitmnist.config import Config, wrong_type
 from vitmnist.errors import UserError, choices, first_line
 
+# What Hydra knows only when a plugin is installed, and the extra that installs it.
+PLUGINS = {("hydra/sweeper", "optuna"): "search"} | {
+    ("hydra/launcher", name): "launchers" for name in ("joblib", "ray", "submitit_local", "submitit_slurm")
+}
+
 
 def explain(error: BaseException, conf: Path) -> str | None:
     """What to tell the person; None if the error is not theirs to mend, and its traceback should be seen.
@@ -52,8 +57,9 @@ def _unknown_choice(error: MissingConfigException) -> str:
     group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
     if not group or not error.options:
         return _one_line(str(error))
-    if (group, wrong) == ("hydra/sweeper", "optuna"):
-        return "hydra/sweeper=optuna: is not installed; type pip install 'vitmnist[search]'"
+    extra = PLUGINS.get((group, wrong))
+    if extra:
+        return f"{group}={wrong}: is not installed; type pip install 'vitmnist[{extra}]'"
     return f"{group}={wrong}: there is no such choice; {choices(wrong, error.options)}"
 
 

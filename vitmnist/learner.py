@@ -6,6 +6,7 @@ import logging
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitmnist import engine
@@ -23,6 +24,7 @@ from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.schedule import SCHEDULES
 from vitmnist.training import Average, Gradient, Step
 from vitmnist.training.trainer import Batch, Trainer, decide, timer
+from vitmnist.world import World
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ class Learner:
     """A model and the way to its gradient, which is compiled once, and the steps that are made of them.
 
     Args:
-        split: what it will be trained on, in the order `order`.
+        split: what it will be trained on, in the order `order`, which is this rank's.
+        world: with whom; rank 0 decides for all.
         decided: a trainer, to be taken in place of deciding anew.
 
     Raises:
@@ -44,23 +47,31 @@ class Learner:
         split: Split,
         order: EpochOrder,
         device: torch.device,
+        world: World,
         decided: Trainer | None = None,
     ) -> None:
         self._config, self._split, self._order, self._device = config, split, order, device
         self._batch_size = min(order.batch_size, order.size)
         preprocess = self._preprocess = Preprocess(split, AUGMENTS.build(config.data.augment)).to(device)
+        # What a model draws while it learns must not be the same on each rank, whose images are others.
+        (own,) = np.random.SeedSequence(config.seed, spawn_key=(world.rank, 4)).generate_state(1, np.uint64)
+        self._drawing = int(own) if world.rank else config.seed
         _, *shape = split.images.shape
         # Weights are drawn on the CPU, so that every device starts from the same ones.
         torch.manual_seed(config.seed)
         model = self._model = MODELS.build(config.model, tuple(shape), len(split.classes)).to(device)
         self._drawn = {name: value.clone() for name, value in model.state_dict().items()}
         if decided:
-            decided.check(device)
+            decided.check(device, world.size)
             self._trainer = decided
         else:
             images = config.epochs * min(len(order) * self._batch_size, order.size)
             seconds = timer(model, preprocess, self._sample)
-            self._trainer = decide(config.trainer, device, self._batch_size, images, seconds)
+
+            def record() -> dict[str, Any]:
+                return decide(config.trainer, device, self._batch_size, images, seconds, world.size).record()
+
+            self._trainer = Trainer.recorded(world.share(record))
         if self._trainer.reasons:
             log.info("what was decided of the trainer\n%s", self._trainer.lines())
         trainer = self._trainer
@@ -72,7 +83,7 @@ class Learner:
         """A step of a model that has learnt nothing; all steps share the model, and each draws it back."""
         self._model.load_state_dict(self._drawn)
         self._model.zero_grad()
-        torch.manual_seed(self._config.seed)  # of what a model draws while it learns
+        torch.manual_seed(self._drawing)
         optimizer = OPTIMIZERS.build(self._config.optimizer, self._model.parameters(), self._trainer.fused)
         schedule = SCHEDULES.build(self._config.schedule, optimizer, self._config.epochs * len(self._order))
         decay = self._config.ema_decay

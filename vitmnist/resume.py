@@ -7,9 +7,11 @@ with what is new behind. What may change is checked when the checkpoint is read.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
@@ -112,8 +114,23 @@ def remember(overrides: list[str], folder: Path) -> None:
     write_whole(folder / RESUMED, OmegaConf.to_yaml(own).encode())
 
 
-def newest_unfinished(overrides: list[str]) -> Path | None:
-    """The folder of the newest run that did not complete, among those of this very configuration."""
+def after_restart(arguments: list[str]) -> list[str]:
+    """What `torchrun --max-restarts` means when it types the same again: go on with what it began before."""
+    if any(argument.startswith("resume=") for argument in arguments):
+        return arguments
+    folder = newest_unfinished(arguments, psutil.Process(os.getppid()).create_time())
+    if folder is None:
+        return arguments
+    print(f"restarted by torchrun: goes on with {folder}")
+    return [*arguments, f"resume={folder}"]
+
+
+def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
+    """The folder of the newest run that did not complete, among those of this very configuration.
+
+    Args:
+        since: seconds since 1970; runs that began before do not count.
+    """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         wanted = _identity(
             compose(
@@ -128,7 +145,7 @@ def newest_unfinished(overrides: list[str]) -> Path | None:
         checkpoints = list((folder / "checkpoints").glob("*.pt"))
         record = folder / ".hydra" / "config.yaml"
         unfinished = checkpoints and record.is_file() and not _completed(folder) and not is_claimed(folder)
-        if unfinished and _identity(OmegaConf.load(record)) == wanted:
+        if unfinished and record.stat().st_mtime >= since and _identity(OmegaConf.load(record)) == wanted:
             found.append((max(path.stat().st_mtime_ns for path in checkpoints), folder))
     return max(found)[1] if found else None
 

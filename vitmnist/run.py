@@ -17,10 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist import checkpoint, engine
 from vitmnist.accelerator import choose_device
-from vitmnist.config import Config, plain, typed
+from vitmnist.config import Config, leaves, plain, typed
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders.disk import worker_error
-from vitmnist.errors import ConfigError, DataError, TrainingError
+from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.folders import ClaimedError, claim
 from vitmnist.profiler import profiled
 from vitmnist.records.environment import describe_environment
@@ -32,25 +32,30 @@ from vitmnist.resume import remember
 from vitmnist.saved import Saved, saved_before
 from vitmnist.stop import Stop, Stopped
 from vitmnist.trainee import Trainee, prepare
+from vitmnist.world import ALONE, World
 
 log = logging.getLogger(__name__)
 
 NOTICEABLE = 10.0  # percent of an epoch
 
 
-def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) -> Result:
+def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, world: World = ALONE) -> Result:
     """Train and evaluate as configured, or go on with what `folder` holds, and leave the records there.
+
+    Of several processes all call this; rank 0 keeps the records.
 
     Args:
         composed: the configuration, as `conf/` composes it.
         folder: an existing folder; gets `result.json`, a TensorBoard event file and checkpoints.
         overrides: what was typed, for the record.
         stop: tells when to stop before the end.
+        world: with whom it is trained.
 
     Raises:
         ConfigError: the configuration cannot be used; nothing is recorded.
         DataError: the data cannot be used; nothing is recorded.
         TrainingError: training could not go on; recorded.
+        PeerError: another process could not, before it began; nothing is recorded.
         Stopped: the run was told to stop; recorded and saved.
     """
     started = time.perf_counter()
@@ -60,33 +65,36 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop) ->
     try:
         stop.after_minutes(config.max_minutes)
         with ExitStack() as stack:
-            sitting = begin(config, folder, result, stop, stack)
+            sitting = begin(config, folder, result, stop, stack, world)
             result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
             with stop.deferred():
-                learn(sitting, result, config, folder, stop)
+                learn(sitting, result, config, folder)
             advise(result)
         result.status = "completed"
-    except BaseException as error:
-        refused = isinstance(error, ConfigError | DataError)
+    except BaseException as met:
+        error = world.blame(met)
+        refused = isinstance(error, ConfigError | DataError | PeerError)
         if result.setup_s is None and (refused or config.resume):  # before it began: there is nothing to record
             if not config.resume and not isinstance(error, ClaimedError):
                 (folder / ".lock").unlink(missing_ok=True)
-            raise
+            raise error from None
         if stop.due and worker_error(error):
             error = stop.due  # whoever stopped the run stopped its workers too
         stopped = isinstance(error, Stopped | KeyboardInterrupt)
         result.status = "interrupted" if stopped else "failed"
         result.error = explained(error, config.batch_size)
         with stop.deferred():
-            write_result(result, folder)
+            write_result(result, folder, world)
         if stopped:
             raise error from None
         if refused or is_out_of_memory(error) or worker_error(error) or isinstance(error, OSError):
             # Data that went bad under the run, a disk that is full, a worker that was killed: no fault of the program.
             raise TrainingError(result.error) from error
         raise
+    finally:
+        world.leave()
     with stop.deferred():
-        write_result(result, folder)
+        write_result(result, folder, world)
     return result
 
 
@@ -96,14 +104,15 @@ class Sitting:
 
     trainee: Trainee
     saved: Saved
-    board: TensorBoard
+    board: TensorBoard | None
     hardware: HardwareFigures
     device: torch.device
     current: engine.TrainingPass | None
     """The epoch that was under way when it was saved."""
+    world: World
 
 
-def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack) -> Sitting:
+def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack, world: World) -> Sitting:
     """Set a run up, and note in `result` what is known of it; the stack closes what must be closed.
 
     Raises:
@@ -111,47 +120,80 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
         DataError: the data or the checkpoints cannot be read.
     """
     gc.collect()  # a compiled step of the job before is a cycle, which would take this one's memory
-    device = choose_device(config.device)
+    device = meet(config, world)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
-    stack.enter_context(claim(folder))
-    kept = saved_before(config, folder) if config.resume else None
+    if world.main:
+        stack.enter_context(claim(folder))
+    kept = saved_before(config, folder, world) if config.resume else None
     if kept:
         result.epochs = kept["records"]
-    # What was decided for another kind of device, or from other wishes, is decided anew.
-    same = kept and kept["typed"] == (device.type, plain(config)["trainer"])
-    trainee = prepare(config, device, stack, kept["trainer"] if kept and same else None)
+    # What was decided for another kind of device, another part of a batch, or from other wishes, is decided anew.
+    same = kept and kept["typed"] == (device.type, world.size, plain(config)["trainer"])
+    trainee = prepare(config, device, stack, world, kept["trainer"] if kept and same else None)
     hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
     if trainee.choice:
         result.choices |= trainee.choice.built
         result.auto = trainee.choice.record()
-    result.dataset = describe_dataset(trainee.dataset)
-    result.environment = describe_environment(device)
-    saved = Saved(folder, config, trainee, result, stop)
+    result.dataset = world.share(lambda: describe_dataset(trainee.dataset))
+    result.environment = describe_environment(device) if world.main else None
+    if world.size > 1:
+        placement = trainee.placement.value if trainee.placement else None
+        result.distributed = {"ranks": world.size, "placement": placement}
+    saved = Saved(folder, config, trainee, result, stop, world)
     current = saved.restore(kept) if kept else None
     trainee.learner.capture(trainee.step, trainee.train_loader)
     saved.note_step()
-    if config.resume:
+    if config.resume and world.main:
         remember(result.overrides, folder)
         # They were of a run that had ended, which it has not any more.
         (folder / "result.json").unlink(missing_ok=True)
         if len(result.epochs) < config.epochs:
             (folder / checkpoint.FOLDER / "final.safetensors").unlink(missing_ok=True)
     log.info(
-        "%s (%s parameters) on %s, %s loader, %s batches of %d, device=%s is %s",
+        "%s (%s parameters) on %s, %s loader, %s batches of %d%s, device=%s is %s",
         result.choices["model"],
         f"{sum(parameter.numel() for parameter in trainee.step.model.parameters()):,}",
         trainee.dataset.name,
         result.choices["loader"],
         f"{len(trainee.train_loader):,}",
         config.batch_size,
+        f", divided among {world.size} processes" if world.size > 1 else "",
         config.device,
         device,
     )
-    board = stack.enter_context(TensorBoard(folder, result))
-    return Sitting(trainee, saved, board, hardware, device, current)
+    board = stack.enter_context(TensorBoard(folder, result)) if world.main else None
+    return Sitting(trainee, saved, board, hardware, device, current, world)
 
 
-def learn(sitting: Sitting, result: Result, config: Config, folder: Path, stop: Stop) -> None:
+def meet(config: Config, world: World) -> torch.device:
+    """Connect the ranks, and see that they want the same; this rank's device.
+
+    Raises:
+        ConfigError: a rank has another configuration, or no device; the same on each rank.
+    """
+    try:
+        device, reason = choose_device(config.device, world), None
+    except ConfigError as error:
+        device, reason = torch.device("cpu"), str(error)
+    hellos = world.gather({"config": leaves(plain(config)), "device": device.type, "reason": reason})
+    first = hellos[0]
+    for rank, hello in enumerate(hellos):
+        if hello["reason"]:
+            raise ConfigError(hello["reason"])
+        differing = [
+            f"{key}={hello['config'].get(key)} (rank 0: {first['config'].get(key)})"
+            for key in sorted(first["config"] | hello["config"])
+            if hello["config"].get(key) != first["config"].get(key) and key != "data.root"
+        ]
+        if hello["device"] != first["device"]:
+            differing.append(f"device is {hello['device']} (rank 0: {first['device']})")
+        if differing:
+            raise ConfigError(f"rank {rank} was started differently: {', '.join(differing)}; type the same for each")
+    world.open(device, config.distributed.timeout_s)
+    return device
+
+
+def learn(sitting: Sitting, result: Result, config: Config, folder: Path) -> None:
     """Train and evaluate until all epochs are done, each recorded and saved.
 
     Raises:
@@ -159,34 +201,38 @@ def learn(sitting: Sitting, result: Result, config: Config, folder: Path, stop: 
         Stopped: the run was told to stop, and is saved.
     """
     trainee, saved, device, current = sitting.trainee, sitting.saved, sitting.device, sitting.current
+    world = sitting.world
     steps, options = len(trainee.train_loader), config.tensorboard
     first = len(result.epochs)
     for epoch in range(first, config.epochs):
         last = epoch + 1 == config.epochs
-        current = current or engine.TrainingPass(epoch, steps, device, options.every_steps)
-        profiling = config.profile and epoch == first
+        current = current or engine.TrainingPass(epoch, steps, device, options.every_steps, world)
+        profiling = config.profile and epoch == first and world.main
         recording = profiled(folder, steps - current.tally.steps, device) if profiling else nullcontext()
         record, predictions = train_and_evaluate(sitting, current, recording)
         current = None
         saved.note_step()
         result.epochs.append(record)
         # Before the checkpoint: what is drawn of an epoch that it does not know is left out on resuming.
-        if options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
+        if sitting.board and options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
             sitting.board.pictures(trainee, predictions, epoch)
         saved.after_epoch(last)
-        sitting.board.epoch(record)
+        if sitting.board:
+            sitting.board.epoch(record)
         log_epoch(record, config.epochs)
         if not last:
-            stop.check()
+            saved.stop_between_epochs()
     saved.final_weights()
 
 
-def write_result(result: Result, folder: Path) -> None:
-    """Write `result.json`.
+def write_result(result: Result, folder: Path, world: World) -> None:
+    """Write `result.json`, on rank 0.
 
     Raises:
         TrainingError: it cannot be written; says what it would have said.
     """
+    if not world.main:
+        return
     try:
         result.write(folder)
     except OSError as error:
@@ -249,12 +295,16 @@ def train_and_evaluate(
         saved.after_step(current)
 
     try:
-        with progress_bar(f"epoch {epoch + 1} train", steps, current.tally.steps) as bar, recording as record_step:
+        shown = sitting.world.main
+        with (
+            progress_bar(f"epoch {epoch + 1} train", steps, current.tally.steps, shown) as bar,
+            recording as record_step,
+        ):
             train = engine.train_epoch(trainee.step, trainee.train_loader, current, device, advance)
         record_step = None
-        with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader)) as bar:
+        with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader), shown=shown) as bar:
             val, predictions = engine.evaluate(
-                trainee.step.evaluated, trainee.test_loader, trainee.test_preprocess, device, advance
+                trainee.step.evaluated, trainee.test_loader, trainee.test_preprocess, device, advance, sitting.world
             )
         if not math.isfinite(val.loss):
             rate = trainee.step.rate

@@ -15,26 +15,36 @@ from safetensors.torch import save as to_safetensors
 from vitmnist import checkpoint
 from vitmnist.atomic import write_whole
 from vitmnist.config import Config, is_under, leaves, plain
+from vitmnist.data.loaders.gpu_slice import Placement
 from vitmnist.engine import TrainingPass
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.records.result import EpochRecord, Result
-from vitmnist.stop import Stop
+from vitmnist.stop import Stop, Stopped
 from vitmnist.trainee import Trainee
 from vitmnist.training.trainer import Trainer
+from vitmnist.world import World
 
 log = logging.getLogger(__name__)
 
 FREE = (
     *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "resume"),
-    *("repeats", "repeat", "sweep", "tensorboard", "profile", "trainer"),
+    *("repeats", "repeat", "sweep", "tensorboard", "profile", "trainer", "distributed"),
 )
 """The keys that may change when a run is resumed; all others decide what is learnt."""
 
 
 class Saved:
-    """The checkpoints of a run under way."""
+    """The checkpoints of a run under way.
 
-    def __init__(self, folder: Path, config: Config, trainee: Trainee, result: Result, stop: Stop) -> None:
+    Rank 0 writes them for all. They do not depend on the number of ranks: each has the same weights, and the figures of
+    an epoch are added up.
+    """
+
+    def __init__(
+        self, folder: Path, config: Config, trainee: Trainee, result: Result, stop: Stop, world: World
+    ) -> None:
+        self._world = world
+        self._stopping: Stopped | None = None
         self._folder, self._trainee, self._result, self._stop = folder, trainee, result, stop
         self._config = plain(config)
         self._options = config.checkpoint
@@ -81,12 +91,21 @@ class Saved:
         step.schedule.load_state_dict(kept["schedule"])
         if step.average:
             step.average.load_state_dict(kept["average"])
-        checkpoint.set_random_state(kept["random"])
+        if self._world.main:
+            checkpoint.set_random_state(kept["random"])
+        elif self._world.rank <= len(kept["random_of_others"]):  # a rank that is new begins with a seed of its own
+            checkpoint.set_torch_state(kept["random_of_others"][self._world.rank - 1], step.gradient.device)
         self._good = len(kept["records"])
         current = None
         if kept["pass"]:
             device = next(step.model.parameters()).device
-            current = TrainingPass(self._good, len(trainee.train_loader), device, self._watch_every)
+            if kept["shards"] != self._shards():
+                raise ConfigError(
+                    f"resume: the epoch was begun with the set in {kept['shards'] or 'no'} shards, which decide what "
+                    f"is in a batch, and now there would be {self._shards() or 'none'}; start as many processes as "
+                    "before, with the same data.loader.placement"
+                )
+            current = TrainingPass(self._good, len(trainee.train_loader), device, self._watch_every, self._world)
             current.load_state_dict(kept["pass"])
         done = current.tally.steps if current else 0
         log.info("resumed after %d epochs and %d batches", self._good, done)
@@ -100,18 +119,39 @@ class Saved:
     def after_step(self, current: TrainingPass) -> None:
         """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then."""
         minutes = self._options.every_minutes
-        if self._stop.due or (minutes and time.monotonic() - self._saved_at >= 60 * minutes):
+        stopping, time_to_save = self._world.agree(
+            [self._wish_to_stop(), minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes]
+        )
+        if stopping or time_to_save:
             current.tally.check_finite(current.epoch)  # what is broken is not kept
             self._save(current)
-            self._stop.check()
+        if stopping:
+            self._world.wait()  # while rank 0 writes: torchrun ends the others when one has ended
+            raise self._stop.agree(stopping - 1)
 
     def after_epoch(self, last: bool) -> None:
         """Save after an epoch that is recorded, if it is time to."""
         accuracies = [record.val_acc for record in self._result.epochs]
         best = accuracies[-1] > max(accuracies[:-1], default=-1.0)
         every = self._options.every_epochs
-        if last or best or self._stop.due or (every and len(accuracies) % every == 0):
+        stopping, _ = self._world.agree([self._wish_to_stop(), 0], at_once=True)
+        if last or best or stopping or (every and len(accuracies) % every == 0):
             self._save(None, best)
+        self._stopping = self._stop.agree(stopping - 1) if stopping else None
+
+    def stop_between_epochs(self) -> None:
+        """Raise `Stopped` if, after the last epoch, the run was to stop."""
+        if self._stopping:
+            self._world.wait()
+            raise self._stopping
+
+    def _wish_to_stop(self) -> int:
+        """0 for none; else the exit code, and 1."""
+        return 1 + self._stop.due.exit_code if self._stop.due else 0
+
+    def _shards(self) -> int:
+        """In how many parts the set lies on the devices; 0 if it is whole."""
+        return self._world.size if self._trainee.placement == Placement.shard else 0
 
     def final_weights(self) -> None:
         """Write `final.safetensors`, with what is needed to use them.
@@ -119,6 +159,8 @@ class Saved:
         Raises:
             DataError: it cannot be written.
         """
+        if not self._world.main:
+            return
         weights = {name: value.contiguous().cpu() for name, value in self._trainee.step.evaluated.state_dict().items()}
         path = self._folder / checkpoint.FOLDER / "final.safetensors"
         try:
@@ -138,6 +180,7 @@ class Saved:
         self.note_step()
         if not all(bool(value.isfinite().all()) for value in step.model.parameters()):
             raise TrainingError("the weights are not finite any more; try a smaller optimizer.lr")
+        others = self._world.gather(None if self._world.main else checkpoint.torch_state(step.gradient.device))[1:]
         state = {
             "facts": self._facts,
             "dataset": (self._result.dataset or {})["sha256"],
@@ -145,19 +188,25 @@ class Saved:
             "pass": current.state_dict() if current else None,
             "trainer": self._result.trainer,
             "device": step.gradient.device.type,
+            "ranks": self._world.size,
             "model": step.model.state_dict(),
             "average": step.average.state_dict() if step.average else None,
             "optimizer": step.optimizer.state_dict(),
             "schedule": step.schedule.state_dict(),
             "random": checkpoint.random_state(),
+            "random_of_others": others,
+            "shards": self._shards(),
         }
-        checkpoint.save(self._folder, state, best)
+        if self._world.main:
+            checkpoint.save(self._folder, state, best)
         self._saved_at = time.monotonic()
         self._good = len(self._result.epochs)
 
 
-def saved_before(config: Config, folder: Path) -> dict[str, Any] | None:
+def saved_before(config: Config, folder: Path, world: World) -> dict[str, Any] | None:
     """The checkpoint that a run is resumed from, its records as such; None where it was stopped before its first.
+
+    Rank 0 reads it for all.
 
     Raises:
         ConfigError: the folder is not that of the run, or the configuration is not, or fewer epochs are asked for than
@@ -166,7 +215,7 @@ def saved_before(config: Config, folder: Path) -> dict[str, Any] | None:
     """
     if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
         raise ConfigError(f"resume={config.resume}: its name cannot be typed for Hydra; rename the folder")
-    kept = checkpoint.load(folder)
+    kept = world.share_tensors(lambda: checkpoint.load(folder))
     if kept is None:
         if (folder / "result.json").exists():
             raise ConfigError(f"resume={config.resume}: holds records, but no checkpoint to go on from")
@@ -175,7 +224,7 @@ def saved_before(config: Config, folder: Path) -> dict[str, Any] | None:
         check_same(json.loads(kept["facts"])["config"], plain(config))
         kept["records"] = [EpochRecord.kept(record) for record in kept["records"]]
         kept["trainer"] = Trainer.recorded(kept["trainer"])
-        kept["typed"] = kept["device"], json.loads(kept["facts"])["config"]["trainer"]
+        kept["typed"] = kept["device"], kept["ranks"], json.loads(kept["facts"])["config"]["trainer"]
         done = len(kept["records"]) + bool(kept["pass"])
     except (KeyError, TypeError, ValueError) as error:
         raise _not_ours(folder, error) from error

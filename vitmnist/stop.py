@@ -35,6 +35,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._asked: Stopped | None = None
+        self._agreed: Stopped | None = None
         self._deferring = 0
         self._deadline: float | None = None
         self._before: dict[int, Any] = {}
@@ -66,7 +67,12 @@ class Stop:
         """What the run is to stop for, if it is to."""
         if self._asked is None and self._deadline is not None and time.monotonic() >= self._deadline:
             return Stopped("the time of max_minutes is over", 0)
-        return self._asked
+        return self._asked or self._agreed
+
+    def agree(self, exit_code: int) -> Stopped:
+        """Stop because a process of the same run is to; what to raise. A signal that comes now is nothing new."""
+        self._agreed = self.due or Stopped("another process of the run was told to stop", exit_code)
+        return self._agreed
 
     def check(self) -> None:
         """Raise `Stopped` if the run is to stop."""
@@ -80,5 +86,5 @@ class Stop:
                 raise KeyboardInterrupt
             return
         self._asked = Stopped(f"{signal.Signals(number).name} was received", 128 + number)
-        if not self._deferring:
+        if not self._deferring and not self._agreed:
             raise self._asked

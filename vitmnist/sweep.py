@@ -26,6 +26,7 @@ from vitmnist.errors import ConfigError, UserError
 from vitmnist.folders import ClaimedError, claim, go_on_in
 from vitmnist.report.runs import Run, read_run
 from vitmnist.stop import Stop, Stopped
+from vitmnist.world import launched
 
 if TYPE_CHECKING:
     from vitmnist.records.result import Result
@@ -50,6 +51,11 @@ class Sweep(Callback):
 
         So a drift of the machine meets every combination.
         """
+        if launched():
+            sys.exit(
+                "error: -m: is for one process, which runs the jobs of a sweep one after another; each process of "
+                "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
+            )
         sweeper = config.hydra.sweeper
         typed = [one.partition("=")[2] for one in config.hydra.overrides.task if one.startswith("repeats=")]
         if config.repeats < 1 or (typed and typed[-1] != str(config.repeats)):

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
 from vitmnist.config import Config, Shuffle
-from vitmnist.data.datasets import Dataset, Split, build_dataset
+from vitmnist.data.datasets import Dataset, build_dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
+from vitmnist.data.loaders.gpu_slice import GpuSliceLoader, GpuSliceOptions, Placement
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import ConfigError
+from vitmnist.data.reading import Reading, read_as
+from vitmnist.data.shares import RankOrder, ShardOrder
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.learner import Learner
-from vitmnist.memory import freed_memory_kept
+from vitmnist.memory import Memory, free_memory, freed_memory_kept
 from vitmnist.training import Step
 from vitmnist.training.trainer import Trainer
+from vitmnist.world import World
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Trainee:
-    """What an epoch needs, built and on its device."""
+    """What an epoch needs, built and on its device.
+
+    `placement` is where the set lies of several ranks, if it lies on their devices.
+    """
 
     dataset: Dataset
     learner: Learner
@@ -34,12 +42,16 @@ class Trainee:
     test_loader: Loader
     test_preprocess: Preprocess
     choice: Choice | None
+    placement: Placement | None
 
 
-def prepare(config: Config, device: torch.device, stack: ExitStack, decided: Trainer | None = None) -> Trainee:
+def prepare(
+    config: Config, device: torch.device, stack: ExitStack, world: World, decided: Trainer | None = None
+) -> Trainee:
     """Build everything that a configuration names; the stack closes the loaders, and gives kept memory back.
 
     Args:
+        world: with whom it is trained; each rank has its part of every batch.
         decided: a trainer, to be taken in place of deciding anew.
 
     Raises:
@@ -47,43 +59,110 @@ def prepare(config: Config, device: torch.device, stack: ExitStack, decided: Tra
         DataError: the data cannot be read.
     """
     data = config.data
-    dataset = build_dataset(data.dataset, data.root)
-    if data.holdout:
-        dataset = dataset.held_out(data.holdout)
-    order = EpochOrder(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
-    if not len(order):
+    dataset = read(config, world)
+    together = EpochOrder(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
+    if not len(together):
         raise ConfigError(
-            f"batch_size={config.batch_size} is above the set's {order.size} images, so data.drop_last=true leaves no "
-            f"batch; type batch_size={order.size} or less, or data.drop_last=false"
+            f"batch_size={config.batch_size} is above the set's {together.size} images, so data.drop_last=true leaves "
+            f"no batch; type batch_size={together.size} or less, or data.drop_last=false"
         )
-    if device.type == "cpu":
-        stack.enter_context(freed_memory_kept())
-    learner = Learner(config, dataset.train, order, device, decided)
-    # An evaluation needs no gradient: it fits where a piece of a step does, and is as fast as that.
-    test_order = EpochOrder(len(dataset.test), learner.gradient.piece, config.seed, Shuffle.none)
-
-    choice = None
     values = data.loader
     _, options = LOADERS.member(values)
+    placement = place(options, dataset, together, device, world) if isinstance(options, GpuSliceOptions) else None
+
+    def part(order: EpochOrder) -> EpochOrder:
+        kind = ShardOrder if placement == Placement.shard else RankOrder
+        return kind.of(order, world.rank, world.size) if world.size > 1 else order
+
+    order = part(together)
+    if device.type == "cpu":
+        stack.enter_context(freed_memory_kept())
+    learner = Learner(config, dataset.train, order, device, world, decided)
+    # An evaluation needs no gradient: it fits where a piece of a step does, and is as fast as that.
+    test_together = EpochOrder(len(dataset.test), learner.gradient.piece * world.size, config.seed, Shuffle.none)
+    test_order = part(test_together)
+
+    choice = None
     if isinstance(options, AutoOptions):
         learner.compile_ahead()  # its memory is none that a loader must leave
-        log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
-        also = [(dataset.test, test_order)]
-        choice = choose(options, dataset.train, order, device, new_trial=learner.trial, also=also)
-        log.info("what to expect of each loader\n%s", choice.table())
-        values = choice.values
+        if world.main:
+            log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
+            also = [(dataset.test, test_order)]
+            choice = choose(options, dataset.train, order, device, new_trial=learner.trial, also=also)
+            log.info("what to expect of each loader\n%s", choice.table())
+        values = world.share(lambda: choice.values if choice else None)
 
-    def loader(split: Split, order: EpochOrder) -> Loader:
-        return stack.enter_context(LOADERS.build(values, split, order, device))
-
-    train_loader = loader(dataset.train, order)
+    with reading_in_turn(world):
+        train_loader, test_loader = (
+            stack.enter_context(LOADERS.build(values, split, order, device))
+            for split, order in ((dataset.train, order), (dataset.test, test_order))
+        )
     learner.compile_for(train_loader)
+    learner.gradient.distribute(world)
     return Trainee(
         dataset=dataset,
         learner=learner,
         step=learner.new_step(),
         train_loader=train_loader,
-        test_loader=loader(dataset.test, test_order),
+        test_loader=test_loader,
         test_preprocess=Preprocess(dataset.train).to(device),
         choice=choice,
+        placement=placement,
     )
+
+
+def read(config: Config, world: World) -> Dataset:
+    """The data set; on each machine one rank reads, verifies and unpacks it for the others.
+
+    Raises:
+        ConfigError, DataError: it cannot be read, or is not the same on each machine.
+    """
+    with reading_in_turn(world):
+        dataset = build_dataset(config.data.dataset, config.data.root)
+        if config.data.holdout:
+            dataset = dataset.held_out(config.data.holdout)
+        sums = dataset.sha256() if world.size > 1 and not world.local_rank else None
+    if world.size == 1:
+        return dataset
+    found = [known for known in world.gather(sums) if known]
+    if differing := [name for name in found[0] if len({known[name] for known in found}) > 1]:
+        raise DataError(f"data.root={config.data.root}: {', '.join(differing)} are not the same on each machine")
+    train, test = (
+        replace(split, sha256=found[0][f"{name}_images"])
+        for name, split in (("train", dataset.train), ("test", dataset.test))
+    )
+    return replace(dataset, train=train, test=test)
+
+
+@contextmanager
+def reading_in_turn(world: World) -> Iterator[None]:
+    """Let one rank of each machine do what reads files before the others of it, which need not verify them again."""
+    with world.first_on_machine() as later:
+        alone = Reading.ALONE if world.size == 1 else Reading.FIRST
+        with read_as(Reading.LATER if later else alone):
+            yield
+
+
+def place(
+    options: GpuSliceOptions, dataset: Dataset, together: EpochOrder, device: torch.device, world: World
+) -> Placement | None:
+    """What of the set each rank keeps on its device: all of it, if that was asked for, or fits everywhere."""
+    if world.size == 1:
+        return None
+    if options.placement != Placement.auto:
+        return options.placement
+    needs = (
+        GpuSliceLoader.needs(options, split, EpochOrder(len(split), 1, 0), device)
+        for split in (dataset.train, dataset.test)
+    )
+    wanted, free = sum(needs, Memory()).on(device), free_memory(device)
+    fits = wanted.device <= free.device and wanted.host <= free.host
+    chosen = Placement.replicate if all(world.gather(fits)) else Placement.shard
+    log.info(
+        "data.loader.placement=%s: %s",
+        chosen.value,
+        "the set fits on every device"
+        if chosen == Placement.replicate
+        else "the set does not fit on every device; it is shuffled within the part of each",
+    )
+    return chosen

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from vitmnist.atomic import write_whole
 from vitmnist.data.arrays import Arrays, digest
+from vitmnist.data.reading import Reading, reading
 from vitmnist.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,9 @@ def _open(place: Path, fingerprint: str, verify: bool) -> Cached:
             raise DamagedError("it is of other contents")
         images, labels = _map(place, "images", record), _map(place, "labels", record).clone()
         cached = Cached(Arrays(images, labels, mapped=True), record["images"]["sha256"], dict(record["notes"]))
-        if digest(labels) != record["labels"]["sha256"] or (verify and digest(images) != cached.sha256):
+        if reading() is not Reading.LATER and (
+            digest(labels) != record["labels"]["sha256"] or (verify and digest(images) != cached.sha256)
+        ):
             raise DamagedError("its checksum does not match")
     except (OSError, ValueError, KeyError, TypeError, DataError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error

@@ -51,6 +51,15 @@ class EpochOrder:
         full, rest = divmod(self.size, self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
+    @property
+    def whole(self) -> EpochOrder:
+        """What all processes see together, where several train together; this very order where one does."""
+        return self
+
+    def count(self, batch: int) -> int:
+        """How many images of batch `batch` count."""
+        return min(self.batch_size, self.size - batch * self.batch_size)
+
     def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """The indices of each batch from batch `start` on: a slice where they are contiguous, else int64 `[B]`.
 
@@ -75,8 +84,8 @@ class EpochOrder:
             self._check(start)
             permutation = torch.randperm(self.size, generator=self._generator(epoch), device="cpu")
             return permutation[start * self.batch_size : len(self) * self.batch_size].to(device)
-        everything = torch.arange(self.size, device="cpu")
-        return torch.cat([everything[:0], *(everything[span] for span in self._spans(epoch, start))]).to(device)
+        spans = [torch.arange(span.start, span.stop, device="cpu") for span in self._spans(epoch, start)]
+        return torch.cat([torch.arange(0, device="cpu"), *spans]).to(device)
 
     def _spans(self, epoch: int, start: int) -> Iterator[slice]:
         self._check(start)

@@ -22,6 +22,7 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy"
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions, processor, GPU, driver, and the commit of this program; null where there is no such thing."""
     return {
+        "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "vitmnist": vitmnist.__version__,

@@ -7,7 +7,7 @@ from typing import Any
 from tqdm import tqdm
 
 
-def progress_bar(label: str, steps: int, done: int = 0) -> Any:
+def progress_bar(label: str, steps: int, done: int = 0, shown: bool = True) -> Any:
     """A bar of `steps` batches; a context manager, whose `update` counts one."""
     return tqdm(
         total=steps,
@@ -17,5 +17,5 @@ def progress_bar(label: str, steps: int, done: int = 0) -> Any:
         mininterval=0.5,
         leave=False,
         dynamic_ncols=True,
-        disable=None,
+        disable=None if shown else True,
     )

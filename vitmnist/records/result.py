@@ -99,6 +99,7 @@ class Result:
     batch_size: int | None = None
     seed: int | None = None
     device: str | None = None
+    distributed: dict[str, Any] | None = None
     setup_s: float | None = None
     compile_s: float | None = None
     epochs: list[EpochRecord] = field(default_factory=list)

@@ -19,8 +19,10 @@ def answer(comparison: Comparison) -> list[str]:
         for sentence in (
             _first_at_target(comparison),
             _fastest(comparison, measured),
+            _disturbed(comparison),
             _worth_of_loader(comparison),
             _learnt_the_same(comparison),
+            _sharded(comparison),
             _most_accurate(comparison),
         )
         if sentence
@@ -52,6 +54,26 @@ def _fastest(comparison: Comparison, measured: list[Cell]) -> str:
         f"as {named(comparison, slowest)} ({seconds(_time(slowest).median)} s)."
         + (f" Not to be told apart from it: {equal}." if equal else "")
         + doubt
+    )
+
+
+def _disturbed(comparison: Comparison) -> str:
+    """Whether jobs ran at the same time on the machine."""
+    if not comparison.disturbed:
+        return ""
+    return (
+        f"{comparison.disturbed} runs were at work while another was on the same machine, and each took from the other "
+        "what it measures: these times are not those of a run alone. To measure, sweep without a launcher, one job "
+        "after another."
+    )
+
+
+def _sharded(comparison: Comparison) -> str:
+    if not comparison.sharded:
+        return ""
+    return (
+        "With placement=shard the set is shuffled within the part of each process: the batches are not those of the "
+        "other runs, and depend on the number of processes."
     )
 
 

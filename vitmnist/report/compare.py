@@ -14,6 +14,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from vitmnist.report.beside import marked
 from vitmnist.report.runs import Record, Run
 from vitmnist.report.swept import swept, title_of, values_of
 
@@ -24,6 +25,8 @@ PLACE = ("GPU", "processor", "cores", "data", "SHA-256")
 MACHINE = {"cpu": "processor", "cpu_count": "cores", "gpu": "GPU"}
 SOFTWARE = {
     "device": "device",
+    "ranks": "processes",
+    "placement": "placement of the set",
     "torch_threads": "torch threads",
     "gpu_driver": "driver",
     "platform": "system",
@@ -133,6 +136,7 @@ class Cell:
     def status(self) -> str:
         """What became of its runs: nothing to say, or how many did not complete, and why."""
         remarks = ["resumed"] if any(run.resumed for run in self.runs) else []
+        remarks += ["beside other jobs"] if any(run.disturbed for run in self.runs) else []
         ended = Counter((run.status, run.reason) for run in self.runs if run.status != "completed")
         if not ended:
             return ", ".join(["completed", *remarks])
@@ -187,6 +191,17 @@ class Comparison:
         return any(len(cell.runs) > 1 for cell in self.cells)
 
     @property
+    def disturbed(self) -> int:
+        """How many runs were at work beside another one."""
+        return sum(run.disturbed for cell in self.cells for run in cell.runs)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a run's set lay in parts on several devices, so that its batches were others."""
+        together = (run.result.get("distributed") or {} for cell in self.cells for run in cell.runs)
+        return any(how.get("placement") == "shard" for how in together)
+
+    @property
     def target_acc(self) -> float | None:
         """The accuracy, in percent, that all runs were to reach as soon as possible; None if that was not the aim."""
         aims = [run.config.get("sweep") or {} for cell in self.cells for run in cell.runs]
@@ -227,6 +242,7 @@ def _time(cell: Cell) -> float:
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and data set; the order of the runs is kept."""
+    runs = marked(runs)
     apart: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         known = run if run.result.get("environment") else _relative(run, runs)
@@ -251,7 +267,8 @@ def _dataset(run: Run) -> Any:
 def _environment(run: Run) -> dict[str, Any]:
     """Where and with what a run ran, the device included; empty where it is not known."""
     environment = run.result.get("environment")
-    return {**environment, "device": run.result.get("device")} if environment else {}
+    together = run.result.get("distributed") or {}
+    return {**environment, **together, "device": run.result.get("device")} if environment else {}
 
 
 def _machine(run: Run, runs: Sequence[Run]) -> tuple[Any, ...]:

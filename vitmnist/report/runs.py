@@ -25,7 +25,8 @@ class Run:
     """A run, as far as it went.
 
     `status` is completed, failed, interrupted, running, killed (it left no result), not begun or unreadable; `reason`
-    says why it did not complete. `result` is what `result.json` holds, empty where there is none.
+    says why it did not complete. `result` is what `result.json` holds, empty where there is none. `disturbed` tells
+    whether it is known to have been at work beside another one (`vitmnist.report.beside`).
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class Run:
     reason: str
     config: Mapping[str, Any]
     result: Mapping[str, Any]
+    disturbed: bool = False
 
     @property
     def epochs(self) -> list[Record]:
@@ -106,7 +108,7 @@ def check(result: Record) -> None:
     Raises:
         ValueError, KeyError, TypeError: something is missing, or is of another kind.
     """
-    for key in ("config", "choices", "dataset", "environment", "trainer"):
+    for key in ("config", "choices", "dataset", "distributed", "environment", "trainer"):
         if not isinstance(result.get(key) or {}, dict):
             raise TypeError(f"{key} is no object")
     dataset = result.get("dataset") or {"sha256": {}, "train_size": 0, "test_size": 0}

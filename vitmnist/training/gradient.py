@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch.nn.parallel import DistributedDataParallel
 
 from vitmnist.clock import synchronize
 from vitmnist.config import Precision
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.world import World
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +65,12 @@ class Gradient:
         self.padding = False
         """Whether every piece must have the same shape, and a short one is filled up with images that do not count."""
         self.device = preprocess.mean.device
-        self._precision = precision
-        self._losses: Callable[..., tuple[Tensor, Tensor]] = self._sum_of_losses
-
-    @property
-    def compiled(self) -> bool:
+        self.compiled = False
         """Whether compiled code is at work."""
-        return self._losses != self._sum_of_losses
+        self._precision = precision
+        self._plain = _SumOfLosses(model, preprocess, precision, label_smoothing)
+        self._losses: nn.Module = self._plain
+        self._ranks = 1
 
     @property
     def piece(self) -> int:
@@ -77,17 +78,20 @@ class Gradient:
         pieces = math.ceil(self.batch_size / (self.micro_batch or self.batch_size))
         return math.ceil(self.batch_size / pieces)
 
-    def __call__(self, images: Tensor, labels: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, images: Tensor, labels: Tensor, keys: Tensor | None = None, size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The gradient of a batch; its mean loss, and how many of its images were classified rightly, on the device.
 
         Args:
             images, labels: a batch as loaders deliver them.
             keys: int64 `[B]`, what its augmentation is drawn from.
+            size: images of the whole batch, where this is one rank's part of it; the loss is that part's share.
 
         Raises:
             torch.OutOfMemoryError: the device has no memory for the piece, and it may not be halved.
         """
-        return self.within_memory(lambda: self.accumulate(images, labels, keys, len(labels)))
+        return self.within_memory(lambda: self.accumulate(images, labels, keys, size or len(labels)))
 
     def within_memory(self, work: Callable[[], Result]) -> Result:
         """Do `work`, with ever smaller pieces if the device has no memory for it; raises as a call does."""
@@ -101,7 +105,8 @@ class Gradient:
                     self.compile_s += time.perf_counter() - started
                 return result
             except torch.OutOfMemoryError as error:
-                if self.micro_batch is None or self.piece == 1:
+                # Other ranks may have added up a part of this step's gradient already.
+                if self.micro_batch is None or self.piece == 1 or self._ranks > 1:
                     raise
                 reason = str(error).splitlines()[0]
             halved = True
@@ -128,11 +133,13 @@ class Gradient:
         with self._matrix_products():
             for start in range(0, len(labels), self.piece):
                 rows = slice(start, start + self.piece)
-                losses, correct = self._losses(
-                    *self._filled_up(images[rows], labels[rows], None if keys is None else keys[rows])
-                )
-                loss = losses / size
-                loss.backward()
+                with self._kept_to_itself(rows.stop < len(labels)):
+                    losses, correct = self._losses(
+                        *self._filled_up(images[rows], labels[rows], None if keys is None else keys[rows])
+                    )
+                    loss = losses / size
+                    # The ranks' gradients are averaged, and their sum is wanted.
+                    (loss * self._ranks).backward()
                 total += loss.detach()
                 right += correct
         return total, right
@@ -149,31 +156,38 @@ class Gradient:
             self(images, labels, keys)
         if not self.compiled:
             torch.compiler.reset()  # of models before this one, as in a sweep: so many are kept and no more
-            self._losses = torch.compile(self._sum_of_losses, fullgraph=True, dynamic=False)
-            self.padding = True
+            self._losses = torch.compile(self._plain, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            self.compiled = self.padding = True
         try:
             with self.random_state_kept():
                 for _ in range(2):
                     self(images, labels, keys)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            self._losses = self._sum_of_losses
-            self.padding = False
+            self._losses = self._plain
+            self.compiled = self.padding = False
             return _reason(error)
         finally:
             self.model.zero_grad()
         self.compile_s = before + time.perf_counter() - started
         return None
 
+    def distribute(self, world: World) -> None:
+        """From now on a call leaves the gradient of the whole batch, of which each rank has a part.
+
+        torch's `DistributedDataParallel` adds the parts up while the backward pass goes on.
+        """
+        if world.size > 1:
+            self._losses, self._ranks = world.distribute(self._losses), world.size
+
     def random_state_kept(self) -> AbstractContextManager[None]:
         """Within, what a model draws is drawn again afterwards."""
         return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
-    def _sum_of_losses(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        images = self.preprocess(images, keys)
-        with self._autocast():
-            logits = self.model(images)
-        loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=self.label_smoothing)
-        return loss, (logits.detach().argmax(dim=1) == labels).sum()
+    def _kept_to_itself(self, more: bool) -> AbstractContextManager[object]:
+        """Whether the gradient of a piece waits for those of the pieces that follow, before it is added up."""
+        if isinstance(self._losses, DistributedDataParallel) and more:
+            return self._losses.no_sync()
+        return nullcontext()
 
     def _filled_up(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         missing = self.piece - len(labels)
@@ -185,13 +199,26 @@ class Gradient:
             None if keys is None else torch.cat([keys, keys.new_zeros(missing)]),
         )
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._precision == Precision.bf16:
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()
-
     def _matrix_products(self) -> AbstractContextManager[object]:
         return _tf32() if self._precision == Precision.tf32 else nullcontext()
+
+
+class _SumOfLosses(nn.Module):
+    """From images to the sum of their losses, and the right answers: one module, to be compiled or distributed."""
+
+    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
+        super().__init__()
+        self.model = model
+        self._preprocess = preprocess.forward  # no part of this module: ranks need not tell each other its constants
+        self._device_type = preprocess.mean.device.type
+        self._half, self._label_smoothing = precision == Precision.bf16, label_smoothing
+
+    def forward(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        images = self._preprocess(images, keys)
+        with torch.autocast(self._device_type, torch.bfloat16) if self._half else nullcontext():
+            logits = self.model(images)
+        loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=self._label_smoothing)
+        return loss, (logits.detach().argmax(dim=1) == labels).sum()
 
 
 @contextmanager

@@ -50,13 +50,18 @@ class Step:
         return self._captured.batches(loader, epoch, start) if self._captured else loader.epoch(epoch, start)
 
     def __call__(
-        self, batch: tuple[Tensor, ...], keys: Tensor | None, watch: Callable[[nn.Module], object] = lambda model: None
+        self,
+        batch: tuple[Tensor, ...],
+        keys: Tensor | None,
+        size: int | None = None,
+        watch: Callable[[nn.Module], object] = lambda model: None,
     ) -> tuple[Tensor, Tensor]:
         """Take a step; the batch's mean loss and how many of its images were classified rightly, on the device.
 
         Args:
             batch: as `batches` gives it.
             keys: int64 `[B]`, what the batch's augmentation is drawn from; None if it has none.
+            size: images of the whole batch, where this is one rank's part of it; the loss is that part's share.
             watch: is given the model when it has its gradient.
         """
         if self._captured:
@@ -64,7 +69,7 @@ class Step:
             watch(self.model)
         else:
             images, labels = batch
-            figures = self.gradient(images, labels, keys)
+            figures = self.gradient(images, labels, keys, size)
             watch(self.model)  # some optimizers write into the gradient
             self.optimizer.step()
             if self.average:

@@ -43,8 +43,10 @@ class Trainer:
         """The same with another value of an option, and why."""
         return replace(self, **{key: value}, reasons={**self.reasons, key: reason})
 
-    def check(self, device: torch.device) -> None:
-        """Raise `ConfigError` if the device has not what it takes."""
+    def check(self, device: torch.device, ranks: int) -> None:
+        """Raise `ConfigError` if the device has not what it takes, or several processes cannot."""
+        if self.cuda_graph and ranks > 1:
+            raise ConfigError("trainer.cuda_graph=true: is for one process alone; type trainer.cuda_graph=false")
         if self.cuda_graph and device.type != "cuda":
             raise ConfigError(
                 f"trainer.cuda_graph=true: needs a CUDA device, and the run's is {device}; type trainer.cuda_graph=auto"
@@ -75,13 +77,16 @@ Seconds = Callable[[int, Precision], float]
 """What an image takes forward and backward, in seconds, by how many are taken at once, and how precisely."""
 
 
-def decide(config: TrainerConfig, device: torch.device, batch_size: int, images: int, seconds: Seconds) -> Trainer:
+def decide(
+    config: TrainerConfig, device: torch.device, batch_size: int, images: int, seconds: Seconds, ranks: int = 1
+) -> Trainer:
     """Give each option that is `auto` the value that pays on the device.
 
     Args:
-        batch_size: images in a batch.
+        batch_size: images in a batch, of one rank.
         images: how many the run will train on, all epochs together.
         seconds: asked only if something depends on it; raises `torch.OutOfMemoryError` where a piece does not fit.
+        ranks: how many processes train together.
 
     Raises:
         ConfigError: something was asked for by name that the device has not.
@@ -94,19 +99,14 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
         "cuda_graph": config.cuda_graph,
     }
     trainer = Trainer(**{key: value for key, value in given.items() if value != "auto"})  # type: ignore[arg-type]
-    trainer.check(device)
+    trainer.check(device, ranks)
     if config.cuda_graph is True and config.fused is False:
         raise ConfigError("trainer.cuda_graph=true needs trainer.fused=true, which takes a learning rate that changes")
     cuda = device.type == "cuda"
     if config.fused == "auto":
         trainer = trainer.because("fused", True, "one call changes all weights")
     if config.cuda_graph == "auto":
-        if not cuda:
-            trainer = trainer.because("cuda_graph", False, f"it is CUDA's, and the run's device is {device}")
-        elif not trainer.fused:
-            trainer = trainer.because("cuda_graph", False, "it needs trainer.fused=true")
-        else:
-            trainer = trainer.because("cuda_graph", True, "one launch a step")
+        trainer = trainer.because("cuda_graph", *_cuda_graph_pays(device, ranks, trainer.fused))
     if config.precision == Precision.auto and cuda:
         # Without compiling a small model's step is all launches, and a measurement would tell nothing.
         precision, reason = Precision.fp32, f"{device} has no bfloat16"
@@ -137,6 +137,14 @@ def decide(config: TrainerConfig, device: torch.device, batch_size: int, images:
         reason = f"the run is expected to train for {expected:.0f} s without; from {pays:.0f} s on it pays"
         trainer = trainer.because("compile", expected >= pays, reason)
     return trainer
+
+
+def _cuda_graph_pays(device: torch.device, ranks: int, fused: bool) -> tuple[bool, str]:
+    if device.type != "cuda":
+        return False, f"it is CUDA's, and the run's device is {device}"
+    if ranks > 1:
+        return False, "the processes add their gradients up amid the step"
+    return (True, "one launch a step") if fused else (False, "it needs trainer.fused=true")
 
 
 def _has_bf16(device: torch.device) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.atomic import write_whole
+from vitmnist.data.reading import Reading, reading
 from vitmnist.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,14 @@ class IdxFile:
     def read(self) -> Tensor:
         """The array in the file, verified: uint8, of the header's shape.
 
+        Where several processes of a machine read it, it is unpacked once, and all map the same pages.
+
         Raises:
             DataError: the file cannot be read, has another checksum, or is not a whole IDX file of bytes.
         """
-        return parse_idx(self._content(), self.path)
+        if reading() is Reading.ALONE:
+            return parse_idx(self._content(), self.path)
+        return _mapped(self.on_disk())
 
     def on_disk(self) -> Path:
         """The unpacked file, which can be mapped into memory; written first where only the packed one exists.
@@ -53,6 +58,8 @@ class IdxFile:
         """
         if self.path.suffix != ".gz":
             return self.path
+        if reading() is Reading.LATER and self.unpacked.exists():
+            return self.unpacked
         content = self._content()
         try:
             if self.unpacked.exists():
@@ -93,12 +100,28 @@ def parse_idx(content: bytes, path: Path) -> Tensor:
     Raises:
         DataError: the header is not IDX, the elements are not bytes, or the length does not match the shape.
     """
-    shape = read_shape(content[:16], path)
-    start, elements = 4 + 4 * len(shape), math.prod(shape)
-    if len(content) != start + elements:
-        raise DataError(f"{path} is damaged: its header promises {start + elements} bytes, it has {len(content)}")
+    shape, start = _form(content[:16], len(content), path)
     # Copied once, because torch wants memory that it may write to.
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8, offset=start).reshape(shape))
+
+
+def _mapped(path: Path) -> Tensor:
+    """The array of an unpacked file, whose pages all processes share; one that writes into it has its own copy."""
+    try:
+        with path.open("rb") as file:
+            shape, start = _form(file.read(16), path.stat().st_size, path)
+        return torch.from_numpy(np.memmap(path, np.uint8, mode="c", offset=start, shape=shape))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _form(header: bytes, size: int, path: Path) -> tuple[tuple[int, ...], int]:
+    """The shape of the array in a file of `size` bytes, and where it begins."""
+    shape = read_shape(header, path)
+    start, elements = 4 + 4 * len(shape), math.prod(shape)
+    if size != start + elements:
+        raise DataError(f"{path} is damaged: its header promises {start + elements} bytes, it has {size}")
+    return shape, start
 
 
 def read_shape(header: bytes, path: Path) -> tuple[int, ...]:

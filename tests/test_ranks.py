@@ -1,0 +1,428 @@
+"""Several processes train as one would: the same batches, losses and records; they begin, stop and fail together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PLAIN, REPOSITORY, Train, result_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitmnist.accelerator import choose_device
+from vitmnist.config import Shuffle
+from vitmnist.data.datasets import Dataset, load_dataset
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.loaders.gpu_slice import GpuSliceLoader, GpuSliceOptions, Placement
+from vitmnist.data.order import EpochOrder
+from vitmnist.data.reading import Reading, read_as
+from vitmnist.data.shares import RankOrder, ShardOrder
+from vitmnist.errors import ConfigError
+from vitmnist.memory import Memory
+from vitmnist.trainee import place
+from vitmnist.world import World
+
+CPU = torch.device("cpu")
+ENDS = 128 + signal.SIGTERM
+PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
+
+
+@dataclass
+class Started:
+    """Processes of one run."""
+
+    folder: Path
+    pids: list[int]
+    ask: Callable[..., dict]
+
+    def until(self, text: str, rank: int = 0) -> Started:
+        """Wait until a rank has printed something."""
+        deadline = time.monotonic() + 60
+        while text not in self.output(rank):
+            assert time.monotonic() < deadline, self.output(rank)
+            time.sleep(0.01)
+        return self
+
+    def output(self, rank: int) -> str:
+        file = self.folder / f"output-{rank}.txt"
+        return file.read_text() if file.exists() else ""
+
+    def ended(self) -> tuple[list[int], list[str]]:
+        """Exit codes and outputs, by rank."""
+        codes = self.ask(wait=self.pids)["codes"]
+        return codes, [self.output(rank) for rank in range(len(codes))]
+
+    def well(self) -> Path:
+        """The folder, after all have ended with 0."""
+        codes, outputs = self.ended()
+        assert codes == [0] * len(codes), "\n".join(outputs)
+        return self.folder
+
+
+Ranks = Callable[..., Started]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Callable[..., dict]]:
+    program = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "tests" / "ranks.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0"},
+        text=True,
+    )
+
+    def ask(**request: object) -> dict:
+        program.stdin.write(json.dumps(request) + "\n")
+        program.stdin.flush()
+        return json.loads(program.stdout.readline())
+
+    yield ask
+    program.stdin.close()
+    program.wait(30)
+
+
+@pytest.fixture
+def ranks(server: Callable[..., dict], tmp_path: Path) -> Ranks:
+    """Start so many processes with the same arguments, or with those of each."""
+
+    def start(number: int, *arguments: str, each: dict[int, str] | None = None, **settings: str) -> Started:
+        own = [[*arguments, *([each[rank]] if each and rank in each else [])] for rank in range(number)]
+        return Started(tmp_path, server(start=own, folder=str(tmp_path), set=settings)["pids"], server)
+
+    return start
+
+
+@pytest.fixture
+def quick(tiny_root: Path) -> list[str]:
+    """23 images in batches of 11, 11 and 1."""
+    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=11"]
+    return [*data, "epochs=2", "model=cnn", "schedule=one_cycle", "ema_decay=0.9", "data/augment=shift", PLAIN]
+
+
+def losses(folder: Path) -> list[float]:
+    return [epoch[name] for epoch in result_of(folder)["epochs"] for name in ("train_loss", "val_loss")]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["model"]
+
+
+def parts_of(order: EpochOrder, number: int, start: int = 0) -> list[Tensor]:
+    everything = torch.arange(order.whole.size + 1)
+    return [everything[batch] for batch in order.batches(number, start)]
+
+
+@given(
+    size=st.integers(1, 40),
+    batch_size=st.integers(2, 12),
+    number=st.integers(2, 5),
+    shuffle=st.sampled_from(Shuffle),
+    drop_last=st.booleans(),
+    start=st.integers(0, 20),
+)
+def test_all_ranks_see_together_what_one_process_sees(
+    size: int, batch_size: int, number: int, shuffle: Shuffle, drop_last: bool, start: int
+) -> None:
+    order = EpochOrder(size, max(batch_size, number), 3, shuffle, drop_last)
+    start = min(start, len(order))
+    own = [RankOrder.of(order, rank, number) for rank in range(number)]
+    delivered = [parts_of(part, 1, start) for part in own]
+    for part, batches in zip(own, delivered, strict=True):
+        assert [len(batch) for batch in batches] == [max(part.count(k), 1) for k in range(start, len(order))]
+        assert max(map(len, batches), default=0) <= part.batch_size
+        assert torch.equal(part.indices(1, start), torch.cat([torch.arange(0), *batches]))
+    for place, whole in enumerate(parts_of(order, 1, start)):
+        counted = [batches[place][: part.count(start + place)] for part, batches in zip(own, delivered, strict=True)]
+        assert torch.equal(torch.cat(counted), whole)
+
+
+@given(size=st.integers(5, 40), batch_size=st.integers(5, 12), number=st.integers(2, 5), start=st.integers(0, 20))
+@pytest.mark.parametrize("shuffle", Shuffle)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_shards_divide_the_set_and_fill_the_batches(
+    shuffle: Shuffle, drop_last: bool, size: int, batch_size: int, number: int, start: int
+) -> None:
+    order = EpochOrder(size, batch_size, 3, shuffle, drop_last)
+    own = [ShardOrder.of(order, rank, number) for rank in range(number)]
+    seen = []
+    for part in own:
+        batches = parts_of(part, 1)
+        counted = [batch[: part.count(place)] for place, batch in enumerate(batches)]
+        assert len(batches) == len(order)
+        assert all(((part.first <= batch) & (batch < part.first + part.size)).all() for batch in counted)
+        assert torch.equal(part.within.indices(1) + part.first, part.indices(1))
+        tail = parts_of(part, 1, min(start, len(order)))
+        assert all(map(torch.equal, tail, batches[min(start, len(order)) :]))
+        seen.append(torch.cat([torch.arange(0), *counted]))
+    everything = torch.cat(seen)
+    assert len(everything) == len(everything.unique()) == sum(order.count(k) for k in range(len(order)))
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice", "prefetch", "cache", "disk"])
+@pytest.mark.parametrize("kind", [RankOrder, ShardOrder])
+def test_every_loader_delivers_a_ranks_part(name: str, kind: type[RankOrder], tiny: Dataset, tmp_path: Path) -> None:
+    order = kind.of(EpochOrder(23, 11, 3), 1, 2)
+    options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
+    values = LOADERS.complete({"name": name, **options})
+    split = tiny.train
+    with LOADERS.build(values, split, order, CPU) as loader:
+        delivered = torch.cat([labels for _, labels in loader.epoch(1)])
+    assert torch.equal(delivered, split.labels[order.indices(1)])
+
+
+@pytest.mark.parametrize(
+    ("number", "loader"), [(2, "ram"), (3, "ram"), (3, "gpu_slice"), (2, "prefetch"), (2, "cache"), (2, "disk")]
+)
+def test_ranks_learn_what_one_process_learns(
+    number: int, loader: str, quick: list[str], ranks: Ranks, train_here: Train, tmp_path: Path
+) -> None:
+    """Also from a last batch of one image, and with augmentation; figures differ by rounding alone."""
+    typed = [*quick, f"data/loader={loader}", "trainer.micro_batch=2"]
+    typed += {"cache": [f"data.loader.folder={tmp_path / 'cached'}"], "disk": ["data.loader.num_workers=0"]}.get(
+        loader, []
+    )
+    assert train_here(*typed, "hydra.run.dir=alone").returncode == 0
+    ranks(number, *typed, "hydra.run.dir=together").well()
+    alone, together = (result_of(tmp_path / name) for name in ("alone", "together"))
+    assert losses(tmp_path / "together") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
+    for one, other in zip(alone["epochs"], together["epochs"], strict=True):
+        assert (one["train_acc"], one["val_acc"]) == (other["train_acc"], other["val_acc"])
+        assert [step["step"] for step in one["steps"]] == [step["step"] for step in other["steps"]]
+    assert together["distributed"]["ranks"] == number
+    for name, value in weights(tmp_path / "alone").items():
+        assert torch.allclose(weights(tmp_path / "together")[name], value, atol=1e-4), name
+    assert len(list((tmp_path / "together").glob("events*"))) == 1
+    assert sorted(file.name for file in (tmp_path / "together").glob("*.log")) == [
+        *(f"rank-{rank}.log" for rank in range(1, number)),
+        "vitmnist.log",
+    ]
+
+
+def test_the_folder_is_one_and_has_no_name_of_its_own(quick: list[str], ranks: Ranks) -> None:
+    folder = ranks(2, *quick, "epochs=1").well()
+    (run,) = (folder / "outputs" / "runs").glob("*/*")
+    assert result_of(run)["status"] == "completed"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
+    number: int, quick: list[str], ranks: Ranks, train_here: Train, tmp_path: Path
+) -> None:
+    """Stopped in the middle of an epoch with 2; with as many again it goes on to the bit."""
+    ranks(2, *quick, "hydra.run.dir=whole").well()
+    codes, outputs = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=cut").ended()
+    assert codes == [0, 0], outputs
+    assert result_of(tmp_path / "cut")["status"] == "interrupted"
+    again = ["resume=cut", "max_minutes=null"]
+    if number == 1:
+        assert train_here(*again).returncode == 0
+    else:
+        ranks(number, *again).well()
+    cut, whole = result_of(tmp_path / "cut"), result_of(tmp_path / "whole")
+    assert cut["status"] == "completed"
+    if number == 2:
+        assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+        assert all(
+            torch.equal(value, weights(tmp_path / "whole")[name]) for name, value in weights(tmp_path / "cut").items()
+        )
+    else:
+        assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+        assert cut["epochs"][-1]["val_acc"] == whole["epochs"][-1]["val_acc"]
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_signal_to_one_rank_stops_all_after_the_same_batch(told: int, quick: list[str], ranks: Ranks) -> None:
+    started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
+    os.kill(started.pids[told], signal.SIGTERM)
+    codes, outputs = started.ended()
+    assert codes == [ENDS, ENDS], outputs
+    assert "Traceback" not in "".join(outputs)
+    assert "torchrun --nproc-per-node=2 train.py resume=cut" in outputs[0]
+    result = result_of(started.folder / "cut")
+    assert result["status"] == "interrupted"
+    epochs = len(result["epochs"]) + 2
+    ranks(2, "resume=cut", f"epochs={epochs}").well()
+    ranks(2, *quick, f"epochs={epochs}", "hydra.run.dir=whole").well()
+
+
+def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: Ranks) -> None:
+    started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut", "distributed.timeout_s=20").until("epoch 2/")
+    os.kill(started.pids[1], signal.SIGKILL)
+    codes, outputs = started.ended()
+    assert codes == [1, -signal.SIGKILL]
+    assert "Traceback" not in outputs[0]
+    assert "error: another rank has ended without a word" in outputs[0]
+    assert "another rank has ended without a word" in result_of(started.folder / "cut")["error"]
+
+
+def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
+    """`data.root` alone may differ from machine to machine."""
+    codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'nowhere'}"}).ended()
+    assert codes == [1, 1]
+    assert "Traceback" not in "".join(outputs)
+    assert [output.count("error: ") for output in outputs] == [0, 1]
+    assert "KMNIST is not in" in outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "each", "message"),
+    [
+        (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
+        (["device=cuda"], {}, "has no GPU: torch sees none here, for 2 processes"),
+        (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; type device=cuda"),
+        ([], {1: "seed=7"}, "rank 1 was started differently: seed=7 (rank 0: 42); type the same for each"),
+        ([], {1: "sead=7"}, "sead: there is no such key"),
+        (["sead=7"], {}, "sead: there is no such key"),
+        (["-m", "seed=1,2"], {}, "-m: is for one process"),
+        (["trainer.cuda_graph=true"], {}, "trainer.cuda_graph=true: is for one process alone"),
+        (["resume=nowhere"], {}, "nowhere: holds no run"),
+        ([*PREFETCH, "data.loader.base.placement=shard"], {}, "placement=shard: is for"),
+        (["distributed.timeout_s=0"], {}, "distributed.timeout_s=0.0: must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_said_once(
+    typed: list[str], each: dict[int, str], message: str, quick: list[str], ranks: Ranks
+) -> None:
+    options = [one for one in typed if one.startswith("-")]
+    started = ranks(2, *options, *quick, *(one for one in typed if one not in options), each=each)
+    codes, outputs = started.ended()
+    assert codes == [1, 1], outputs
+    said = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1, outputs
+    assert message in said[0]
+    assert "Traceback" not in "".join(outputs)
+    assert not (started.folder / "outputs").exists() or not list((started.folder / "outputs" / "runs").glob("*/*"))
+
+
+def test_all_go_when_there_is_no_run(ranks: Ranks) -> None:
+    codes, outputs = ranks(2, "--cfg", "job").ended()
+    assert codes == [0, 0]
+    assert "batch_size: 500" in outputs[0]
+    assert outputs[1] == ""
+
+
+def test_a_port_in_use_is_named(ranks: Ranks) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        started = ranks(1, MASTER_PORT=port, WORLD_SIZE="2")
+        codes, outputs = started.ended()
+    assert codes == [1]
+    assert f"error: the 2 processes cannot meet at 127.0.0.1:{port}" in outputs[0]
+    assert "--master-port=PORT" in outputs[0]
+    assert "Traceback" not in outputs[0]
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    world = World()
+    world.size, world.machine_size = 4, 4
+    for world.rank in range(4):
+        world.local_rank = world.rank
+        if world.rank < 2:
+            assert choose_device("auto", world) == choose_device("cuda", world) == torch.device("cuda", world.rank)
+        else:
+            with pytest.raises(ConfigError, match=rf"rank {world.rank} has no GPU: torch sees 2 here, for 4 processes"):
+                choose_device("auto", world)
+
+
+def test_shards_are_recorded_and_hold_to_their_number(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
+    sharded = [*quick, "data/loader=gpu_slice", "data.loader.placement=shard", "epochs=2"]
+    ranks(2, *sharded, "hydra.run.dir=whole").well()
+    assert result_of(tmp_path / "whole")["distributed"] == {"ranks": 2, "placement": "shard"}
+    ranks(2, *sharded, "max_minutes=0", "hydra.run.dir=cut").well()
+    codes, outputs = ranks(3, "resume=cut", "max_minutes=null").ended()
+    assert codes == [1, 1, 1]
+    assert "the epoch was begun with the set in 2 shards" in "".join(outputs)
+    ranks(2, "resume=cut", "max_minutes=null").well()
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+def test_the_set_is_replicated_where_it_fits(quick: list[str], ranks: Ranks) -> None:
+    placed = ranks(2, *quick, "data/loader=gpu_slice", "hydra.run.dir=run").well() / "run"
+    assert result_of(placed)["distributed"] == {"ranks": 2, "placement": "replicate"}
+    assert "data.loader.placement=replicate: the set fits on every device" in (placed / "vitmnist.log").read_text()
+
+
+def test_the_set_is_sharded_where_it_does_not_fit(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank of two there is no memory left."""
+    world = World()
+    world.size = 2
+    monkeypatch.setattr(world, "gather", lambda fits: [True, fits])
+    monkeypatch.setattr("vitmnist.trainee.free_memory", lambda device: Memory(host=2**40, device=100))
+    monkeypatch.setattr(GpuSliceLoader, "needs", lambda *parts: Memory(device=60))
+    order = EpochOrder(23, 10, 3)
+    assert place(GpuSliceOptions(), tiny, order, torch.device("cuda"), world) == Placement.shard
+    assert place(GpuSliceOptions(Placement.replicate), tiny, order, torch.device("cuda"), world) == Placement.replicate
+
+
+def test_a_shard_takes_the_memory_of_a_shard(tiny: Dataset) -> None:
+    whole = EpochOrder(23, 10, 3)
+    device = torch.device("cuda")
+    shares = [
+        GpuSliceLoader.needs(GpuSliceOptions(), tiny.train, ShardOrder.of(whole, rank, 2), device).device
+        for rank in range(2)
+    ]
+    assert sum(shares) == GpuSliceLoader.needs(GpuSliceOptions(), tiny.train, whole, device).device
+
+
+def test_a_later_rank_neither_unpacks_nor_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("a second time")
+
+    with read_as(Reading.FIRST):
+        first = load_dataset("mnist", root=str(tmp_path), train_size=100)
+    monkeypatch.setattr("vitmnist.data.datasets.idx.gzip.decompress", never)
+    monkeypatch.setattr("vitmnist.data.datasets.idx.hashlib.new", never)
+    with read_as(Reading.LATER):
+        later = load_dataset("mnist", root=str(tmp_path), train_size=100)
+        assert later.train.pictures()[99].size == (28, 28)
+    assert torch.equal(later.train.images, first.train.images)
+    assert torch.equal(later.test.labels, first.test.labels)
+
+
+def test_torchrun_starts_a_run_anew_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
+    """One rank is killed; torchrun ends the other, and starts both again in the same folder."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    typed = [*quick, "epochs=400", "checkpoint.every_epochs=20"]
+    with (tmp_path / "output.txt").open("w+") as output:
+        started = subprocess.Popen(
+            [*torchrun, f"--master-port={_free_port()}", str(REPOSITORY / "train.py"), *typed],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+            stdout=output,
+            stderr=output,
+        )
+        deadline = time.monotonic() + 120
+        while "epoch 30/" not in (tmp_path / "output.txt").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        children = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+        assert started.wait(150) == 0, (tmp_path / "output.txt").read_text()
+    text = (tmp_path / "output.txt").read_text()
+    (run,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert f"restarted by torchrun: goes on with {run.relative_to(tmp_path)}" in text
+    result = result_of(run)
+    assert result["status"] == "completed"
+    assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(400))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

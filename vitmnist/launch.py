@@ -1,0 +1,70 @@
+"""One run of several processes: which of them begins it, and how the others come to the same folder.
+
+`torchrun` starts the same command line several times. Rank 0 goes on as if it were alone, and tells the others what it
+makes of the command line, and the folder that Hydra has made for it; they compose the same configuration, and log to
+`rank-N.log` in that folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from vitmnist import resume, sweep
+from vitmnist.world import ALONE, Ranks, World, launched
+
+
+class Launch:
+    """How this process was started: alone, or as one of several."""
+
+    def __init__(self) -> None:
+        self.world: World = ALONE
+        self._told = False
+
+    def join(self) -> None:
+        """Meet the other processes, if there are any.
+
+        Raises:
+            ConfigError: they cannot be reached.
+        """
+        self.world, self._told = ALONE, False
+        if launched():
+            self.world = Ranks()
+
+    def arguments(self, typed: list[str]) -> list[str] | None:
+        """The arguments for Hydra; None where rank 0 has ended without a run, as after --help.
+
+        Raises:
+            ConfigError: what was typed cannot be meant.
+            PeerError: rank 0 has refused it.
+        """
+        self._typed = typed
+        if self.world.main:
+            restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+            self._meant = sweep.expand(resume.expand(resume.after_restart(typed) if restarted else typed))
+            return self._meant
+        begun = self.world.ask("begun")
+        if begun is None:
+            self.world.gather(None)
+            return None
+        return [
+            # What was typed differently must be composed, to be seen to differ.
+            *(begun["meant"] if typed == begun["typed"] else typed),
+            f"hydra.run.dir={json.dumps(begun['folder'], ensure_ascii=False)}",
+            "hydra.output_subdir=null",
+            f"hydra.job.name=rank-{self.world.rank}",
+            "hydra.job_logging.root.handlers=[file]",
+        ]
+
+    def begin(self, folder: Path) -> None:
+        """Let the others come to the run's folder."""
+        if self.world.main:
+            self._told = True
+            self.world.tell("begun", {"typed": self._typed, "meant": self._meant, "folder": str(folder.absolute())})
+
+    def end(self) -> None:
+        """Let the others go, if there was no run."""
+        if self.world.main and not self._told:
+            self.world.tell("begun", None)
+            self.world.gather(None)  # the store may be this process's, and would go with it

@@ -1,0 +1,38 @@
+"""Which runs were at work at the same time on one machine, where each takes from the others what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vitmnist.report.runs import Run
+
+Span = tuple[float, float]
+
+
+def marked(runs: Sequence[Run]) -> list[Run]:
+    """The runs, each with whether it was at work while another one was."""
+    spans = sorted(
+        (host, start, end, number)
+        for number, run in enumerate(runs)
+        if (host := (run.result.get("environment") or {}).get("host"))
+        for start, end in at_work(run)
+    )
+    disturbed: set[int] = set()
+    under_way: list[tuple[str, float, int]] = []
+    for host, start, end, number in spans:
+        under_way = [other for other in under_way if other[0] == host and other[1] > start]
+        beside = {other for _, _, other in under_way} - {number}
+        disturbed |= {number, *beside} if beside else set()
+        under_way.append((host, end, number))
+    return [replace(run, disturbed=number in disturbed) for number, run in enumerate(runs)]
+
+
+def at_work(run: Run) -> list[Span]:
+    """When a run was being set up and trained, in seconds since 1970: by its epochs, where it was resumed between."""
+    epochs = [(epoch["ended_at"] - epoch["epoch_s"], epoch["ended_at"]) for epoch in run.epochs if "ended_at" in epoch]
+    if not epochs or run.resumed:
+        return epochs
+    summary = run.result.get("summary") or {}
+    before = (summary.get("setup_s") or 0.0) + (summary.get("compile_s") or 0.0)
+    return [(epochs[0][0] - before, epochs[-1][1])]
