@@ -143,8 +143,11 @@ def test_all_ranks_see_together_what_one_process_sees(
         assert [len(batch) for batch in batches] == [max(part.count(k), 1) for k in range(start, len(order))]
         assert max(map(len, batches), default=0) <= part.batch_size
         assert torch.equal(part.indices(1, start), torch.cat([torch.arange(0), *batches]))
-    for place, whole in enumerate(parts_of(order, 1, start)):
-        counted = [batches[place][: part.count(start + place)] for part, batches in zip(own, delivered, strict=True)]
+    for number_of_batch, whole in enumerate(parts_of(order, 1, start)):
+        counted = [
+            batches[number_of_batch][: part.count(start + number_of_batch)]
+            for part, batches in zip(own, delivered, strict=True)
+        ]
         assert torch.equal(torch.cat(counted), whole)
 
 

@@ -118,6 +118,53 @@ def rows(comparison: Comparison) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines]
 
 
+def test_jobs_that_ran_at_the_same_time_on_one_machine_are_marked(tmp_path: Path) -> None:
+    """By when they were set up and trained; a job of another machine disturbs none, nor one that began afterwards."""
+
+    def job(name: str, start: float, host: str | None = "here") -> None:
+        epochs = [epoch(10.0, ended_at=start + 10), epoch(10.0, ended_at=start + 20)]
+        run(
+            tmp_path / name,
+            epochs=epochs,
+            environment={"host": host},
+            config={"seed": int(name)},
+            summary={"setup_s": 5.0},
+        )
+
+    job("0", 1000.0)
+    job("1", 1024.0)  # its set-up meets the end of the first
+    job("2", 1050.0)
+    job("3", 1000.0, "there")
+    job("4", 1000.0, None)  # of a version that did not record it
+    comparison = the_only(tmp_path)
+    assert [row["status"] for row in rows(comparison)] == [
+        *["completed, beside other jobs"] * 2,
+        *["completed"] * 3,
+    ]
+    assert "2 runs were at work while another was on the same machine" in " ".join(answer(comparison))
+
+
+def test_a_resumed_job_was_not_at_work_while_it_was_stopped(tmp_path: Path) -> None:
+    for name, ends in (("0", (1010.0, 2010.0)), ("1", (1500.0, 1510.0))):
+        folder = run(tmp_path / name, epochs=[epoch(10.0, ended_at=end) for end in ends], environment={"host": "here"})
+        (folder / "resumed.yaml").touch()
+    assert not the_only(tmp_path).disturbed
+
+
+def test_processes_and_shards_stand_in_the_report(tmp_path: Path) -> None:
+    run(tmp_path / "0")
+    run(tmp_path / "1", distributed={"ranks": 2, "placement": None})
+    run(tmp_path / "2", distributed={"ranks": 2, "placement": "shard"})
+    comparison = the_only(tmp_path)
+    assert comparison.columns == ("processes", "placement of the set")
+    assert [(row["processes"], row["placement of the set"]) for row in rows(comparison)] == [
+        ("–", "–"),
+        ("2", "–"),
+        ("2", "shard"),
+    ]
+    assert "the set is shuffled within the part of each process" in " ".join(answer(comparison))
+
+
 def test_what_was_swept_makes_the_columns_whatever_it_was(tmp_path: Path) -> None:
     run(tmp_path / "0", "ram", config={"data.root": "/a"})
     run(tmp_path / "1", "disk", config={"data.root": "/b", "data.loader.num_workers": 2})

@@ -13,7 +13,13 @@ from vitmnist.errors import UserError, choices, first_line
 
 # What Hydra knows only when a plugin is installed, and the extra that installs it.
 PLUGINS = {("hydra/sweeper", "optuna"): "search"} | {
-    ("hydra/launcher", name): "launchers" for name in ("joblib", "ray", "submitit_local", "submitit_slurm")
+    ("hydra/launcher", name): extra
+    for name, extra in {
+        "joblib": "launchers",
+        "submitit_local": "launchers",
+        "submitit_slurm": "launchers",
+        "ray": "ray",
+    }.items()
 }
 
 

@@ -14,8 +14,9 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -37,7 +38,15 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 RECORD = "multirun.yaml"  # Hydra's record of a sweep
 
 
-_under_way: list[DictConfig] = []
+@dataclass(frozen=True)
+class UnderWay:
+    """A sweep of this process; no part of the callback, which launchers send to other processes."""
+
+    config: DictConfig
+    claim: IO[str]
+
+
+_under_way: list[UnderWay] = []
 
 
 class Sweep(Callback):
@@ -69,8 +78,7 @@ class Sweep(Callback):
         folder = Path(config.hydra.sweep.dir)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._claim = claim(folder)
-            _under_way[:] = [config]
+            _under_way[:] = [UnderWay(config, claim(folder))]
         except ConfigError as error:
             sys.exit(f"error: {error}")
         except OSError as error:
@@ -166,7 +174,7 @@ def how_to_go_on() -> str:
     """The end of a message about a sweep that was stopped: what to type; empty where there is no sweep."""
     if not _under_way:
         return ""
-    config = _under_way[0]
+    config = _under_way[0].config
     if config.hydra.sweeper._target_ != BASIC:
         return "; a search with hydra.sweeper.storage=sqlite:///FILE goes on when it is typed again"
     typed = shlex.quote(f"sweep.resume={os.path.relpath(config.hydra.sweep.dir)}")
