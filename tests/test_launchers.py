@@ -1,4 +1,4 @@
-"""Sweeps whose jobs run elsewhere, by the launchers that exist for Hydra: the same answer, and times that are marked."""
+"""Sweeps whose jobs run elsewhere, by the launchers that exist for Hydra: the same answer, and times are marked."""
 
 from __future__ import annotations
 

@@ -12,14 +12,12 @@ from vitmnist.config import Config, wrong_type
 from vitmnist.errors import UserError, choices, first_line
 
 # What Hydra knows only when a plugin is installed, and the extra that installs it.
-PLUGINS = {("hydra/sweeper", "optuna"): "search"} | {
-    ("hydra/launcher", name): extra
-    for name, extra in {
-        "joblib": "launchers",
-        "submitit_local": "launchers",
-        "submitit_slurm": "launchers",
-        "ray": "ray",
-    }.items()
+PLUGINS = {
+    ("hydra/sweeper", "optuna"): "search",
+    ("hydra/launcher", "joblib"): "launchers",
+    ("hydra/launcher", "submitit_local"): "launchers",
+    ("hydra/launcher", "submitit_slurm"): "launchers",
+    ("hydra/launcher", "ray"): "ray",
 }
 
 
