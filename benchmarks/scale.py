@@ -79,7 +79,7 @@ def costs(size: float, gpus: int, cluster: Cluster, sample: Sample) -> list[Cost
     train = samples / gpus / sample.trained_per_s
     over_bus = size / gpus / cluster.bus
     decoding = samples * sample.decode_s / cluster.cores
-    fetch = size / cluster.network  # the decoded set, to every machine at once
+    fetch = size / cluster.network  # the decoded set, out of a cache on the shared storage, to every machine at once
     from_disk = (size / machines) * (1 - hit_share(host / size)) / cluster.disk
     rows = [
         ("gpu_slice, replicate", size + permutation / gpus, local * permutation, fetch + size / cluster.bus, train),
@@ -151,7 +151,7 @@ def time_for_people(seconds: float) -> str:
     for unit, name in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"
-    return f"{1000 * seconds:.2g} ms"
+    return f"{1000 * seconds:.3g} ms"
 
 
 def serving(cluster: Cluster, sample: Sample) -> str:
@@ -161,7 +161,13 @@ def serving(cluster: Cluster, sample: Sample) -> str:
         chosen = [choose(costs(size, gpus, cluster, sample)) for gpus in GPUS]
         cells = [f"{cost.loader}, {time_for_people(cost.epoch_s)}" if cost else "none" for cost in chosen]
         rows.append([bytes_for_people(size), bytes_for_people(INDEX * size / sample.decoded), *cells])
-    return str(tabulate(rows, ["set", "permutation", *(f"{gpus:,} GPUs" for gpus in GPUS)], tablefmt="github"))
+    return str(
+        tabulate(
+            rows,
+            ["set", "permutation", *(f"{gpus:,} GPU{'s' if gpus > 1 else ''}" for gpus in GPUS)],
+            tablefmt="github",
+        )
+    )
 
 
 def in_detail(size: float, gpus: int, cluster: Cluster, sample: Sample) -> str:
@@ -179,6 +185,15 @@ def in_detail(size: float, gpus: int, cluster: Cluster, sample: Sample) -> str:
     ]
     header = ["loader", "GPU memory of each", "host memory of a machine", "start-up", "epoch", "fits"]
     return str(tabulate(rows, header, tablefmt="github"))
+
+
+def decoding_once(cluster: Cluster, sample: Sample) -> str:
+    """How long one machine decodes, once, to fill a cache."""
+    times = [
+        f"{bytes_for_people(size)}: {time_for_people(size / sample.decoded * sample.decode_s / cluster.cores)}"
+        for size in SETS
+    ]
+    return ", ".join(times)
 
 
 def caching() -> str:
@@ -213,6 +228,7 @@ def main() -> None:
     for size, gpus in ((5 * GB, 8), (500 * GB, 64), (5 * TB, 64)):
         print(f"\nA set of {bytes_for_people(size)} on {gpus} GPUs:\n")
         print(in_detail(size, gpus, cluster, sample))
+    print(f"\nDecoding once, by one machine: {decoding_once(cluster, sample)}")
     print("\nWhat the page cache answers where a part of the set fits into memory:\n")
     print(caching())
     if arguments.measure:

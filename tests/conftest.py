@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+# Two teams of threads on the same cores wait for each other; the programs that tests start have one thread too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

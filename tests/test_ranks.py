@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PLAIN, REPOSITORY, Train, result_of
+from conftest import PLAIN, REPOSITORY, Train, result_of, write_mnist_like
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -213,6 +213,17 @@ def test_ranks_learn_what_one_process_learns(
     ]
 
 
+def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
+    """With a loader and a step that are chosen by the clock, and a profile, which only rank 0 has."""
+    fast = ["data/loader=auto", "trainer=fast", "trainer.compile=false", "profile=true", "hydra.run.dir=run"]
+    ranks(2, *quick, *fast).well()
+    result = result_of(tmp_path / "run")
+    assert result["status"] == "completed"
+    assert result["auto"]["name"] == result["choices"]["loader"]
+    assert result["trainer"]["reasons"]["fused"]
+    assert (tmp_path / "run" / "profile" / "operations.txt").exists()
+
+
 def test_the_folder_is_one_and_has_no_name_of_its_own(quick: list[str], ranks: Ranks) -> None:
     folder = ranks(2, *quick, "epochs=1").well()
     (run,) = (folder / "outputs" / "runs").glob("*/*")
@@ -277,6 +288,22 @@ def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: Ranks, tmp_
     assert "Traceback" not in "".join(outputs)
     assert [output.count("error: ") for output in outputs] == [0, 1]
     assert "KMNIST is not in" in outputs[1]
+
+
+MACHINES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # two of them, with a process each
+
+
+def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
+    write_mnist_like(tmp_path / "there" / "KMNIST" / "raw")
+    ranks(2, *quick, "hydra.run.dir=run", each={1: f"data.root={tmp_path / 'there'}"}, **MACHINES).well()
+    assert result_of(tmp_path / "run")["status"] == "completed"
+
+
+def test_machines_must_have_the_same_data(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
+    write_mnist_like(tmp_path / "there" / "KMNIST" / "raw", test=8)
+    codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'there'}"}, **MACHINES).ended()
+    assert codes == [1, 1]
+    assert "test_images, test_labels are not the same on each machine" in "".join(outputs)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,22 @@ def test_a_command_of_the_readme_runs(
     assert ended.returncode == 0, ended.stderr
 
 
+def test_the_readmes_processes_train_together(tmp_path: Path) -> None:
+    (command,) = (shlex.split(line) for line in COMMANDS if line.startswith("torchrun"))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", command[1], str(REPOSITORY / "train.py")]
+    ended = subprocess.run(
+        [*launcher, *small(command[3:], tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "divided among 2 processes" in ended.stdout
+
+
 def test_what_the_readme_says_of_using_a_model_works(tmp_path: Path) -> None:
     assert run_small(["model=cnn"], tmp_path, REPOSITORY / "train.py").returncode == 0
     (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
@@ -90,6 +106,7 @@ def test_what_the_readme_says_of_using_a_model_works(tmp_path: Path) -> None:
 def test_only_commands_that_are_tested_stand_in_the_readme() -> None:
     tested = {
         "python train.py",
+        "torchrun",
         "pip install",
         "pytest",
         "tensorboard --logdir",
@@ -174,6 +191,33 @@ def test_the_benchmark_of_loading_alone_writes_its_tables(tmp_path: Path) -> Non
     for name in ("ram", "gpu_slice", "cache", "prefetch of ram", "disk, 0 workers", "DataLoader(sampler=BatchSampler)"):
         assert any(row["candidate"] == name and float(row["epoch_ms"]) > 0 for row in rows), name
     assert "| 10 | 20 | " in ended.stdout
+
+
+def test_the_benchmark_of_ranks_writes_its_table(tmp_path: Path) -> None:
+    program = [
+        sys.executable,
+        str(REPOSITORY / "benchmarks" / "ranks.py"),
+        "--rounds=1",
+        "--output",
+        tmp_path / "table",
+    ]
+    few = ["data.dataset.train_size=600", "data.dataset.test_size=20", "model.depth=1", f"data.root={tmp_path}", PLAIN]
+    ended = subprocess.run([*program, *few], capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "table").read_text() == ended.stdout
+    rows = re.findall(r"^\|\s+([12]) \|\s+[\d.]+ \|\s+([\d.]+) \|$", ended.stdout, re.MULTILINE)
+    assert [count for count, _ in rows] == ["1", "2"]
+    assert float(rows[0][1]) == pytest.approx(float(rows[1][1]), abs=1e-4)
+
+
+def test_what_the_document_on_scale_says_is_what_its_script_prints() -> None:
+    program = [sys.executable, str(REPOSITORY / "benchmarks" / "scale.py")]
+    printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    document = (REPOSITORY / "docs" / "scale.md").read_text()
+    tables = [part for part in printed.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 5
+    assert all(table.strip() in document for table in tables)
+    assert benchmark("scale").simulated_hits(1.0) == benchmark("scale").hit_share(1.0) == 1.0
 
 
 def test_tensorboard_shows_a_run(tmp_path: Path) -> None:

@@ -147,8 +147,7 @@ class Ranks(World):
     @contextmanager
     def first_on_machine(self) -> Iterator[bool]:
         self._shared += 1
-        machine = (self.rank - self.local_rank) if self.machine_size > 1 else self.rank
-        key = f"{self._shared}/{machine}"
+        key = f"{self._shared}/{self.rank - self.local_rank}"  # by the machine's first rank
         if self.local_rank:
             self._await(key)
             yield True
