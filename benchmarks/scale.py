@@ -80,7 +80,9 @@ def costs(size: float, gpus: int, cluster: Cluster, sample: Sample) -> list[Cost
     over_bus = size / gpus / cluster.bus
     decoding = samples * sample.decode_s / cluster.cores
     fetch = size / cluster.network  # the decoded set, out of a cache on the shared storage, to every machine at once
-    from_disk = (size / machines) * (1 - hit_share(host / size)) / cluster.disk
+    # Of several machines each reads another random part in every epoch, and finds of it what its memory holds.
+    answered = hit_share(host / size) if machines == 1 else min(host / size, 1.0)
+    from_disk = (size / machines) * (1 - answered) / cluster.disk
     rows = [
         ("gpu_slice, replicate", size + permutation / gpus, local * permutation, fetch + size / cluster.bus, train),
         ("gpu_slice, shard", size / gpus, local * permutation / gpus, fetch / machines + over_bus, train),

@@ -85,7 +85,9 @@ def main() -> None:
     try:
         start()
     except SystemExit as ended:
-        if ended.code and not LAUNCH.world.first_to_fail(str(ended.code).removeprefix("error: ")):
+        if not ended.code:
+            LAUNCH.end()
+        elif not LAUNCH.world.first_to_fail(str(ended.code).removeprefix("error: ")):
             sys.exit(ended.code if isinstance(ended.code, int) else 1)
         raise
     LAUNCH.end()

@@ -247,7 +247,7 @@ def train_epoch(
         batch, size = delivered, order.whole.count(number)
         if not order.count(number):  # a last batch too small for all ranks
             batch = (delivered[0], torch.full_like(delivered[1], IGNORED))
-        loss, right = step(batch, batch_keys, size, current.watch)
+        loss, right = step(batch, batch_keys, current.watch, size)
         if at_once and not loss.isfinite():
             raise not_finite(float(loss), epoch, number, rate)
         current.tally.add(loss, right, size, rate)

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from vitmnist import resume, sweep
+from vitmnist.errors import ConfigError
 from vitmnist.world import ALONE, Ranks, World, launched
 
 
@@ -26,11 +27,20 @@ class Launch:
         """Meet the other processes, if there are any.
 
         Raises:
-            ConfigError: they cannot be reached.
+            ConfigError: they cannot be reached, or are to be restarted on several machines.
         """
         self.world, self._told = ALONE, False
         if launched():
             self.world = Ranks()
+            machines, restarts = (
+                int(os.environ.get(name, "0")) for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS")
+            )
+            if machines > 1 and restarts:
+                # torchrun counts its restarts apart on each machine, so nobody knows which processes belong together.
+                raise ConfigError(
+                    f"--max-restarts={restarts}: is for one machine, and these are {machines}; type --max-restarts=0, "
+                    "and resume=auto when you start it again"
+                )
 
     def arguments(self, typed: list[str]) -> list[str] | None:
         """The arguments for Hydra; None where rank 0 has ended without a run, as after --help.
@@ -48,14 +58,17 @@ class Launch:
         if begun is None:
             self.world.gather(None)
             return None
-        return [
-            # What was typed differently must be composed, to be seen to differ.
-            *(begun["meant"] if typed == begun["typed"] else typed),
+        # What was typed differently must be composed, to be seen to differ; but the data may be elsewhere.
+        own = [argument for argument in typed if argument.startswith("data.root=")]
+        same = set(typed) - set(own) == {one for one in begun["typed"] if not one.startswith("data.root=")}
+        return resume.with_more(
+            begun["meant"] if same else typed,
+            *own,
             f"hydra.run.dir={json.dumps(begun['folder'], ensure_ascii=False)}",
             "hydra.output_subdir=null",
             f"hydra.job.name=rank-{self.world.rank}",
             "hydra.job_logging.root.handlers=[file]",
-        ]
+        )
 
     def begin(self, folder: Path) -> None:
         """Let the others come to the run's folder."""

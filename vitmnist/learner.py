@@ -102,6 +102,12 @@ class Learner:
 
         return seconds
 
+    def distribute(self, world: World) -> None:
+        """From now on the ranks add up their gradients, and all begin with the weights of rank 0."""
+        self._model.load_state_dict(self._drawn)
+        self.gradient.distribute(world)
+        self._drawn = {name: value.clone() for name, value in self._model.state_dict().items()}
+
     def compile_ahead(self) -> None:
         """Compile before there is a loader, if that was decided."""
         self._compile(self._sample())

@@ -115,14 +115,38 @@ def remember(overrides: list[str], folder: Path) -> None:
 
 
 def after_restart(arguments: list[str]) -> list[str]:
-    """What `torchrun --max-restarts` means when it types the same again: go on with what it began before."""
+    """What `torchrun --max-restarts` means when it types the same again: go on with what it began before.
+
+    A run that failed before its first checkpoint begins anew; in the same folder, if one was named.
+    """
     if any(argument.startswith("resume=") for argument in arguments):
         return arguments
-    folder = newest_unfinished(arguments, psutil.Process(os.getppid()).create_time())
+    since = psutil.Process(os.getppid()).create_time()
+    folder = newest_unfinished(arguments, since)
     if folder is None:
+        for place in _named_places(arguments):
+            record = place / "result.json"
+            if record.exists() and record.stat().st_mtime >= since and not is_claimed(place):
+                record.unlink()
         return arguments
     print(f"restarted by torchrun: goes on with {folder}")
-    return [*arguments, f"resume={folder}"]
+    return with_more(arguments, f"resume={folder}")
+
+
+def with_more(arguments: list[str], *more: str) -> list[str]:
+    """The arguments with more overrides, beside those that there are: Hydra wants no option between them."""
+    last = max(
+        (place for place, argument in enumerate(arguments) if _is_override(argument)), default=len(arguments) - 1
+    )
+    return [*arguments[: last + 1], *more, *arguments[last + 1 :]]
+
+
+def _is_override(argument: str) -> bool:
+    return argument[:1] != "-" and (argument[:1] == "~" or "=" in argument)
+
+
+def _named_places(overrides: list[str]) -> list[Path]:
+    return [Path(override.partition("=")[2]) for override in overrides if _key(override) == "hydra.run.dir"]
 
 
 def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
@@ -135,11 +159,10 @@ def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
         wanted = _identity(
             compose(
                 "config",
-                [override for override in overrides if override[0] != "-" and (override[0] == "~" or "=" in override)],
+                [override for override in overrides if _is_override(override)],
             )
         )
-    named = [_key(override) == "hydra.run.dir" and Path(override.partition("=")[2]) for override in overrides]
-    places = [place for place in named if place] or list(RUNS.glob("*/*"))
+    places = _named_places(overrides) or list(RUNS.glob("*/*"))
     found = []
     for folder in places:
         checkpoints = list((folder / "checkpoints").glob("*.pt"))

@@ -62,40 +62,52 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, wo
     result = Result(overrides=overrides, choices=choices_of(composed))
     config = typed(Config, composed)
     result.config = plain(config)
-    try:
-        stop.after_minutes(config.max_minutes)
-        with ExitStack() as stack:
-            sitting = begin(config, folder, result, stop, stack, world)
-            result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
-            with stop.deferred():
+    with ExitStack() as to_the_end:
+        try:
+            stop.after_minutes(config.max_minutes)
+            with ExitStack() as stack:
+                sitting = begin(config, folder, result, stop, stack, world)
+                result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
+                to_the_end.enter_context(stop.deferred())  # a signal waits for a batch's end, or for the records
                 learn(sitting, result, config, folder)
-            advise(result)
-        result.status = "completed"
-    except BaseException as met:
-        error = world.blame(met)
-        refused = isinstance(error, ConfigError | DataError | PeerError)
-        if result.setup_s is None and (refused or config.resume):  # before it began: there is nothing to record
-            if not config.resume and not isinstance(error, ClaimedError):
-                (folder / ".lock").unlink(missing_ok=True)
-            raise error from None
-        if stop.due and worker_error(error):
-            error = stop.due  # whoever stopped the run stopped its workers too
-        stopped = isinstance(error, Stopped | KeyboardInterrupt)
-        result.status = "interrupted" if stopped else "failed"
-        result.error = explained(error, config.batch_size)
-        with stop.deferred():
-            write_result(result, folder, world)
-        if stopped:
-            raise error from None
-        if refused or is_out_of_memory(error) or worker_error(error) or isinstance(error, OSError):
-            # Data that went bad under the run, a disk that is full, a worker that was killed: no fault of the program.
-            raise TrainingError(result.error) from error
-        raise
-    finally:
+                advise(result)
+            result.status = "completed"
+        except BaseException as met:
+            error = ended(world.blame(met), result, config, folder, stop, world)
+            if error is met:
+                raise
+            raise error from met
         world.leave()
-    with stop.deferred():
         write_result(result, folder, world)
     return result
+
+
+def ended(
+    error: BaseException, result: Result, config: Config, folder: Path, stop: Stop, world: World
+) -> BaseException:
+    """Record why a run ended before its end, and let the other ranks know; what to raise for it."""
+    refused = isinstance(error, ConfigError | DataError | PeerError)
+    begun = result.setup_s is not None
+    if stop.due and worker_error(error):
+        error = stop.due  # whoever stopped the run stopped its workers too
+    stopped = isinstance(error, Stopped | KeyboardInterrupt)
+    reason = explained(error, config.batch_size)
+    if not stopped:
+        world.first_to_fail(reason)
+    elif begun:
+        world.leave()
+    if not begun and (refused or config.resume):  # there is nothing to record
+        if world.main and not config.resume and not isinstance(error, ClaimedError):
+            (folder / ".lock").unlink(missing_ok=True)
+        return error
+    result.status = "interrupted" if stopped else "failed"
+    result.error = reason
+    with stop.deferred():
+        write_result(result, folder, world)
+    if refused or is_out_of_memory(error) or worker_error(error) or isinstance(error, OSError):
+        # Data that went bad under the run, a disk that is full, a worker that was killed: no fault of the program.
+        return TrainingError(result.error)
+    return error
 
 
 @dataclass
@@ -183,7 +195,8 @@ def meet(config: Config, world: World) -> torch.device:
         differing = [
             f"{key}={hello['config'].get(key)} (rank 0: {first['config'].get(key)})"
             for key in sorted(first["config"] | hello["config"])
-            if hello["config"].get(key) != first["config"].get(key) and key != "data.root"
+            # As text: NaN is not equal to itself.
+            if str(hello["config"].get(key)) != str(first["config"].get(key)) and key != "data.root"
         ]
         if hello["device"] != first["device"]:
             differing.append(f"device is {hello['device']} (rank 0: {first['device']})")

@@ -50,7 +50,7 @@ class Saved:
         self._options = config.checkpoint
         self._watch_every = config.tensorboard.every_steps
         self.note_step()
-        self._saved_at = time.monotonic()
+        self._saved_at, self._steps_since = time.monotonic(), 0
         self._good: int | None = None  # the epochs that are done in the newest checkpoint
         train = trainee.dataset.train
         self._facts = json.dumps(
@@ -122,6 +122,9 @@ class Saved:
         stopping, time_to_save = self._world.agree(
             [self._wish_to_stop(), minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes]
         )
+        self._steps_since += 1
+        if self._world.size > 1 and self._steps_since == 1:  # this vote was cast before the save
+            time_to_save = 0
         if stopping or time_to_save:
             current.tally.check_finite(current.epoch)  # what is broken is not kept
             self._save(current)
@@ -180,7 +183,7 @@ class Saved:
         self.note_step()
         if not all(bool(value.isfinite().all()) for value in step.model.parameters()):
             raise TrainingError("the weights are not finite any more; try a smaller optimizer.lr")
-        others = self._world.gather(None if self._world.main else checkpoint.torch_state(step.gradient.device))[1:]
+        _, *others = self._world.gather_tensors(checkpoint.torch_state(step.gradient.device))
         state = {
             "facts": self._facts,
             "dataset": (self._result.dataset or {})["sha256"],
@@ -199,7 +202,7 @@ class Saved:
         }
         if self._world.main:
             checkpoint.save(self._folder, state, best)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._steps_since = time.monotonic(), 0
         self._good = len(self._result.epochs)
 
 

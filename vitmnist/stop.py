@@ -20,10 +20,13 @@ class Stopped(BaseException):
     """
 
     def __init__(self, reason: str, exit_code: int) -> None:
-        super().__init__(reason)
-        self.exit_code = exit_code
+        super().__init__(reason, exit_code)  # both, for it may come from another process
+        self.reason, self.exit_code = reason, exit_code
         self.told = False
         """Whether the person knows what to do next."""
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class Stop:
@@ -40,6 +43,11 @@ class Stop:
         self._deadline: float | None = None
         self._before: dict[int, Any] = {}
 
+    @property
+    def listening(self) -> bool:
+        """Whether signals come here."""
+        return bool(self._before)
+
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # only there may handlers be set
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -48,9 +56,11 @@ class Stop:
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._before = {}
 
     def after_minutes(self, minutes: float | None) -> None:
-        """Stop also when so many minutes have passed from now."""
+        """A run begins: stop also when so many minutes have passed from now."""
+        self._agreed = None  # of the run before
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
 
     @contextmanager

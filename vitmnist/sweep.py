@@ -13,7 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -131,7 +131,9 @@ def run_job(composed: DictConfig, stop: Stop) -> float | None:
                 "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
             )
         make_ready(composed, folder)
-        run(composed, folder, overrides, stop)
+        # A launcher's process has not begun with `main`.
+        with nullcontext() if stop.listening else stop:
+            run(composed, folder, overrides, stop)
         return objective(composed, read_run(folder))
     except (Stopped, KeyboardInterrupt) as stopped:
         log.info("%s", str(stopped) or "interrupted")

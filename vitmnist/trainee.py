@@ -79,8 +79,8 @@ def prepare(
         stack.enter_context(freed_memory_kept())
     learner = Learner(config, dataset.train, order, device, world, decided)
     # An evaluation needs no gradient: it fits where a piece of a step does, and is as fast as that.
-    test_together = EpochOrder(len(dataset.test), learner.gradient.piece * world.size, config.seed, Shuffle.none)
-    test_order = part(test_together)
+    piece = world.share(lambda: learner.gradient.piece)  # the ranks' own may differ by one
+    test_order = part(EpochOrder(len(dataset.test), piece * world.size, config.seed, Shuffle.none))
 
     choice = None
     if isinstance(options, AutoOptions):
@@ -98,7 +98,7 @@ def prepare(
             for split, order in ((dataset.train, order), (dataset.test, test_order))
         )
     learner.compile_for(train_loader)
-    learner.gradient.distribute(world)
+    learner.distribute(world)
     return Trainee(
         dataset=dataset,
         learner=learner,
@@ -138,7 +138,7 @@ def read(config: Config, world: World) -> Dataset:
 def reading_in_turn(world: World) -> Iterator[None]:
     """Let one rank of each machine do what reads files before the others of it, which need not verify them again."""
     with world.first_on_machine() as later:
-        alone = Reading.ALONE if world.size == 1 else Reading.FIRST
+        alone = Reading.ALONE if world.machine_size == 1 else Reading.FIRST
         with read_as(Reading.LATER if later else alone):
             yield
 
@@ -156,7 +156,7 @@ def place(
         for split in (dataset.train, dataset.test)
     )
     wanted, free = sum(needs, Memory()).on(device), free_memory(device)
-    fits = wanted.device <= free.device and wanted.host <= free.host
+    fits = wanted.device <= free.device and wanted.host * world.machine_size <= free.host
     chosen = Placement.replicate if all(world.gather(fits)) else Placement.shard
     log.info(
         "data.loader.placement=%s: %s",

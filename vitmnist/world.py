@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.errors import ConfigError, PeerError, first_line
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # --help answers before torch is imported
     from torch import Tensor, nn
 
 POLL_S = 0.02
+SPEAKING_S = 2.0  # whoever fails says why before it goes, but its connections may break first
+SETTING_UP_S = 6 * 3600.0  # one rank of a machine may have a large set to decode while the others wait
 
 
 class World:
@@ -69,6 +72,10 @@ class World:
         """What rank 0 makes; plain values and CPU tensors."""
         return make()
 
+    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        """What each rank gives, by rank; CPU tensors of the same shape and dtype."""
+        return [tensor]
+
     def wait(self) -> None:
         """Go on when all ranks have come here."""
 
@@ -97,7 +104,8 @@ class World:
         return error
 
     def leave(self) -> None:
-        """Let the others know that this rank has come to its end, and disconnect."""
+        """Disconnect, when all ranks have come to their end. After a failure the end of the process does it: to
+        disconnect would be to wait for whoever has failed."""
 
 
 ALONE = World()
@@ -193,6 +201,14 @@ class Ranks(World):
         )
         return made
 
+    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        import torch
+        from torch import distributed
+
+        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(gathered, tensor)
+        return gathered
+
     def wait(self) -> None:
         import torch
 
@@ -229,19 +245,24 @@ class Ranks(World):
     def first_to_fail(self, reason: str) -> bool:
         own = json.dumps({"rank": self.rank, "reason": reason})
         try:
-            return bool(self._store.compare_set("failed", "", own).decode() == own)
+            first = json.loads(self._store.compare_set("failed", "", own))
+            return bool(first["rank"] == self.rank)
         except RuntimeError:  # the store is gone, and with it whoever kept it, who was the first
             return False
 
     def blame(self, error: BaseException) -> BaseException:
         if not isinstance(error, Exception):  # told to stop
             return error
-        if failed := self._failed():
+        of_connection = self._opened and _is_of_connection(error)
+        deadline = time.monotonic() + (SPEAKING_S if of_connection else 0)
+        while not (failed := self._failed()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if failed:
             return error if failed["rank"] == self.rank else PeerError(f"rank {failed['rank']}: {failed['reason']}")
-        if self._opened and _is_of_connection(error):
+        if of_connection:
             return PeerError(
-                "another rank has ended without a word, or did not answer for distributed.timeout_s; what torchrun "
-                f"prints names it ({first_line(error)[:200]})"
+                "another rank has ended without a word, did not answer for distributed.timeout_s, or cannot be "
+                f"reached; what torchrun prints names it ({_said(error)})"
             )
         return error
 
@@ -256,12 +277,17 @@ class Ranks(World):
         """The value of a key, once it is there.
 
         Raises:
-            PeerError: a rank has failed meanwhile.
+            PeerError: a rank has failed meanwhile, or it is not there after a long time.
         """
+        deadline = time.monotonic() + SETTING_UP_S
         try:
             while not self._store.check([key]):
                 if failed := self._failed():
                     raise PeerError(f"rank {failed['rank']}: {failed['reason']}")
+                if time.monotonic() > deadline:
+                    raise PeerError(
+                        f"another rank has not come as far as this one within {SETTING_UP_S / 3600:g} hours"
+                    )
                 time.sleep(POLL_S)
             return bytes(self._store.get(key))
         except RuntimeError as error:
@@ -281,10 +307,17 @@ def _is_of_connection(error: BaseException) -> bool:
     """Whether an error is one that the process group raises where another rank does not answer."""
     from torch.distributed import DistError
 
-    words = ("gloo", "nccl", "connection", "timed out waiting", "store")
+    words = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting")
     return isinstance(error, DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
     )
+
+
+def _said(error: BaseException) -> str:
+    """What is worth reading of a connection's error: NCCL has its own reason in a later line."""
+    lines = str(error).splitlines()
+    reasons = [later for line, later in pairwise(lines) if line.startswith("Last error")]
+    return " ".join([first_line(error)[:200], *reasons])
 
 
 def launched() -> bool:

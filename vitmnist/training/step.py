@@ -53,16 +53,16 @@ class Step:
         self,
         batch: tuple[Tensor, ...],
         keys: Tensor | None,
-        size: int | None = None,
         watch: Callable[[nn.Module], object] = lambda model: None,
+        size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Take a step; the batch's mean loss and how many of its images were classified rightly, on the device.
 
         Args:
             batch: as `batches` gives it.
             keys: int64 `[B]`, what the batch's augmentation is drawn from; None if it has none.
-            size: images of the whole batch, where this is one rank's part of it; the loss is that part's share.
             watch: is given the model when it has its gradient.
+            size: images of the whole batch, where this is one rank's part of it; the loss is that part's share.
         """
         if self._captured:
             figures = self._captured(batch, keys)

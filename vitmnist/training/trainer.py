@@ -43,7 +43,7 @@ class Trainer:
         """The same with another value of an option, and why."""
         return replace(self, **{key: value}, reasons={**self.reasons, key: reason})
 
-    def check(self, device: torch.device, ranks: int) -> None:
+    def check(self, device: torch.device, ranks: int = 1) -> None:
         """Raise `ConfigError` if the device has not what it takes, or several processes cannot."""
         if self.cuda_graph and ranks > 1:
             raise ConfigError("trainer.cuda_graph=true: is for one process alone; type trainer.cuda_graph=false")

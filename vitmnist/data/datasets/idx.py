@@ -41,14 +41,19 @@ class IdxFile:
     def read(self) -> Tensor:
         """The array in the file, verified: uint8, of the header's shape.
 
-        Where several processes of a machine read it, it is unpacked once, and all map the same pages.
+        Where several processes of a machine read it, it is unpacked once, and all map the same pages, if there is a
+        place for it.
 
         Raises:
             DataError: the file cannot be read, has another checksum, or is not a whole IDX file of bytes.
         """
         if reading() is Reading.ALONE:
             return parse_idx(self._content(), self.path)
-        return _mapped(self.on_disk())
+        try:
+            return _mapped(self._unpacked())
+        except OSError as error:
+            log.info("%s cannot be unpacked for all processes (%s); each has a copy", self.path.name, error.strerror)
+            return parse_idx(self._content(), self.path)
 
     def on_disk(self) -> Path:
         """The unpacked file, which can be mapped into memory; written first where only the packed one exists.
@@ -56,23 +61,26 @@ class IdxFile:
         Raises:
             DataError: as in `read`, or the folder cannot be written.
         """
-        if self.path.suffix != ".gz":
-            return self.path
-        if reading() is Reading.LATER and self.unpacked.exists():
-            return self.unpacked
-        content = self._content()
         try:
-            if self.unpacked.exists():
-                if _digest("sha256", self.unpacked.read_bytes()) == _digest("sha256", content):
-                    return self.unpacked
-                log.warning("%s was damaged and is unpacked again from %s", self.unpacked, self.path)
-            self.unpacked.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.unpacked, content)
+            return self._unpacked()
         except OSError as error:
             raise DataError(
                 f"cannot unpack {self.path.name} into {self.unpacked.parent}: {error.strerror}; "
                 "name a folder that can be written with data.root=FOLDER"
             ) from error
+
+    def _unpacked(self) -> Path:
+        if self.path.suffix != ".gz":
+            return self.path
+        if reading() is Reading.LATER and self.unpacked.exists():
+            return self.unpacked
+        content = self._content()
+        if self.unpacked.exists():
+            if _digest("sha256", self.unpacked.read_bytes()) == _digest("sha256", content):
+                return self.unpacked
+            log.warning("%s was damaged and is unpacked again from %s", self.unpacked, self.path)
+        self.unpacked.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.unpacked, content)
         return self.unpacked
 
     def _content(self) -> bytes:
@@ -107,12 +115,9 @@ def parse_idx(content: bytes, path: Path) -> Tensor:
 
 def _mapped(path: Path) -> Tensor:
     """The array of an unpacked file, whose pages all processes share; one that writes into it has its own copy."""
-    try:
-        with path.open("rb") as file:
-            shape, start = _form(file.read(16), path.stat().st_size, path)
-        return torch.from_numpy(np.memmap(path, np.uint8, mode="c", offset=start, shape=shape))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    with path.open("rb") as file:
+        shape, start = _form(file.read(16), path.stat().st_size, path)
+    return torch.from_numpy(np.memmap(path, np.uint8, mode="c", offset=start, shape=shape))
 
 
 def _form(header: bytes, size: int, path: Path) -> tuple[tuple[int, ...], int]:

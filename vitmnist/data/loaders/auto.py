@@ -193,7 +193,8 @@ def measure(loader: Loader, options: AutoOptions, trial: Trial) -> tuple[float, 
     if not len(loader):
         return 0.0, 0.0
     with closing(loader.epoch(0)) as batches:
-        whole = loader.order.size // loader.order.batch_size or 1  # a short last batch would tell too little
+        together = loader.order.whole
+        whole = together.size // together.batch_size or 1  # a short last batch would tell too little
         warm_up = min(WARM_UP, whole - 1)
         seconds = trial(Portion(loader.order, batches, warm_up))[0] if warm_up else 0.0
         affordable = int(options.seconds * warm_up / seconds) if seconds else options.batches
