@@ -18,6 +18,7 @@ from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose, measure
 from vitmnist.data.loaders.contract import Batches
+from vitmnist.data.loaders.gpu_slice import GpuSliceLoader, GpuSliceOptions
 from vitmnist.data.order import EpochOrder
 from vitmnist.engine import PassFigures
 from vitmnist.errors import ConfigError, DataError
@@ -161,9 +162,8 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
         return trial
 
-    values = {name: {"name": name} for name in ("ram", "gpu_slice")} | {
-        "disk": LOADERS.complete({"name": "disk", "num_workers": 0})
-    }
+    wanted: list[dict[str, object]] = [{"name": "ram"}, {"name": "gpu_slice"}, {"name": "disk", "num_workers": 0}]
+    values = {values["name"]: LOADERS.complete(values) for values in wanted}
     choice = choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU, new_trial=hungry)
     assert choice.name == "disk"
     assert re.search(r"ram +no +ram: the set takes .*, and the model needs 1\d\d\.\d MiB too", choice.table())
@@ -171,11 +171,13 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_sets_memory_is_judged_at_its_real_dtype() -> None:
-    needs = LOADERS.member({"name": "gpu_slice"})[0].needs
+    needs = GpuSliceLoader.needs
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = Arrays(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         permutation = 23 * 8
-        assert needs(NoOptions(), arrays, ORDER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
+        assert (
+            needs(GpuSliceOptions(), arrays, ORDER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
+        )
     samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
     assert LOADERS.member({"name": "ram"})[0].needs(NoOptions(), samples, ORDER, CPU).host == 23 * (3 * 8 + 4)
 

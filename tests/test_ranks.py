@@ -185,10 +185,10 @@ def test_every_loader_delivers_a_ranks_part(name: str, kind: type[RankOrder], ti
     assert torch.equal(delivered, split.labels[order.indices(1)])
 
 
-@pytest.mark.parametrize(
-    ("number", "loader", "batch_size"),
-    [(2, "ram", 11), (3, "ram", 11), (2, "ram", 3), (3, "gpu_slice", 4), (2, "prefetch", 11), (2, "cache", 11), (2, "disk", 11)],
-)
+TOGETHER = [(2, "ram", 11), (3, "ram", 11), (2, "ram", 3), (3, "gpu_slice", 4), (2, "prefetch", 11), (2, "cache", 11)]
+
+
+@pytest.mark.parametrize(("number", "loader", "batch_size"), [*TOGETHER, (2, "disk", 11)])
 def test_ranks_learn_what_one_process_learns(
     number: int, loader: str, batch_size: int, quick: list[str], ranks: Ranks, train_here: Train, tmp_path: Path
 ) -> None:
