@@ -297,8 +297,17 @@ MACHINES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # two of them, with a p
 
 def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw")
-    ranks(2, *quick, "hydra.run.dir=run", each={1: f"data.root={tmp_path / 'there'}"}, **MACHINES).well()
+    elsewhere = {1: f"data.root={tmp_path / 'there'}"}
+    ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES).well()
+    ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **MACHINES).well()
     assert result_of(tmp_path / "run")["status"] == "completed"
+
+
+def test_a_restart_is_for_one_machine(quick: list[str], ranks: Ranks) -> None:
+    settings = {**MACHINES, "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    codes, outputs = ranks(2, *quick, **settings).ended()
+    assert codes == [1, 1]
+    assert sum(output.count("error: --max-restarts=3: is for one machine") for output in outputs) == 1
 
 
 def test_machines_must_have_the_same_data(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
@@ -338,10 +347,11 @@ def test_what_cannot_be_is_said_once(
     assert not (started.folder / "outputs").exists() or not list((started.folder / "outputs" / "runs").glob("*/*"))
 
 
-def test_all_go_when_there_is_no_run(ranks: Ranks) -> None:
-    codes, outputs = ranks(2, "--cfg", "job").ended()
+@pytest.mark.parametrize(("typed", "said"), [(["--cfg", "job"], "batch_size: 500"), (["--version"], "Hydra 1.")])
+def test_all_go_when_there_is_no_run(typed: list[str], said: str, ranks: Ranks) -> None:
+    codes, outputs = ranks(2, *typed).ended()
     assert codes == [0, 0]
-    assert "batch_size: 500" in outputs[0]
+    assert said in outputs[0]
     assert outputs[1] == ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vitmnist import resume, sweep
 from vitmnist.errors import ConfigError
-from vitmnist.world import ALONE, Ranks, World, launched
+from vitmnist.world import ALONE, World, launched
 
 
 class Launch:
@@ -31,6 +31,8 @@ class Launch:
         """
         self.world, self._told = ALONE, False
         if launched():
+            from vitmnist.ranks import Ranks  # and torch
+
             self.world = Ranks()
             machines, restarts = (
                 int(os.environ.get(name, "0")) for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS")
@@ -56,7 +58,7 @@ class Launch:
             return self._meant
         begun = self.world.ask("begun")
         if begun is None:
-            self.world.gather(None)
+            self.world.tell(f"gone {self.world.rank}", True)
             return None
         # What was typed differently must be composed, to be seen to differ; but the data may be elsewhere.
         own = [argument for argument in typed if argument.startswith("data.root=")]
@@ -80,4 +82,5 @@ class Launch:
         """Let the others go, if there was no run."""
         if self.world.main and not self._told:
             self.world.tell("begun", None)
-            self.world.gather(None)  # the store may be this process's, and would go with it
+            for rank in range(1, self.world.size):  # the store may be this process's, and would go with it
+                self.world.ask(f"gone {rank}")
