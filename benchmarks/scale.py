@@ -59,12 +59,26 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cost:
-    """A loader's needs. Memory in bytes, times in seconds; `why_not` is empty where it can be used."""
+    """A loader's needs, in bytes and seconds.
+
+    Args:
+        gpu_memory: of each GPU.
+        host_memory: of each machine, for all its processes.
+        fetched: over the network to each machine, once.
+        start_s: until the first batch.
+        bus: from the host to each GPU in an epoch.
+        network: to each machine in an epoch.
+        epoch_s: of training and loading.
+        why_not: what there is too little of; empty where it can be used.
+    """
 
     loader: str
-    per_gpu: float
-    per_machine: float
+    gpu_memory: float
+    host_memory: float
+    fetched: float
     start_s: float
+    bus: float
+    network: float
     epoch_s: float
     why_not: str
 
@@ -74,34 +88,44 @@ def costs(size: float, gpus: int, cluster: Cluster, sample: Sample) -> list[Cost
     machines = math.ceil(gpus / cluster.gpus)
     local = min(gpus, cluster.gpus)
     samples = size / sample.decoded
-    room, host = cluster.gpu_memory * cluster.gpu_share, cluster.host_memory * cluster.host_share
-    permutation = INDEX * samples  # every process draws the whole of it
+    indices = INDEX * samples  # every process draws the whole permutation
     train = samples / gpus / sample.trained_per_s
-    over_bus = size / gpus / cluster.bus
-    decoding = samples * sample.decode_s / cluster.cores
-    fetch = size / cluster.network  # the decoded set, out of a cache on the shared storage, to every machine at once
     # Of several machines each reads another random part in every epoch, and finds of it what its memory holds.
+    host = cluster.host_memory * cluster.host_share
     answered = hit_share(host / size) if machines == 1 else min(host / size, 1.0)
     from_disk = (size / machines) * (1 - answered) / cluster.disk
-    rows = [
-        ("gpu_slice, replicate", size + permutation / gpus, local * permutation, fetch + size / cluster.bus, train),
-        ("gpu_slice, shard", size / gpus, local * permutation / gpus, fetch / machines + over_bus, train),
-        ("ram", 0.0, local * (size + permutation), fetch, train + over_bus),
-        ("prefetch of ram", 0.0, local * (size + permutation), fetch, max(train, over_bus)),
-        ("prefetch of cache", 0.0, local * permutation, fetch, max(train, over_bus, from_disk)),
-        (
-            "disk",
-            0.0,
-            local * permutation,
-            0.0,
-            max(train, decoding / machines, samples * sample.stored / machines / cluster.network),
+    decoding = samples / machines * sample.decode_s / cluster.cores
+    stored = samples / machines * sample.stored
+
+    def cost(
+        loader: str,
+        gpu: float,
+        memory: float,
+        fetched: float,
+        bus: float,
+        loading: tuple[float, ...],
+        network: float = 0.0,
+    ) -> Cost:
+        """`loading`: what takes so many seconds of an epoch beside the training; of `ram` it comes on top."""
+        moved = gpu / cluster.bus if gpu else 0.0
+        epoch = train + sum(loading) if loader == "ram" else max(train, *loading)
+        short = "GPU memory" if gpu > cluster.gpu_memory * cluster.gpu_share else "host memory" if memory > host else ""
+        return Cost(loader, gpu, memory, fetched, fetched / cluster.network + moved, bus, network, epoch, short)
+
+    over_bus = size / gpus
+    copies = local * (size + indices)
+    batches = over_bus / cluster.bus
+    return [
+        cost("gpu_slice, replicate", size + indices / gpus, local * indices, size, indices / gpus, (0.0,)),
+        cost("gpu_slice, shard", size / gpus, local * indices / gpus, size / machines, indices / gpus, (0.0,)),
+        cost("ram", 0.0, copies, size, over_bus, (batches,)),
+        cost("prefetch of ram", 0.0, copies, size, over_bus, (batches,)),
+        cost("prefetch of cache", 0.0, local * indices, size, over_bus, (batches, from_disk)),
+        # It delivers float32, four bytes for each of the others'.
+        cost(
+            "disk", 0.0, local * indices, 0.0, 4 * over_bus, (4 * batches, decoding, stored / cluster.network), stored
         ),
     ]
-    found = []
-    for loader, gpu, machine, start, epoch in rows:
-        why_not = "GPU memory" if gpu > room else "host memory" if machine > host else ""
-        found.append(Cost(loader, gpu, machine, start, epoch, why_not))
-    return found
 
 
 def choose(table: list[Cost]) -> Cost | None:
@@ -160,8 +184,10 @@ def serving(cluster: Cluster, sample: Sample) -> str:
     """Which loader serves, by size of the set and number of GPUs."""
     rows = []
     for size in SETS:
-        chosen = [choose(costs(size, gpus, cluster, sample)) for gpus in GPUS]
-        cells = [f"{cost.loader}, {time_for_people(cost.epoch_s)}" if cost else "none" for cost in chosen]
+        cells = []
+        for gpus in GPUS:
+            cost = choose(costs(size, gpus, cluster, sample)) if size / sample.decoded >= gpus else None
+            cells.append(f"{cost.loader}, {time_for_people(cost.epoch_s)}" if cost else "fewer images than GPUs")
         rows.append([bytes_for_people(size), bytes_for_people(INDEX * size / sample.decoded), *cells])
     return str(
         tabulate(
@@ -177,15 +203,28 @@ def in_detail(size: float, gpus: int, cluster: Cluster, sample: Sample) -> str:
     rows = [
         [
             cost.loader,
-            bytes_for_people(cost.per_gpu),
-            bytes_for_people(cost.per_machine),
+            bytes_for_people(cost.gpu_memory),
+            bytes_for_people(cost.host_memory),
+            bytes_for_people(cost.fetched),
             time_for_people(cost.start_s),
+            bytes_for_people(cost.bus),
+            bytes_for_people(cost.network),
             time_for_people(cost.epoch_s),
             f"no: {cost.why_not}" if cost.why_not else "yes",
         ]
         for cost in costs(size, gpus, cluster, sample)
     ]
-    header = ["loader", "GPU memory of each", "host memory of a machine", "start-up", "epoch", "fits"]
+    header = [
+        "loader",
+        "memory of a GPU",
+        "of a machine",
+        "fetched by a machine",
+        "start-up",
+        "bus, GPU and epoch",
+        "network, machine and epoch",
+        "epoch",
+        "fits",
+    ]
     return str(tabulate(rows, header, tablefmt="github"))
 
 
