@@ -77,6 +77,7 @@ def markdown(rounds: list[dict[int, dict[str, Any]]], processes: int) -> str:
     machine, config = one["environment"], one["config"]
     ratios = [epoch_s(results[processes]) / epoch_s(results[1]) for results in rounds]
     losses = {count: results[-1]["train_loss"] for count in (1, processes) if (results := rounds[0][count]["epochs"])}
+    header = ["processes", "epoch, s", "training loss of the last epoch"]
     rows = [
         [count, f"{median(epoch_s(results[count]) for results in rounds):.3g}", f"{losses[count]:.6f}"]
         for count in (1, processes)
@@ -89,7 +90,7 @@ def markdown(rounds: list[dict[int, dict[str, Any]]], processes: int) -> str:
             f"torch {machine['torch']}, Python {machine['python']}, commit {str(machine['git_commit'])[:10]}"
             f"{' and changes' if machine['git_dirty'] else ''}. Written by `{shlex.join(['python', *sys.argv])}`.",
             "",
-            str(tabulate(rows, ["processes", "epoch, s", "training loss of the last epoch"], tablefmt="github")),
+            str(tabulate(rows, header, "github", disable_numparse=True)),
             "",
             f"An epoch of {processes} processes over one of one process: **{median(ratios):.3f}** "
             f"({min(ratios):.3f}–{max(ratios):.3f}), median and range of {len(rounds)} rounds.",

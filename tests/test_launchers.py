@@ -12,7 +12,7 @@ from hydra.errors import MissingConfigException
 from vitmnist.config import CONF
 from vitmnist.explain import explain
 
-REMARK = "beside other jobs"
+REMARK = "disturbed"
 
 
 @pytest.mark.parametrize(

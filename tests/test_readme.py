@@ -205,7 +205,7 @@ def test_the_benchmark_of_ranks_writes_its_table(tmp_path: Path) -> None:
     ended = subprocess.run([*program, *few], capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "table").read_text() == ended.stdout
-    rows = re.findall(r"^\|\s+([12]) \|\s+[\d.]+ \|\s+([\d.]+) \|$", ended.stdout, re.MULTILINE)
+    rows = re.findall(r"^\| ([12]) +\| [\d.]+ +\| ([\d.]+) +\|$", ended.stdout, re.MULTILINE)
     assert [count for count, _ in rows] == ["1", "2"]
     assert float(rows[0][1]) == pytest.approx(float(rows[1][1]), abs=1e-4)
 

@@ -118,37 +118,40 @@ def rows(comparison: Comparison) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines]
 
 
+def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
+    what = {"config": {"seed": int(folder.name)}, "epochs": [epoch(ended - began, ended_at=ended)], **result}
+    run(folder, environment={"host": host}, began_at=began, ended_at=ended, **what)
+
+
 def test_jobs_that_ran_at_the_same_time_on_one_machine_are_marked(tmp_path: Path) -> None:
-    """By when they were set up and trained; a job of another machine disturbs none, nor one that began afterwards."""
-
-    def job(name: str, start: float, host: str | None = "here") -> None:
-        epochs = [epoch(10.0, ended_at=start + 10), epoch(10.0, ended_at=start + 20)]
-        run(
-            tmp_path / name,
-            epochs=epochs,
-            environment={"host": host},
-            config={"seed": int(name)},
-            summary={"setup_s": 5.0},
-        )
-
-    job("0", 1000.0)
-    job("1", 1024.0)  # its set-up meets the end of the first
-    job("2", 1050.0)
-    job("3", 1000.0, "there")
-    job("4", 1000.0, None)  # of a version that did not record it
+    """Also one that failed before its first epoch was over; a job of another machine disturbs none."""
+    times = [epoch(10.0, ended_at=1010.0), epoch(10.0, ended_at=1020.0)]
+    job(tmp_path / "0", 1000.0, 1020.0, epochs=times)
+    job(tmp_path / "1", 1019.0, 1030.0, epochs=[], status="failed", error="of something")
+    job(tmp_path / "2", 1050.0, 1070.0)
+    job(tmp_path / "3", 1000.0, 1020.0, "there")
+    job(tmp_path / "4", 1000.0, 1020.0, None)
     comparison = the_only(tmp_path)
     assert [row["status"] for row in rows(comparison)] == [
-        *["completed, beside other jobs"] * 2,
+        "completed, disturbed",
+        "failed: of something; disturbed",
         *["completed"] * 3,
     ]
-    assert "2 runs were at work while another was on the same machine" in " ".join(answer(comparison))
+    said = " ".join(answer(comparison))
+    assert "2 runs were at work while another was on the same machine" in said
+    assert "**Fastest: seed=2" in said
+    assert "seed=0" not in said  # no time of it is compared
+    assert {row["× slowest"] for row in rows(comparison)} == {"–"}
 
 
 def test_a_resumed_job_was_not_at_work_while_it_was_stopped(tmp_path: Path) -> None:
-    for name, ends in (("0", (1010.0, 2010.0)), ("1", (1500.0, 1510.0))):
-        folder = run(tmp_path / name, epochs=[epoch(10.0, ended_at=end) for end in ends], environment={"host": "here"})
-        (folder / "resumed.yaml").touch()
+    """Its sittings are known by the epochs of the first and by the times of the last."""
+    times = [epoch(10.0, ended_at=1010.0), epoch(10.0, ended_at=2010.0)]
+    job(tmp_path / "0", 2000.0, 2011.0, epochs=times)
+    job(tmp_path / "1", 1500.0, 1510.0)
     assert not the_only(tmp_path).disturbed
+    job(tmp_path / "2", 1005.0, 1006.0)
+    assert the_only(tmp_path).disturbed == 2
 
 
 def test_processes_and_shards_stand_in_the_report(tmp_path: Path) -> None:

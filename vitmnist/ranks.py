@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -210,4 +211,5 @@ def _said(error: BaseException) -> str:
     """What is worth reading of a connection's error: NCCL has its own reason in a later line."""
     lines = str(error).splitlines()
     reasons = [later for line, later in pairwise(lines) if line.startswith("Last error")]
-    return " ".join([first_line(error)[:200], *reasons])
+    said, _, _ = re.sub(r"^\[\S+\] ", "", first_line(error)).partition(". ")  # without the place in gloo's source
+    return " ".join([said, *reasons])

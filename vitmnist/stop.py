@@ -81,7 +81,8 @@ class Stop:
 
     def agree(self, exit_code: int) -> Stopped:
         """Stop because a process of the same run is to; what to raise. A signal that comes now is nothing new."""
-        self._agreed = self.due or Stopped("another process of the run was told to stop", exit_code)
+        name = signal.Signals(exit_code - 128).name if exit_code > 128 else "the end of max_minutes"
+        self._agreed = self.due or Stopped(f"{name} was received by another process of the run", exit_code)
         return self._agreed
 
     def check(self) -> None:

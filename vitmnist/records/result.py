@@ -100,6 +100,8 @@ class Result:
     seed: int | None = None
     device: str | None = None
     distributed: dict[str, Any] | None = None
+    began_at: float = field(default_factory=time.time)
+    ended_at: float | None = None
     setup_s: float | None = None
     compile_s: float | None = None
     epochs: list[EpochRecord] = field(default_factory=list)
@@ -121,6 +123,7 @@ class Result:
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder`, whole or not at all."""
+        self.ended_at = time.time()
         content = asdict(self) | {"summary": self.summary()}
         del content["setup_s"], content["compile_s"]
         write_whole(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())

@@ -18,7 +18,7 @@ def answer(comparison: Comparison) -> list[str]:
         sentence
         for sentence in (
             _first_at_target(comparison),
-            _fastest(comparison, measured),
+            _fastest(comparison, [cell for cell in measured if not cell.disturbed]),
             _disturbed(comparison),
             _worth_of_loader(comparison),
             _learnt_the_same(comparison),
@@ -40,6 +40,8 @@ def _time(cell: Cell) -> Spread:
 
 
 def _fastest(comparison: Comparison, measured: list[Cell]) -> str:
+    if not measured:
+        return ""
     best, slowest = measured[0], measured[-1]
     time = _time(best)
     spread = f" ({seconds(time.low)}–{seconds(time.high)})" if time.high > time.low else ""
@@ -63,8 +65,7 @@ def _disturbed(comparison: Comparison) -> str:
         return ""
     return (
         f"{comparison.disturbed} runs were at work while another was on the same machine, and each took from the other "
-        "what it measures: these times are not those of a run alone. To measure, sweep without a launcher, one job "
-        "after another."
+        "what it measures: these times count for nothing. To measure, sweep without a launcher, one job after another."
     )
 
 
@@ -109,7 +110,8 @@ def _beside_each_other(comparison: Comparison) -> dict[Hashable, list[Cell]]:
 def _worth_of_loader(comparison: Comparison) -> str:
     parts = []
     for shared, cells in _beside_each_other(comparison).items():
-        times = sorted((cell for cell in cells if cell.epoch_s), key=lambda cell: _time(cell).median)
+        alone = (cell for cell in cells if cell.epoch_s and not cell.disturbed)
+        times = sorted(alone, key=lambda cell: _time(cell).median)
         if len(times) > 1:
             best, worst = times[0], times[-1]
             doubt = ", though they cannot be told apart" if _time(best).overlaps(_time(worst)) else ""

@@ -29,10 +29,9 @@ def marked(runs: Sequence[Run]) -> list[Run]:
 
 
 def at_work(run: Run) -> list[Span]:
-    """When a run was being set up and trained, in seconds since 1970: by its epochs, where it was resumed between."""
-    epochs = [(epoch["ended_at"] - epoch["epoch_s"], epoch["ended_at"]) for epoch in run.epochs if "ended_at" in epoch]
-    if not epochs or run.resumed:
-        return epochs
-    summary = run.result.get("summary") or {}
-    before = (summary.get("setup_s") or 0.0) + (summary.get("compile_s") or 0.0)
-    return [(epochs[0][0] - before, epochs[-1][1])]
+    """When a run was at work, in seconds since 1970: its last sitting, and the epochs of those before it."""
+    began, ended = run.result.get("began_at"), run.result.get("ended_at")
+    if not began or not ended:  # of a version that did not record it
+        return []
+    epochs = ((epoch["ended_at"] - epoch["epoch_s"], epoch["ended_at"]) for epoch in run.epochs)
+    return [*(span for span in epochs if span[1] < began), (began, ended)]

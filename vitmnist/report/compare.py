@@ -133,10 +133,15 @@ class Cell:
         return steady or [epoch for run in self.runs for epoch in run.epochs]
 
     @property
+    def disturbed(self) -> bool:
+        """Whether its times are those of runs beside other ones."""
+        return any(run.disturbed for run in self.runs)
+
+    @property
     def status(self) -> str:
         """What became of its runs: nothing to say, or how many did not complete, and why."""
         remarks = ["resumed"] if any(run.resumed for run in self.runs) else []
-        remarks += ["beside other jobs"] if any(run.disturbed for run in self.runs) else []
+        remarks += ["disturbed"] if self.disturbed else []
         ended = Counter((run.status, run.reason) for run in self.runs if run.status != "completed")
         if not ended:
             return ", ".join(["completed", *remarks])

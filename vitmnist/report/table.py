@@ -47,7 +47,8 @@ def figures(comparison: Comparison) -> list[Figure]:
     slowest = comparison.slowest
 
     def speedup(cell: Cell) -> str:
-        return f"{slowest / cell.epoch_s.median:.2f}" if slowest and cell.epoch_s else NOTHING
+        comparable = slowest and not comparison.disturbed
+        return f"{slowest / cell.epoch_s.median:.2f}" if slowest and comparable and cell.epoch_s else NOTHING
 
     target = comparison.target_acc
 

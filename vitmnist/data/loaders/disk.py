@@ -122,8 +122,7 @@ class DiskLoader(Loader):
             if finished and not self._idle:
                 self._idle.append((dataloader, batches))
             elif self.options.num_workers:
-                # torch leaves this to the garbage collector, but the traceback of an exception keeps the iterator.
-                samples._shutdown_workers()  # type: ignore[attr-defined]
+                _end_workers(samples)
 
     def _next(self, samples: Iterator[Any]) -> Any:
         """The next batch, or `END`.
@@ -161,6 +160,15 @@ class DiskLoader(Loader):
             generator=torch.Generator(),
         )
         return dataloader, batches
+
+
+def _end_workers(samples: Iterator[Any]) -> None:
+    """What torch leaves to the garbage collector; but the traceback of an exception keeps the iterator."""
+    try:
+        samples._shutdown_workers()  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        if not worker_error(error):  # of a worker that died, torch speaks amid everything; it has been told, or is late
+            raise
 
 
 def _outlive_signals(worker: int) -> None:
