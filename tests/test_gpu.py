@@ -1,4 +1,4 @@
-"""What only a GPU can show; `pytest -m gpu` where there is one."""
+"""What only a GPU can show; `pytest -m gpu -n0` where there is one, in one process: its memory is nobody else's."""
 
 from __future__ import annotations
 
