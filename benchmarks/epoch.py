@@ -133,7 +133,7 @@ def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch
     loader = DataLoader(dataset, batch_size, shuffle=True, pin_memory=device.type == "cuda")
     seconds = 0.0
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # where it is not installed
         def __init__(self) -> None:
             super().__init__()
             self.model = model
