@@ -79,7 +79,9 @@ def test_shards_divide_the_set_and_fill_the_batches(
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice", "prefetch", "cache", "disk"])
 @pytest.mark.parametrize("kind", [RankOrder, ShardOrder])
-def test_every_loader_delivers_a_ranks_part(name: str, kind: type[RankOrder], tiny: Dataset, tmp_path: Path) -> None:
+def test_every_loader_delivers_a_ranks_part(
+    name: str, kind: type[RankOrder | ShardOrder], tiny: Dataset, tmp_path: Path
+) -> None:
     order = kind.of(EpochOrder(23, 11, 3), 1, 2)
     options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
     values = LOADERS.complete({"name": name, **options})

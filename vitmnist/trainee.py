@@ -71,8 +71,10 @@ def prepare(
     placement = place(options, dataset, together, device, world) if isinstance(options, GpuSliceOptions) else None
 
     def part(order: EpochOrder) -> EpochOrder:
-        kind = ShardOrder if placement == Placement.shard else RankOrder
-        return kind.of(order, world.rank, world.size) if world.size > 1 else order
+        if world.size == 1:
+            return order
+        kind: type[RankOrder | ShardOrder] = ShardOrder if placement == Placement.shard else RankOrder
+        return kind.of(order, world.rank, world.size)
 
     order = part(together)
     if device.type == "cpu":

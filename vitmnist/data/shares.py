@@ -30,19 +30,38 @@ def _length(part: slice) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOrder(EpochOrder):
-    """A rank's part of each batch of `together`: all ranks see together the batches that one process would see.
+class DividedOrder(EpochOrder):
+    """A rank's part of what `together` is about; `batch_size` is its part of a whole batch.
 
-    `batch_size` is this rank's part of a whole batch. A last batch may have fewer images than there are ranks; who has
-    none of it is given its first image, which does not count: `count` is 0 there, so that all ranks take as many steps.
-
-    Raises:
-        ConfigError: a whole batch has fewer images than there are ranks.
+    A last batch may have fewer images than there are ranks. Who has none of it is given one that does not count, so
+    that all ranks take as many steps: `count` is 0 there.
     """
 
     together: EpochOrder
     rank: int
     ranks: int
+
+    def __len__(self) -> int:
+        return len(self.together)
+
+    @property
+    def whole(self) -> EpochOrder:
+        return self.together
+
+    def count(self, batch: int) -> int:
+        return _length(share(self.together.count(batch), self.rank, self.ranks))
+
+    def worker_seed(self, epoch: int) -> int:
+        return int(np.random.SeedSequence(self.seed, spawn_key=(epoch, 2, self.rank)).generate_state(1)[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOrder(DividedOrder):
+    """A rank's part of each batch: all ranks see together the batches that one process would see.
+
+    Raises:
+        ConfigError: a whole batch has fewer images than there are ranks.
+    """
 
     @classmethod
     def of(cls, together: EpochOrder, rank: int, ranks: int) -> RankOrder:
@@ -58,16 +77,6 @@ class RankOrder(EpochOrder):
             together=together, rank=rank, ranks=ranks,
         )  # fmt: skip
 
-    def __len__(self) -> int:
-        return len(self.together)
-
-    @property
-    def whole(self) -> EpochOrder:
-        return self.together
-
-    def count(self, batch: int) -> int:
-        return _length(share(self.together.count(batch), self.rank, self.ranks))
-
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         if self.shuffle != Shuffle.sample:
             return super().indices(epoch, start, device)
@@ -77,9 +86,6 @@ class RankOrder(EpochOrder):
         last = drawn[whole:]
         own = drawn[:whole].view(-1, size)[:, self._part(size)].flatten()
         return torch.cat([own, last[self._part(len(last))]]).to(device)
-
-    def worker_seed(self, epoch: int) -> int:
-        return int(np.random.SeedSequence(self.seed, spawn_key=(epoch, 2, self.rank)).generate_state(1)[0])
 
     def _part(self, size: int) -> slice:
         """The rows of a batch that are delivered."""
@@ -93,7 +99,7 @@ class RankOrder(EpochOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardOrder(RankOrder):
+class ShardOrder(DividedOrder):
     """A rank's part of the set, its shard, in an order of its own: no image is ever another rank's.
 
     Each image is seen once an epoch, and a batch has as many images as in `together`; but which images meet in a batch
@@ -133,8 +139,8 @@ class ShardOrder(RankOrder):
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         if self.shuffle != Shuffle.sample:
-            return EpochOrder.indices(self, epoch, start, device)
-        own = EpochOrder.indices(self, epoch, start) + self.first
+            return super().indices(epoch, start, device)
+        own = super().indices(epoch, start) + self.first
         if self._lacks_last and start < len(self):
             own = torch.cat([own, torch.tensor([self.first])])
         return own.to(device)
@@ -144,7 +150,7 @@ class ShardOrder(RankOrder):
         return bool(len(self)) and not self.count(len(self) - 1)
 
     def _spans(self, epoch: int, start: int) -> Iterator[slice]:
-        for span in islice(EpochOrder._spans(self, epoch, start), len(self) - start):
+        for span in islice(super()._spans(epoch, start), len(self) - start):
             if _length(span):
                 yield slice(self.first + span.start, self.first + span.stop)
             else:  # nothing is left for this rank

@@ -49,8 +49,7 @@ class GpuSliceLoader(Loader):
                 "gpu_slice keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
-        whole = isinstance(order, RankOrder) and not isinstance(order, ShardOrder)
-        if options.placement == Placement.shard and whole:
+        if options.placement == Placement.shard and isinstance(order, RankOrder):
             raise ConfigError("placement=shard: is for data/loader=gpu_slice itself, not within another loader")
         super().__init__(order)
         check_fits("gpu_slice", self.needs(options, data, order, device), device, others=("ram", "cache", "disk"))
