@@ -34,6 +34,7 @@ LOADER_OPTIONS = {
     "prefetch": {"name": "prefetch"},
     "prefetch of gpu_slice": {"name": "prefetch", "queue_size": 1, "base": "gpu_slice"},
     "prefetch of cache": {"name": "prefetch", "base": "cache"},
+    "prefetch of disk, 0 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 0}},
     "prefetch of disk, 2 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 2}},
 }
 OF_SAMPLES = [name for name in LOADER_OPTIONS if "gpu_slice" not in name and name != "auto"]
@@ -156,28 +157,6 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None) -> Non
                     os.kill(worker.pid, signal.SIGKILL)
     assert wrapper or "try fewer with data.loader.num_workers=N" in str(caught.value)
     assert not multiprocessing.active_children()
-
-
-class Drawing(torch.utils.data.Dataset):
-    """With a random transform, as torchvision's are."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.rand(1), index
-
-
-def test_random_transforms_in_workers_follow_the_seed_and_the_epoch() -> None:
-    def drawn(seed: int, epoch: int) -> list[float]:
-        order = {"batch_size": 4, "device": "cpu", "seed": seed, "shuffle": "none"}
-        with make_loader("disk", Drawing(), num_workers=1, **order) as loader:
-            ((images, _),) = loader.epoch(epoch)
-        return images.flatten().tolist()
-
-    assert drawn(1, 0) == drawn(1, 0)
-    assert drawn(1, 0) != drawn(2, 0)
-    assert drawn(1, 0) != drawn(1, 1)
 
 
 def test_a_default_device_of_torch_is_no_matter() -> None:

@@ -31,6 +31,8 @@ from vitmnist.data.loaders import Batch, Data, Loader, make_loader
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.samples import collate_samples
+from vitmnist.data.seeding import read_samples
+from vitmnist.errors import ConfigError
 
 BATCH = 5
 SIZE = 23
@@ -112,7 +114,8 @@ class Case:
             if isinstance(self.data, Arrays):
                 batches.append((self.data.images[indices], self.data.labels[indices]))
             else:
-                batches.append(collate_samples([self.data[index] for index in torch.arange(size)[indices].tolist()]))
+                chosen = torch.arange(size)[indices].tolist()
+                batches.append(collate_samples(read_samples(self.data, chosen, SEED, number)))
         return self.seen(batches)
 
     def seen(self, batches: Iterable[Batch]) -> list[Batch]:
@@ -135,6 +138,20 @@ class Numbered(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.samples[index][0], index
+
+
+class Noisy(Dataset[tuple[Any, Any]]):
+    """A data set whose images are noise, drawn as transforms draw it: from torch's, NumPy's and Python's generators."""
+
+    def __init__(self, samples: Dataset[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        noise = torch.tensor([np.random.rand(), random.random()])
+        return torch.cat([noise, torch.rand(2, dtype=noise.dtype)]), self.samples[index][1]
 
 
 def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
@@ -256,6 +273,19 @@ def no_global_randomness(case: Case) -> None:
     assert before[2] == random.getstate(), "Python's was used"
 
 
+def randomness_is_not_frozen(case: Case) -> None:
+    """random samples are a function of (seed, epoch, index), or refused"""
+    if isinstance(case.data, Arrays):
+        return  # nothing random can be read from tensors
+    noisy = replace(case, data=Noisy(case.data))
+    try:
+        with noisy.open() as loader:
+            for number, start in ((0, 0), (0, 0), (1, 0), (0, 2)):
+                assert_same(noisy.seen(loader.epoch(number, start)), noisy.expected(number)[start:])
+    except ConfigError:
+        return
+
+
 def nothing_left_behind(case: Case) -> None:
     """an epoch that was abandoned and a loader that was closed leave no thread and no process"""
     threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
@@ -286,5 +316,6 @@ PROMISES: tuple[Callable[[Case], None], ...] = (
     any_size,
     the_set_is_left_alone,
     no_global_randomness,
+    randomness_is_not_frozen,
     nothing_left_behind,
 )

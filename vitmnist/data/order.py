@@ -102,10 +102,6 @@ class EpochOrder:
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 
-    def worker_seed(self, epoch: int) -> int:
-        """A seed for what is random in the making of samples, such as the transforms of a data set of one's own."""
-        return int(np.random.SeedSequence(self.seed, spawn_key=(epoch, 2)).generate_state(1)[0])
-
     def _generator(self, epoch: int) -> torch.Generator:
         # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or both side by side, runs would share
         # epochs. SeedSequence mixes them well, and NumPy promises that its output stays.

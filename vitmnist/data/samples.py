@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torchvision.transforms.functional import pil_to_tensor
-
-from vitmnist.data.arrays import Arrays
-from vitmnist.errors import DataError
 
 
 def collate_samples(samples: Sequence[Any]) -> Any:
@@ -62,60 +58,3 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(map_tensors(function, value) for value in batch)
     return batch
-
-
-def pairs(dataset: Dataset[Any], size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-    """All samples of a map-style data set of pairs (image, label), `size` of them at a time: `[B, …]` and `[B, …]`.
-
-    Raises:
-        DataError: samples that are no such pairs, or that differ in their shapes.
-    """
-    count = len(dataset)  # type: ignore[arg-type]
-    for start in range(0, count, size):
-        samples = [dataset[index] for index in range(start, min(start + size, count))]
-        try:
-            batch = collate_samples(samples)
-        except (TypeError, RuntimeError) as error:
-            raise DataError(f"samples {start} to {start + len(samples) - 1} do not make a batch: {error}") from error
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(a, Tensor) for a in batch)):
-            raise DataError(
-                f"sample {start} is no pair of an image and a label, but {_outline(samples[0])}; "
-                "such samples are delivered by disk, and by prefetch of disk"
-            )
-        yield batch[0], batch[1]
-
-
-def load_samples(dataset: Dataset[Any]) -> Arrays:
-    """All samples of a map-style data set of pairs (image, label), in memory.
-
-    Raises:
-        DataError: as `pairs`, or there is no sample.
-    """
-    count = len(dataset)  # type: ignore[arg-type]
-    arrays: tuple[Tensor, ...] = ()
-    filled = 0
-    for chunk in pairs(dataset):
-        arrays = arrays or tuple(array.new_empty((count, *array.shape[1:])) for array in chunk)
-        for whole, array in zip(arrays, chunk, strict=True):
-            if (whole.shape[1:], whole.dtype) != (array.shape[1:], array.dtype):
-                raise DataError(
-                    f"samples from {filled} on are {array.dtype} {list(array.shape[1:])}, "
-                    f"those before {whole.dtype} {list(whole.shape[1:])}"
-                )
-            whole[filled : filled + len(array)] = array
-        filled += len(chunk[0])
-    if not arrays:
-        raise DataError("the data set is empty")
-    return Arrays(*arrays)
-
-
-def size_of_samples(dataset: Dataset[Any]) -> int:
-    """The bytes that `load_samples` takes, judged by the first sample."""
-    first = next(iter(pairs(dataset, size=1)), ())
-    return sum(array.nbytes for array in first) * len(dataset)  # type: ignore[arg-type]
-
-
-def _outline(sample: Any) -> str:
-    if isinstance(sample, (tuple, list)):
-        return f"a {type(sample).__name__} of {', '.join(type(value).__name__ for value in sample)}"
-    return f"a {type(sample).__name__}"

@@ -51,9 +51,6 @@ class DividedOrder(EpochOrder):
     def count(self, batch: int) -> int:
         return _length(share(self.together.count(batch), self.rank, self.ranks))
 
-    def worker_seed(self, epoch: int) -> int:
-        return int(np.random.SeedSequence(self.seed, spawn_key=(epoch, 2, self.rank)).generate_state(1)[0])
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankOrder(DividedOrder):

@@ -13,10 +13,10 @@ from torch import Tensor
 from vitmnist.data.arrays import Arrays, digest
 from vitmnist.data.cache import decode_for_now, decode_once
 from vitmnist.data.datasets.contract import Split
+from vitmnist.data.decoding import pairs, refuse_random
 from vitmnist.data.loaders.contract import LOADERS, Data
 from vitmnist.data.loaders.host import HostLoader
 from vitmnist.data.order import EpochOrder
-from vitmnist.data.samples import pairs
 
 
 @dataclass
@@ -26,6 +26,7 @@ class CacheOptions:
     folder: str = "~/.cache/vitmnist/vitmnist-cache"
     fingerprint: str | None = None
     verify: bool = True
+    frozen: bool = False
 
 
 @LOADERS.register("cache", CacheOptions)
@@ -33,14 +34,15 @@ class CacheLoader(HostLoader):
     """For sets larger than memory: pages come in as they are needed, and go when memory is.
 
     Raises:
+        ConfigError: the samples of a map-style data set are random, and the options do not say `frozen`.
         DataError: the folder cannot be written.
     """
 
     def __init__(self, options: CacheOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
-        super().__init__(cached(data, options), order, device)
+        super().__init__(cached(data, options, order.seed), order, device)
 
 
-def cached(data: Data, options: CacheOptions) -> Arrays:
+def cached(data: Data, options: CacheOptions, seed: int) -> Arrays:
     """The set as a mapped file.
 
     The cache is found again by the fingerprint: of arrays that is their content; a data set that is read sample by
@@ -48,10 +50,14 @@ def cached(data: Data, options: CacheOptions) -> Arrays:
     """
     folder = Path(options.folder).expanduser()
     if not isinstance(data, Arrays):
-        decode = partial(pairs, data)
+        if not options.frozen:
+            refuse_random("cache", data, seed)
+        decode = partial(pairs, data, seed)
         if options.fingerprint is None:
             return decode_for_now(folder, decode)
         named = f"{options.fingerprint}, {len(data)} samples"  # type: ignore[arg-type]
+        if options.frozen:  # random samples are those of one seed
+            named += f", seed {seed}"
         return decode_once(folder, named, decode, verify=options.verify).arrays
     data.check_on_host()
     if data.mapped or not len(data):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +21,11 @@ from vitmnist.accelerator import accelerator_of
 from vitmnist.config import bounded
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.datasets.contract import Split
+from vitmnist.data.decoding import SharedSamples
 from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.samples import collate_samples, map_tensors
+from vitmnist.data.seeding import read_samples
 from vitmnist.errors import LoadingError, UserError
 
 
@@ -41,30 +45,53 @@ class PicturesOnDisk(data.Dataset[tuple[Tensor, int]]):
         return self.transform(self.pictures[index]), self.labels[index]
 
 
-def samples_of(source: Data) -> data.Dataset[Any]:
-    """What a `DataLoader` can read sample by sample: the disk where a split knows its pictures there."""
+class BatchReader(data.Dataset[Any]):
+    """Whole batches by the key (epoch, indices), as torch collates their samples.
+
+    Args:
+        seed: of samples that may be random, as those of any data set in Python may be; None for the project's own.
+    """
+
+    def __init__(self, samples: data.Dataset[Any], seed: int | None) -> None:
+        self.samples, self.seed = samples, seed
+
+    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
+        epoch, indices = key
+        if self.seed is None:
+            return collate_samples([self.samples[index] for index in indices])
+        return collate_samples(read_samples(self.samples, indices, self.seed, epoch))
+
+
+def reader_of(source: Data, seed: int) -> BatchReader:
+    """Reads from disk where a split knows its pictures there, and from memory where a set is tensors."""
     if isinstance(source, Split) and source.pictures:
-        return PicturesOnDisk(source)
+        return BatchReader(PicturesOnDisk(source), None)
     if isinstance(source, Arrays):
-        return data.TensorDataset(source.images, source.labels)
-    return source
+        return BatchReader(data.TensorDataset(source.images, source.labels), None)
+    # Workers are sent the user's own data set, without what another loader has decoded of it.
+    return BatchReader(source.dataset if isinstance(source, SharedSamples) else source, seed)
 
 
-class EpochBatches(data.Sampler[list[int]]):
-    """The indices of one epoch's batches; `number` and `start` are set before each pass."""
+class BatchKeys(data.Sampler[tuple[int, list[int]]]):
+    """The keys of one epoch's batches; `number` and `start` are set before each pass.
+
+    The epoch is part of the key because persistent workers keep the data set that they were started with.
+    """
 
     def __init__(self, order: EpochOrder) -> None:
         self.order = order
         self.number = 0
         self.start = 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         for indices in self.order.batches(self.number, self.start):
             if isinstance(indices, slice):
-                yield list(range(indices.start, indices.stop))
+                yield self.number, list(range(indices.start, indices.stop))
             else:
-                yield indices.tolist()
+                yield self.number, indices.tolist()
 
+
+log = logging.getLogger(__name__)
 
 END = object()
 GRACE_S = 3.0
@@ -89,22 +116,31 @@ class DiskLoader(Loader):
     def __init__(self, options: DiskOptions, source: Data, order: EpochOrder, device: torch.device) -> None:
         super().__init__(order)
         self.options = options
+        self.buffered = options.num_workers * options.prefetch_factor
         self.device = device
         self.accelerator = accelerator_of(device)
-        self.samples = samples_of(source)
+        self.reader = reader_of(source, order.seed)
         # A DataLoader with persistent workers has one iterator, which a second pass would reset. So each live
         # iterator has a DataLoader of its own, and one that has finished waits here with its workers for the next.
-        self._idle: list[tuple[data.DataLoader[Any], EpochBatches]] = []
+        self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
 
     def batches(self, number: int, start: int) -> Batches:
-        try:
-            dataloader, batches = self._idle.pop()
-        except IndexError:
-            dataloader, batches = self._build()
-        batches.number, batches.start = number, start
-        assert dataloader.generator is not None
-        dataloader.generator.manual_seed(self.order.worker_seed(number))
-        samples = iter(dataloader)
+        workers = self.options.num_workers
+        if not workers and self.reader.seed is not None and threading.current_thread() is not threading.main_thread():
+            workers = 1
+            log.info(
+                "disk: 1 worker in place of num_workers=0: in a background thread, samples would share their random "
+                "generators with the training loop"
+            )
+        with warnings.catch_warnings():
+            # torch advises against more workers than cores, which is wrong for samples that wait for a disk.
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            try:
+                dataloader, keys = self._idle.pop()
+            except IndexError:
+                dataloader, keys = self._build(workers)
+            keys.number, keys.start = number, start
+            samples = iter(dataloader)
         finished = False
         try:
             while (batch := self._next(samples)) is not END:
@@ -119,9 +155,9 @@ class DiskLoader(Loader):
                 raise named from error
             raise
         finally:
-            if finished and not self._idle:
-                self._idle.append((dataloader, batches))
-            elif self.options.num_workers:
+            if finished and workers and not self._idle:
+                self._idle.append((dataloader, keys))
+            elif workers:
                 _end_workers(samples)
 
     def _next(self, samples: Iterator[Any]) -> Any:
@@ -143,23 +179,27 @@ class DiskLoader(Loader):
         # Nothing else refers to an idle DataLoader, and its workers end with it.
         self._idle.clear()
 
-    def _build(self) -> tuple[data.DataLoader[Any], EpochBatches]:
-        batches = EpochBatches(self.order)
-        workers = self.options.num_workers
+    def _build(self, workers: int) -> tuple[data.DataLoader[Any], BatchKeys]:
+        keys = BatchKeys(self.order)
         dataloader: data.DataLoader[Any] = data.DataLoader(
-            self.samples,
-            batch_sampler=batches,
+            self.reader,
+            sampler=keys,
+            batch_size=None,  # a key stands for a whole batch
             num_workers=workers,
-            collate_fn=collate_samples,
+            collate_fn=_unchanged,
             pin_memory=self.options.pin_memory and self.device.type == "cuda",
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
             worker_init_fn=_outlive_signals,
             timeout=min(LOOK_S, self.options.timeout_s or LOOK_S) if workers else 0,
-            # DataLoader draws a seed for its workers' own transforms; not from the global generator.
+            # From which DataLoader draws a seed for its workers, in place of the global one.
             generator=torch.Generator(),
         )
-        return dataloader, batches
+        return dataloader, keys
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 def _end_workers(samples: Iterator[Any]) -> None:

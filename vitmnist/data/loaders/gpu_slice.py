@@ -53,7 +53,7 @@ class GpuSliceLoader(Loader):
             raise ConfigError("placement=shard: is for data/loader=gpu_slice itself, not within another loader")
         super().__init__(order)
         check_fits("gpu_slice", self.needs(options, data, order, device), device, others=("ram", "cache", "disk"))
-        arrays = in_memory(data) if device.type == "cpu" else data
+        arrays = in_memory(data, order.seed) if device.type == "cpu" else data
         rows = _rows(order)
         self._kept = Arrays(arrays.images[rows].detach().to(device), arrays.labels[rows].detach().to(device))
         if isinstance(order, ShardOrder):

@@ -1,0 +1,51 @@
+"""Random samples as a pure function of (seed, epoch, index)."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
+    """Samples of a map-style data set, each read with generators seeded for it; the caller's state is restored.
+
+    The generators are the global ones of torch (CPU), NumPy and Python, so what torchvision's transforms draw depends
+    on (seed, epoch, index) alone: not on the worker, nor on what was read before. A data set that draws from a
+    generator of its own is outside of this.
+    """
+    with preserved_generators():
+        samples = []
+        for index in indices:
+            seed_generators(seed, epoch, index)
+            samples.append(dataset[index])
+        return samples
+
+
+def seed_generators(seed: int, epoch: int, index: int) -> None:
+    """Seed the global generators of torch (CPU), NumPy and Python from a hash of the three numbers: 10 µs."""
+    digest = blake2b(f"{seed} {epoch} {index}".encode(), digest_size=20).digest()
+    for_torch, for_numpy, for_python = struct.unpack("<QIQ", digest)
+    # Not torch.manual_seed, which also seeds the generators of every accelerator: 230 µs.
+    torch.default_generator.manual_seed(for_torch)
+    np.random.seed(for_numpy)
+    random.seed(for_python)
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Restore the global generators of torch (CPU), NumPy and Python on exit."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
