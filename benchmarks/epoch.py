@@ -44,7 +44,7 @@ from vitmnist.accelerator import accelerator_of, choose_device
 from vitmnist.clock import synchronize
 from vitmnist.config import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
-from vitmnist.data.loaders.auto import Resident
+from vitmnist.data.loaders.timing import Resident
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import UserError

@@ -67,7 +67,8 @@ def test_a_data_set_is_loaded_by_its_name(tiny_root: Path) -> None:
     ("arguments", "message"),
     [
         ({"name": "rma"}, r"^name=rma: not known; did you mean 'ram'\? allowed: auto, cache, disk"),
-        ({"workers": 2}, r"^workers: there is no such key; allowed: none"),
+        ({"workers": 2}, r"^workers: there is no such key; allowed: frozen"),
+        ({"step": print}, "^step: is timed by auto; ram has no use for it"),
         ({"shuffle": "smaple"}, r"^shuffle=smaple: did you mean 'sample'\? allowed: batch, none, sample"),
         ({"batch_size": 0}, "^batch_size=0: must be at least 1"),
         ({"batch_size": 2.5}, "^batch_size=2.5: must be a whole number"),
@@ -107,6 +108,7 @@ class Triples(Dataset[tuple[int, int, int]]):
         ("ram", PAIR[0], "pair of tensors, nor a map-style"),
         ("ram", Stream(), "Stream is neither a split, nor a pair of tensors, nor a map-style data set"),
         ("ram", 7, "int is neither a split"),
+        ("ram", {"images": PAIR[0]}, "dict is neither a split, nor a pair of tensors, nor a map-style data set"),
         ("ram", Triples(), "sample 0 is no pair of an image and a label, but a tuple of int, int, int; .* disk"),
         ("cache", Triples(), "sample 0 is no pair"),
         ("ram", torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the data set is empty"),

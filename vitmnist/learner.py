@@ -15,7 +15,7 @@ from vitmnist.config import Config
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import Loader
-from vitmnist.data.loaders.auto import Resident, Trial
+from vitmnist.data.loaders.timing import Resident, Trial
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, first_line

@@ -19,6 +19,7 @@ from vitmnist.accelerator import choose_device
 from vitmnist.config import Shuffle
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.loaders.contract import LOADERS, Batch, Batches, Data, Loader, register
+from vitmnist.data.loaders.timing import Step
 from vitmnist.data.order import EpochOrder
 from vitmnist.errors import ConfigError, DataError, choices
 
@@ -37,6 +38,7 @@ def make_loader(
     seed: int,
     shuffle: str = "sample",
     drop_last: bool = False,
+    step: Step | None = None,
     **options: Any,
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
@@ -50,6 +52,9 @@ def make_loader(
         seed: of the order; at least 0. The same seed gives the same batches, from every loader.
         shuffle: sample, batch or none; see `EpochOrder`.
         drop_last: leave out a last batch shorter than `batch_size`.
+        step: of `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
+            (`step(batch)` where samples are not pairs). It is called for real, with up to 32 batches per candidate:
+            give it a copy of the model, or load the model's weights afterwards. Random generators are restored.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options.
 
@@ -65,7 +70,10 @@ def make_loader(
     loaded = _loadable(data)
     size = len(loaded)  # type: ignore[arg-type]
     order = EpochOrder(size, _whole("batch_size", batch_size), _whole("seed", seed), Shuffle(shuffle), drop_last)
-    return LOADERS.build(_complete({"name": name, **options}), loaded, order, choose_device(str(device)), key="")
+    if step and name != "auto":
+        raise ConfigError(f"step: is timed by auto; {name} has no use for it")
+    parts = (loaded, order, choose_device(str(device)), *([step] if step else []))
+    return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
 def _loadable(data: Data | Sequence[Tensor]) -> Data:
@@ -75,7 +83,9 @@ def _loadable(data: Data | Sequence[Tensor]) -> Data:
         if len(data) != 2:
             raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
         return Arrays(*data)
-    if isinstance(data, (IterableDataset, Tensor)) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
+        hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    ):
         splits = "; give one of its splits, .train or .test" if hasattr(data, "train") else ""
         raise DataError(
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style data set "

@@ -5,33 +5,40 @@ All loaders deliver the same batches, so the choice changes the time and nothing
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from itertools import islice, repeat
+from itertools import count
 from typing import Any
 
 import torch
+from tabulate import tabulate
 
-from vitmnist.clock import synchronize
 from vitmnist.config import bounded, join
 from vitmnist.data.arrays import Arrays
-from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader, needs_of
+from vitmnist.data.decoding import SharedSamples
+from vitmnist.data.loaders.contract import LOADERS, Data, Loader, needs_of
+from vitmnist.data.loaders.timing import (
+    NOTICEABLE_WAIT,
+    Resident,
+    Step,
+    Timing,
+    Trial,
+    measure,
+    time_loading,
+    time_step,
+)
 from vitmnist.data.order import EpochOrder
+from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import ConfigError
 from vitmnist.memory import Memory, check_fits, peak_memory
 
-WARM_UP = 2  # batches that are not timed: workers start, memory is touched for the first time
-LEAST = 3  # batches that are timed in any case
-LEAST_WAITING = 8  # and where data are waited for: workers deliver in bursts
 SIMPLEST_FIRST = ("gpu_slice", "ram", "prefetch", "cache", "disk")
-TIE = 0.05  # differences below this share of the time are noise
-
-Trial = Callable[[Loader], tuple[float, float]]
-"""Runs through the loader's epoch 0; gives the seconds it took, and of them the seconds that it waited for data."""
+TIE = 0.05  # a loader that is slower by at most this share is preferred if it stands earlier in the list
+MOST_WORKERS = 64
+DOUBLING_PAYS = 0.1  # the share of the time that twice as many workers must save for the next doubling to be tried
 
 
 @dataclass
@@ -40,18 +47,28 @@ class AutoOptions:
 
     batches: int = bounded(30, at_least=1)
     seconds: float = bounded(3.0, above=0)
+    num_workers: list[int] | None = None
     candidates: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table: what to expect of a loader in a training epoch, or why it is out of the question."""
+    """A row of the table: what to expect of a loader in a training epoch, in seconds, or why it was refused.
+
+    `epoch_s_low` and `epoch_s_high` are the range over blocks of batches, which is the noise of the measurement.
+    """
 
     name: str
-    setup_s: float | None = None
-    epoch_s: float | None = None
+    setup_s: float = 0.0
+    epoch_s: float = 0.0
+    epoch_s_low: float = 0.0
+    epoch_s_high: float = 0.0
     data_wait_s: float | None = None
     refused: str | None = None
+
+    def is_within_noise_of(self, other: Candidate) -> bool:
+        """Whether the ranges of two timed candidates overlap."""
+        return self.epoch_s_low <= other.epoch_s_high and other.epoch_s_low <= self.epoch_s_high
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ class Choice:
     reason: str
     candidates: list[Candidate]
     model_alone_s: float | None
-    """An epoch of the model over a batch that is there already; None where no model was given."""
+    """An epoch of the model over one batch that is already on the device; None without a model."""
 
     @property
     def built(self) -> dict[str, str]:
@@ -72,47 +89,57 @@ class Choice:
         return {"loader": self.values["name"]} | ({"loader.base": base["name"]} if base else {})
 
     def record(self) -> dict[str, Any]:
-        """The table for `result.json`; times in seconds."""
+        """The table for `result.json`; times in seconds, none of what was refused."""
         table = asdict(self)
         del table["values"]
+        table["candidates"] = [
+            {"name": row["name"], "refused": row["refused"]} if row["refused"] else row for row in table["candidates"]
+        ]
         return table
 
     def table(self) -> str:
-        """The table for people."""
-        width = max(len("candidate"), *(len(candidate.name) for candidate in self.candidates))
-        lines = [f"{'candidate':{width}}  fits  set-up, s  epoch, s  waiting for data"]
-        for candidate in self.candidates:
-            if candidate.epoch_s is None or candidate.data_wait_s is None:
-                lines.append(f"{candidate.name:{width}}  no    {candidate.refused}")
-            else:
-                share = 100 * candidate.data_wait_s / (candidate.epoch_s or 1)
-                times = (
-                    f"{candidate.setup_s:9.3f}  {candidate.epoch_s:8.4g}  {candidate.data_wait_s:.3g} s ({share:.0f}%)"
-                )
-                lines.append(f"{candidate.name:{width}}  yes   {times}")
+        """The table for people; without a model there is nothing that waits, and no column for it."""
+        timed = [candidate for candidate in self.candidates if not candidate.refused]
+        columns = {
+            "candidate": [candidate.name for candidate in timed],
+            "set-up, s": [f"{candidate.setup_s:.3f}" for candidate in timed],
+            "epoch, s": [f"{candidate.epoch_s:.4g}" for candidate in timed],
+            "range": [f"{candidate.epoch_s_low:.4g}–{candidate.epoch_s_high:.4g}" for candidate in timed],
+        }
+        if self.model_alone_s is not None:
+            waits = [(candidate.data_wait_s or 0.0, candidate.epoch_s or 1.0) for candidate in timed]
+            columns["waiting for data"] = [f"{wait:.3g} s ({100 * wait / epoch:.0f}%)" for wait, epoch in waits]
+        lines = [tabulate(columns, headers="keys", tablefmt="plain", disable_numparse=True)]
+        lines += [f"refused: {candidate.refused}" for candidate in self.candidates if candidate.refused]
         if self.model_alone_s is not None:
             lines.append(f"(the model alone, without loading: {self.model_alone_s:.3g} s)")
         return "\n".join([*lines, f"chosen: {self.name}, {self.reason}"])
 
 
 @LOADERS.register("auto", AutoOptions)
-def auto(options: AutoOptions, data: Data, order: EpochOrder, device: torch.device) -> Loader:
-    """The loader that delivers an epoch soonest where no model is at work beside it; prints the table.
+def auto(options: AutoOptions, data: Data, order: EpochOrder, device: torch.device, step: Step | None = None) -> Loader:
+    """The loader that delivers an epoch soonest; prints the table. The loader's `choice` is the `Choice`.
 
-    The loader's `choice` is the `Choice`.
+    Args:
+        step: a training step that the candidates are timed with; without one, batches are taken and dropped.
 
     Raises:
         ConfigError: no candidate can be used.
     """
-    choice = choose(options, data, order, device, "")
+    shared = data if isinstance(data, Arrays) else SharedSamples(data, order.seed)
+    new_trial = (lambda: time_step(step, device)) if step else None
+    # How many batches the step is called with depends on the time they take; what it draws must not.
+    devices = [device] if device.type == "cuda" else []
+    with preserved_generators(), torch.random.fork_rng(devices):
+        choice = choose(options, shared, order, device, "", new_trial=new_trial)
     print(choice.table(), file=sys.stderr)
-    loader = LOADERS.build(choice.values, data, order, device)
+    loader = LOADERS.build(choice.values, shared, order, device)
     loader.choice = choice
     return loader
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """Which of equally fast loaders is to be taken: the simplest, as in `conf/data/loader/auto.yaml`."""
+    """Which of equally fast loaders is preferred: the simplest, as in `conf/data/loader/auto.yaml`."""
     return (SIMPLEST_FIRST.index(name) if name in SIMPLEST_FIRST else len(SIMPLEST_FIRST)), name
 
 
@@ -130,12 +157,12 @@ def choose(
     Args:
         key: where the options stand in the configuration.
         also: other sets that a loader of the same kind will be built for, whose memory counts too.
-        new_trial: makes a fresh model and gives its trial; without one, batches are taken and let go.
+        new_trial: makes a fresh model and returns its trial; without one, batches are taken and dropped.
 
     Raises:
         ConfigError: a candidate that is unknown or wrongly configured, or none that can be used.
     """
-    candidates: Mapping[str, Any] = options.candidates or {
+    candidates: dict[str, Any] = dict(options.candidates) or {
         name: LOADERS.complete({"name": name}) for name in sorted(LOADERS.names(), key=_rank) if name != "auto"
     }
     for name, values in candidates.items():
@@ -143,102 +170,98 @@ def choose(
         if values["name"] == "auto":
             raise ConfigError(f"{join(key, f'candidates.{name}')}: auto cannot be its own candidate")
     reserve, alone = Memory(), None
-    if new_trial and isinstance(data, Arrays) and len(order):
+    if new_trial and len(order):
         reserve, alone = _model_alone(options, data, order, device, new_trial)
 
-    def row(name: str, values: Mapping[str, Any]) -> Candidate:
+    def timed(name: str, values: Mapping[str, Any]) -> Candidate:
         try:
-            # Asked before anything is built, also the model that it is tried with: what is free counts, less its need.
+            # Checked before the loader and a model are built for the trial: what is free now is all there is.
             others = (needs_of(values, *other, device) for other in also)
             check_fits(name, sum(others, needs_of(values, data, order, device)), device, reserve)
             started = time.perf_counter()
             with LOADERS.build(values, data, order, device) as loader:
-                setup = time.perf_counter() - started
-                seconds, waiting = measure(loader, options, new_trial() if new_trial else partial(consume, device))
+                setup_s = time.perf_counter() - started
+                trial = new_trial() if new_trial else time_loading(device)
+                timing = measure(loader, options.batches, options.seconds, trial)
         except Exception as error:  # whatever it is, the other candidates may work
-            return Candidate(name, refused=str(error) or type(error).__name__)
-        return Candidate(name, setup, seconds * len(order), waiting * len(order))
+            reason = str(error) or type(error).__name__
+            return Candidate(name, refused=reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")
+        return _expected(name, setup_s, timing, len(order))
 
-    table = [row(name, values) for name, values in candidates.items()]
-    times = {candidate.name: candidate.epoch_s for candidate in table if candidate.epoch_s is not None}
-    if not times:
-        raise ConfigError("no candidate can be used:\n" + "\n".join(f"{row.name}: {row.refused}" for row in table))
-    least = min(times.values())
-    name = next(name for name, seconds in times.items() if seconds <= least * (1 + TIE))
-    chosen = times[name]
-    reason = f"{chosen:.3g} s an epoch expected, "
-    if len(times) == 1:
-        reason += "the only one that can be used"
-    elif chosen == least:
+    table = [timed(name, values) for name, values in candidates.items()]
+    for row in _with_more_workers(options, candidates, table, timed):
+        table.append(row)
+    best = [candidate for candidate in table if not candidate.refused]
+    if not best:
+        raise ConfigError("no candidate can be used:\n" + "\n".join(str(row.refused) for row in table))
+    fastest = min(best, key=lambda candidate: candidate.epoch_s)
+    chosen = next(candidate for candidate in best if candidate.epoch_s <= fastest.epoch_s * (1 + TIE))
+    return Choice(chosen.name, dict(candidates[chosen.name]), _reason(chosen, fastest, best), table, alone)
+
+
+def _expected(name: str, setup_s: float, timing: Timing, batches: int) -> Candidate:
+    """What an epoch of so many batches is expected to take."""
+    waiting = None if timing.waiting is None else timing.waiting * batches
+    return Candidate(name, setup_s, timing.mean * batches, timing.low * batches, timing.high * batches, waiting)
+
+
+def _with_more_workers(
+    options: AutoOptions,
+    candidates: dict[str, Any],
+    table: list[Candidate],
+    timed: Callable[[str, Mapping[str, Any]], Candidate],
+) -> Iterator[Candidate]:
+    """Rows of the candidates that have workers, with other numbers of them; added to `candidates` by their names.
+
+    None are tried where another loader leaves nothing to wait for. Beyond the cores, a doubling is tried only if the
+    one before paid: samples that compute gain nothing there, samples that wait for a disk or network do.
+    """
+    best = min((row for row in table if not row.refused), key=lambda row: row.epoch_s, default=None)
+    if best and best.data_wait_s is not None and best.data_wait_s <= NOTICEABLE_WAIT * best.epoch_s:
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for own in [row for row in table if not row.refused and "num_workers" in candidates[row.name]]:
+        values, least = candidates[own.name], own.epoch_s
+        for workers in options.num_workers if options.num_workers is not None else _doublings():
+            if workers == values["num_workers"]:
+                continue
+            name = f"{own.name}, {workers} workers"
+            candidates[name] = {**values, "num_workers": workers}
+            row = timed(name, candidates[name])
+            yield row
+            pays = not row.refused and row.epoch_s < least * (1 - DOUBLING_PAYS)
+            if options.num_workers is None and workers > cores and not pays:
+                break
+            least = least if row.refused else min(least, row.epoch_s)
+
+
+def _doublings() -> Iterator[int]:
+    yield 0
+    for power in count(1):
+        if (workers := 2**power) > MOST_WORKERS:
+            return
+        yield workers
+
+
+def _reason(chosen: Candidate, fastest: Candidate, timed: list[Candidate]) -> str:
+    reason = f"{chosen.epoch_s:.3g} s an epoch expected, "
+    if len(timed) == 1:
+        return f"{reason}the only one that can be used"
+    if chosen is fastest:
         reason += "the least"
     else:
-        reason += f"within {TIE:.0%} of the least ({least:.3g} s) and earlier in the list"
-    return Choice(name, dict(candidates[name]), reason, table, alone)
+        reason += f"within {TIE:.0%} of the least ({fastest.epoch_s:.3g} s) and earlier in the list"
+    equal = [other.name for other in timed if other is not chosen and other.is_within_noise_of(chosen)]
+    return reason + (f"; within the noise of it: {', '.join(equal)}" if equal else "")
 
 
 def _model_alone(
-    options: AutoOptions, data: Arrays, order: EpochOrder, device: torch.device, new_trial: Callable[[], Trial]
+    options: AutoOptions, data: Data, order: EpochOrder, device: torch.device, new_trial: Callable[[], Trial]
 ) -> tuple[Memory, float]:
     """The memory that a model needs, and the seconds that an epoch takes it over a batch that is there already."""
 
     def work() -> float:
-        return measure(Resident(data, order, device), options, new_trial())[0]
+        return measure(Resident(data, order, device), options.batches, options.seconds, new_trial()).mean
 
     memory, seconds = peak_memory(work, device)
     return memory, seconds * len(order)
-
-
-def measure(loader: Loader, options: AutoOptions, trial: Trial) -> tuple[float, float]:
-    """Seconds that a batch takes, and those of them that were spent waiting for it; both zero where there is none."""
-    if not len(loader):
-        return 0.0, 0.0
-    with closing(loader.epoch(0)) as batches:
-        together = loader.order.whole
-        whole = together.size // together.batch_size or 1  # a short last batch would tell too little
-        warm_up = min(WARM_UP, whole - 1)
-        seconds = trial(Portion(loader.order, batches, warm_up))[0] if warm_up else 0.0
-        affordable = int(options.seconds * warm_up / seconds) if seconds else options.batches
-        left = whole - warm_up
-        count = min(max(affordable, LEAST), options.batches, left)
-        seconds, waiting = trial(Portion(loader.order, batches, count))
-        more = min(LEAST_WAITING, left) - count
-        if more > 0 and waiting > TIE * seconds:
-            further = trial(Portion(loader.order, batches, more))
-            seconds, waiting, count = seconds + further[0], waiting + further[1], count + more
-    return seconds / count, waiting / count
-
-
-def consume(device: torch.device, loader: Loader) -> tuple[float, float]:
-    """The trial where there is no model: all time is waiting."""
-    started = time.perf_counter()
-    for _ in loader.epoch(0):
-        pass
-    synchronize(device)
-    seconds = time.perf_counter() - started
-    return seconds, seconds
-
-
-class Portion(Loader):
-    """The next few batches of an epoch that is under way."""
-
-    def __init__(self, order: EpochOrder, under_way: Batches, count: int) -> None:
-        super().__init__(order)
-        self._under_way, self._count = under_way, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def batches(self, number: int, start: int) -> Batches:
-        yield from islice(self._under_way, self._count)
-
-
-class Resident(Loader):
-    """One batch that is on the device already, over and over: what the model takes when it never waits."""
-
-    def __init__(self, arrays: Arrays, order: EpochOrder, device: torch.device) -> None:
-        super().__init__(order)
-        size = min(order.batch_size, order.size)
-        self._batch = arrays.images[:size].to(device), arrays.labels[:size].to(device)
-
-    def batches(self, number: int, start: int) -> Batches:
-        yield from repeat(self._batch, len(self))

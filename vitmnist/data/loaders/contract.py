@@ -42,6 +42,9 @@ class Loader(ABC):
     resident: Arrays | None = None
     """The set, where it lies on the run's device as a whole; None where batches are brought there."""
 
+    buffered: int = 0
+    """How many batches may be finished ahead of the one that is taken."""
+
     choice: object = None
     """How `auto` came to this loader; None where it was asked for by name."""
 

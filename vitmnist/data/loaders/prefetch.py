@@ -52,6 +52,7 @@ class PrefetchLoader(Loader):
         # After the base: at its end the interpreter closes the younger first, and this one's thread runs the base.
         super().__init__(order)
         self.options = options
+        self.buffered = options.queue_size + self.base.buffered
         self.accelerator = accelerator_of(device)
         self.stream = self.accelerator.stream()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
