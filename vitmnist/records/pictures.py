@@ -20,7 +20,7 @@ from vitmnist.engine import Predictions
 SHOWN = 64
 MISTAKES = 16
 COLUMNS = 4
-CAPTION = 32  # characters of a name
+CAPTION = 28  # characters of a line
 NAMED_CLASSES = 20
 
 
@@ -46,25 +46,24 @@ def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
     if not worst:
         return None
     rows = math.ceil(len(worst) / COLUMNS)
-    figure = Figure(figsize=(8, 2.3 * rows), layout="constrained")
+    figure = Figure(figsize=(8, 2.4 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for axis in axes:
         axis.axis("off")
     for axis, index in zip(axes, worst, strict=False):
         axis.imshow(test.images[index].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
-        actual, predicted = (_short(test.classes[int(labels[index])]) for labels in (test.labels, predictions.labels))
-        axis.set_title(
-            f"{_short(printable(str(test.name(index))))}\n"
-            f"{actual} predicted as {predicted}, {100 * float(predictions.confidence[index]):.1f}%",
-            fontsize=8,
-        )
+        actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
+        confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
+        lines = (printable(str(test.name(index))), f"true: {actual}", f"predicted: {predicted}, {confidence}")
+        axis.set_title("\n".join(map(_short, lines)), fontsize=8)
     return figure
 
 
-def _short(name: str) -> str:
-    """The end of a name, which tells files apart, where it is too long for a caption."""
-    return name if len(name) <= CAPTION else f"…{name[1 - CAPTION :]}"
+def _short(line: str) -> str:
+    """A line of a caption without its middle, where it is too long: names differ at their ends."""
+    half = CAPTION // 2
+    return line if len(line) <= CAPTION else f"{line[:half]}…{line[-half:]}"
 
 
 @rc_context({"text.parse_math": False})
