@@ -91,25 +91,18 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     first("test_size", options.test_size, len(test_files.paths))
     train, train_paths = _decode(folder, train_files, options, root)
     test, test_paths = _decode(folder, test_files, options, root)
-    skipped = len(train_files.paths) - len(train_paths) + len(test_files.paths) - len(test_paths)
+    left_out = sorted({*train_files.paths, *test_files.paths} - {*train_paths, *test_paths})
     log.info(
         "%s: %d training and %d test pictures of %d classes: %s",
-        folder,
-        len(train_paths),
-        len(test_paths),
-        len(classes),
-        _some(classes),
+        *(folder, len(train_paths), len(test_paths), len(classes), _some(classes)),
     )
-    if skipped:
-        left_out = sorted({*train_files.paths, *test_files.paths} - {*train_paths, *test_paths})
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, skipped, _some(left_out))
+    if left_out:
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(left_out), _some(left_out))
     if colour := train.notes.get("colour"):
         log.warning(
             "%s: %d of the first %d training pictures are in colour, which data.dataset.mode=grey drops; "
             "data.dataset.mode=rgb keeps it",
-            folder,
-            colour,
-            min(LOOKED_AT, len(train_paths)),
+            *(folder, colour, min(LOOKED_AT, len(train_paths))),
         )
     take_train = first("train_size", options.train_size, len(train_paths))
     take_test = first("test_size", options.test_size, len(test_paths))
@@ -132,7 +125,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         folder.resolve().name,
         train=split(train, train_paths, take_train),
         test=split(test, test_paths, take_test),
-        skipped=skipped,
+        skipped=len(left_out),
     )
 
 
