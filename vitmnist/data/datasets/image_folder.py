@@ -87,8 +87,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     classes, train_files, test_files = _find(folder, options)
-    first("train_size", options.train_size, len(train_files.paths))  # refused before anything is decoded
-    first("test_size", options.test_size, len(test_files.paths))
     train, train_paths = _decode(folder, train_files, options, root)
     test, test_paths = _decode(folder, test_files, options, root)
     left_out = sorted({*train_files.paths, *test_files.paths} - {*train_paths, *test_paths})
@@ -113,12 +111,11 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     def split(cached: Cached, paths: list[Path], take: slice) -> Split:
         images, labels = cached.arrays.images[take], cached.arrays.labels[take]
         whole = len(images) == len(cached.arrays)
+        pictures = partial(FolderPictures, paths, options.size, options.mode)
+        files = [str(path.relative_to(folder)) for path in paths[take]]
         return Split(
             images, labels, mean, std, tuple(classes),
-            mapped=True,
-            pictures=partial(FolderPictures, paths, options.size, options.mode),
-            sha256=cached.sha256 if whole else None,
-            files=[str(path.relative_to(folder)) for path in paths[take]],
+            mapped=True, pictures=pictures, sha256=cached.sha256 if whole else None, files=files,
         )  # fmt: skip
 
     return Dataset(
@@ -152,6 +149,8 @@ def _find(folder: Path, options: ImageFolderOptions) -> tuple[list[str], Listed,
         train, test = _divide(files, options.test_share)
         if not train.paths or not test.paths:
             raise DataError(f"{folder}: too few pictures to take {options.test_share:g} of each class for the test")
+    first("train_size", options.train_size, len(train.paths))  # refused before anything is decoded
+    first("test_size", options.test_size, len(test.paths))
     kept = sorted(set(train.labels))
     if only_tested := [classes[label] for label in sorted(set(test.labels) - set(kept))]:
         raise DataError(f"{test_folder}: has pictures of {_some(only_tested)}, but there are none to train on")
