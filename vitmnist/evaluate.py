@@ -25,10 +25,9 @@ from torch import Tensor
 from vitmnist import engine
 from vitmnist.accelerator import choose_device
 from vitmnist.atomic import write_whole
-from vitmnist.config import Config, Shuffle, typed
+from vitmnist.config import Config, typed
 from vitmnist.data.datasets import Dataset, Split, build_dataset
-from vitmnist.data.loaders import LOADERS
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import DataError, UserError
 from vitmnist.resume import compose_again
@@ -89,12 +88,6 @@ class Evaluation:
         """The test split, or the held-out training images."""
         return self.dataset.test
 
-    def figures(self) -> dict[str, Any]:
-        """See the function `figures`."""
-        return figures(
-            self.predictions.confusion_matrix(self.split.labels, len(self.split.classes)), self.split.classes
-        )
-
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """For each image its file (or index), true class, predicted class, and the probability of the latter."""
         predicted, probabilities = self.predictions.labels.tolist(), self.predictions.confidence.tolist()
@@ -148,9 +141,10 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
     if config.data.holdout:
         dataset = dataset.held_out(config.data.holdout)
     dataset = replace(dataset, test=trained.normalising(dataset.test))
-    order = EpochOrder(len(dataset.test), config.batch_size, config.seed, Shuffle.none)
     # The same figures with any loader; this one needs no choice.
-    with LOADERS.build({"name": "ram"}, dataset.test, order, device) as loader:
+    with make_loader(
+        "ram", dataset.test, batch_size=config.batch_size, device=device, seed=0, shuffle="none"
+    ) as loader:
         preprocess = Preprocess(dataset.test).to(device)
         _, predictions = engine.evaluate(trained.model, loader, preprocess, device, advance=lambda: None)
     return Evaluation(trained.path, dataset, predictions)
@@ -179,14 +173,15 @@ def main() -> None:
         ]
     except UserError as error:
         sys.exit(f"error: {error}")
-    figures = found.figures()
+    classes = found.split.classes
+    summary = figures(found.predictions.confusion_matrix(found.split.labels, len(classes)), classes)
     if arguments.json:
-        printed = {"weights": str(found.weights), "split": found.dataset.eval_split, **figures}
+        printed = {"weights": str(found.weights), "split": found.dataset.eval_split, **summary}
         if arguments.predictions:
             printed["predictions"] = found.rows(range(len(found.split)))
         print(json.dumps(printed))
     else:
-        print("\n".join([str(found.weights), found.dataset.evaluated_on(), report(figures), *written]))
+        print("\n".join([str(found.weights), found.dataset.evaluated_on(), report(summary), *written]))
 
 
 def _write(path: Path, content: bytes | None) -> str:

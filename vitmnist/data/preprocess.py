@@ -124,7 +124,9 @@ def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
     loaded = _loadable(data)
     if isinstance(loaded, Split):
         return loaded.mean, loaded.std
-    return channel_statistics(loaded.images if isinstance(loaded, Arrays) else (images for images, _ in pairs(loaded)))
+    if isinstance(loaded, Arrays):
+        return channel_statistics(loaded.images)
+    return channel_statistics(images for images, _ in pairs(loaded))
 
 
 def _capturing(images: Tensor) -> bool:
