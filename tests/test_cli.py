@@ -67,7 +67,7 @@ def test_a_run_leaves_its_records(train_here: Train, quick: list[str], tmp_path:
         if None in figures:
             assert tag not in written
         else:
-            assert [event.step for event in written[tag]] == [0, 1]
+            assert [event.step for event in written[tag]] == [1, 2]
             assert [event.value for event in written[tag]] == pytest.approx(figures)
     summary = {key for key, value in result["summary"].items() if value is not None}
     assert {tag for tag in written if tag.startswith("summary/")} == {f"summary/{key}" for key in summary}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import torch
 from conftest import Train, result_of
 from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor
 
 from vitmnist import load_dataset, make_loader
 from vitmnist.data.datasets import Dataset, image_folder
+from vitmnist.data.pictures import read_picture
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError
 
@@ -186,10 +189,89 @@ def test_mistakes_are_named(folder: Path) -> None:
     with pytest.raises(DataError, match="too few pictures"):
         load(folder, test_share=0.01)
     (folder / "fox").mkdir()
-    with pytest.raises(DataError, match="fox"):
-        load(folder)
     with pytest.raises(DataError, match="holds no folder of a class; pictures are expected in"):
         load(folder / "fox")
+
+
+def test_an_empty_class_folder_is_named_or_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "bee").mkdir()
+    message = "no picture in 1 of its 4 class folders: bee"
+    with pytest.raises(DataError, match=f"{message}; remove them, or type data.dataset.skip_unreadable=true"):
+        load(folder)
+    pets = load(folder, skip_unreadable=True)
+    assert f"{message}; left out" in caplog.text
+    assert pets.train.classes == CLASSES
+    assert pets.test.labels.bincount().tolist() == [2, 2, 2]
+    (folder / "none" / "empty").mkdir(parents=True)
+    with pytest.raises(DataError, match="no picture in any of its 1 class folders"):
+        load(folder / "none", skip_unreadable=True)
+
+
+def test_an_empty_class_folder_of_a_divided_set(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "divided" / "test")
+    folder.rename(tmp_path / "divided" / "train")
+    shutil.rmtree(tmp_path / "divided" / "test" / "cat")
+    (tmp_path / "divided" / "test" / "cat").mkdir()
+    with pytest.raises(DataError, match="test: no picture in 1 of its 3 class folders: cat"):
+        load(tmp_path / "divided")
+    assert load(tmp_path / "divided", skip_unreadable=True).test.labels.bincount().tolist() == [0, 10, 10]
+    shutil.rmtree(tmp_path / "divided" / "train" / "eel")
+    (tmp_path / "divided" / "train" / "eel").mkdir()
+    with pytest.raises(DataError, match="test: has pictures of eel, but there are none to train on"):
+        load(tmp_path / "divided", skip_unreadable=True)
+
+
+def test_colour_that_grey_drops_is_announced_also_when_it_is_decoded_already(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (1, 2):
+        load(folder)
+        message = "24 of the first 24 training pictures are in colour, which data.dataset.mode=grey drops"
+        assert caplog.text.count(message) == count
+    caplog.clear()
+    load(folder, mode="rgb")
+    for path in folder.glob("*/*"):
+        Image.open(path).convert("L").convert("RGB").save(path)
+    load(folder)
+    assert "in colour" not in caplog.text
+
+
+def test_transparent_pixels_become_white(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "pictures" / "only" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(path)
+    assert load(tmp_path / "pictures").train.images.eq(255).all()
+
+
+def test_images_know_their_files(folder: Path) -> None:
+    pets = load(folder, mode="rgb", size=8, test_size=5)
+    held_out = pets.held_out(4)
+    for split in (pets.train, pets.test, held_out.train, held_out.test):
+        assert len(split.files) == len(split)
+        last = len(split) - 1
+        read = read_picture(folder / split.name(last), (8, 8), "rgb")
+        assert torch.equal(pil_to_tensor(read), split.images[last])
+    assert (pets.eval_split, held_out.eval_split) == ("test", "held-out")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.dataset.size=30", "model.patch_size=7 does not divide the image of 30×30"),
+        ("optimizer.lr=-1", "optimizer.lr=-1.0: must be above 0"),
+        ("data.dataset.train_size=25", "data.dataset.train_size=25: the set has 24 images"),
+        ("data/augment=shift data.augment.pixels=28", "data.augment.pixels=28: must be below the side of an image, 28"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
+    folder: Path, train_here: Train, tmp_path: Path, override: str, message: str
+) -> None:
+    root = tmp_path / "root"
+    arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={root}")
+    refused = train_here(*arguments, *override.split())
+    assert message in refused.stderr
+    assert not root.exists()
 
 
 def test_training_on_ones_own_pictures(folder: Path, train_here: Train, tmp_path: Path) -> None:
@@ -197,7 +279,11 @@ def test_training_on_ones_own_pictures(folder: Path, train_here: Train, tmp_path
     arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
     ended = train_here(*arguments, "epochs=1", "data.dataset.skip_unreadable=true", "data.dataset.mode=rgb")
     assert ended.returncode == 0, ended.stderr
-    result = result_of(next((tmp_path / "outputs" / "runs").glob("*/*")))
+    assert "evaluated on the test split, 6 images" in ended.stdout
+    run = next((tmp_path / "outputs" / "runs").glob("*/*"))
+    result = result_of(run)
+    pets = load(folder, mode="rgb", skip_unreadable=True)
+    assert (run / "eval_files.txt").read_text().splitlines() == pets.test.files
     assert result["dataset"]["skipped"] == 1
     assert result["choices"]["dataset"] == "image_folder"
     refused = train_here(*arguments, "epochs=1")

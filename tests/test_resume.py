@@ -116,9 +116,9 @@ def test_killed_twenty_times_a_run_ends_with_the_same_weights(
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
     assert "is damaged" not in output
     assert output.count("resumed after") > 10
-    every = {"step": list(range(0, 12 * 30, 50)), "summary": [11], "config": [0]}
+    every = {"step": list(range(0, 12 * 30, 50)), "summary": [12], "config": [0]}
     for tag, found in steps(tmp_path / "killed").items():
-        assert found == every.get(tag.partition("/")[0], list(range(12))), tag
+        assert found == every.get(tag.partition("/")[0], list(range(1, 13))), tag
     assert len(list((tmp_path / "killed").glob("events*"))) == 1
 
 
@@ -261,9 +261,9 @@ def test_an_event_file_that_lost_its_tail_still_reads_and_is_mended(
     assert train_here(*quick, "epochs=3", "hydra.run.dir=cut").returncode == 0
     (file,) = (tmp_path / "cut").glob("events*")
     os.truncate(file, file.stat().st_size - 300)
-    assert steps(tmp_path / "cut")["train/loss"] == [0, 1, 2]
+    assert steps(tmp_path / "cut")["train/loss"] == [1, 2, 3]
     assert train_here("resume=cut", "epochs=4").returncode == 0
-    assert steps(tmp_path / "cut")["gpu/util_pct" if torch.cuda.is_available() else "memory/host_mib"] == [0, 1, 2, 3]
+    assert steps(tmp_path / "cut")["gpu/util_pct" if torch.cuda.is_available() else "memory/host_mib"] == [1, 2, 3, 4]
 
 
 def test_saves_within_an_epoch_change_nothing(quick: list[str], train_here: Train, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_run_shows_its_configuration_its_steps_and_its_pictures(
     assert len({event.value for event in shown.Scalars("step/lr")}) > 1
     for tag in ("training_batch", "confusion_matrix", "worst_mistakes"):
         pictures = shown.Images(f"images/{tag}")
-        assert [picture.step for picture in pictures] == [1, 2]
+        assert [picture.step for picture in pictures] == [2, 3]  # epochs count from 1, as in the log
         assert Image.open(io.BytesIO(pictures[0].encoded_image_string)).width > 100
     layout = [tag for tag in shown.Tags()["tensors"] if "custom_scalars" in tag]
     assert layout
@@ -122,10 +123,10 @@ def test_after_a_resume_everything_stands_there_once(train_here: Train, quick: l
     for tag in shown.Tags()["scalars"]:
         steps = [event.step for event in shown.Scalars(tag)]
         assert steps == sorted(set(steps)), tag
-    assert [event.step for event in shown.Scalars("time/epoch_s")] == [0, 1, 2, 3]
+    assert [event.step for event in shown.Scalars("time/epoch_s")] == [1, 2, 3, 4]
     assert [event.step for event in shown.Scalars("step/loss")] == [0, 3, 6, 9, 12, 15]
     pictures = shown.Images("images/confusion_matrix")
-    assert [picture.step for picture in pictures] == [0, 1, 2, 3]
+    assert [picture.step for picture in pictures] == [1, 2, 3, 4]
     assert [picture.encoded_image_string for picture in pictures[:2]] == [
         picture.encoded_image_string for picture in first
     ]
@@ -168,9 +169,20 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     assert worst_mistakes(tiny.test, Predictions(right, confidence)) is None
     wrong = right.clone()
     wrong[[1, 4]] = (right[[1, 4]] + 1) % 10
-    titles = [axis.get_title() for axis in worst_mistakes(tiny.test, Predictions(wrong, confidence)).axes]
-    assert titles[:2] == [
-        f"{tiny.test.classes[right[index]]} taken for {tiny.test.classes[wrong[index]]}, {100 * confidence[index]:.0f}%"
-        for index in (4, 1)
-    ]
-    assert not any(titles[2:])
+    classes = tiny.test.classes
+    for files in (None, [f"b/{index}.png" for index in range(len(right))]):
+        test = replace(tiny.test, files=files)
+        titles = [axis.get_title() for axis in worst_mistakes(test, Predictions(wrong, confidence)).axes]
+        assert titles[:2] == [
+            f"{files[index] if files else index}\ntrue: {classes[right[index]]}\n"
+            f"predicted: {classes[wrong[index]]}, {100 * confidence[index]:.1f}%"
+            for index in (4, 1)
+        ]
+        assert not any(titles[2:])
+
+
+def test_long_captions_lose_their_middle(tiny: Dataset) -> None:
+    test = replace(tiny.test, files=["a" * 90 + f"/{index}.png" for index in range(len(tiny.test))])
+    wrong = Predictions((tiny.test.labels + 1) % 10, torch.ones(len(tiny.test)))
+    (name, _, _) = worst_mistakes(test, wrong).axes[0].get_title().split("\n")
+    assert name == "a" * 14 + "…" + "a" * 8 + "/0.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -16,8 +17,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from vitmnist.accelerator import choose_device
+from vitmnist.data.pictures import find_pictures
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.evaluate import evaluate, figures
+from vitmnist.evaluate import evaluate, figures, main
 from vitmnist.predict import predict
 from vitmnist.trained import load_trained
 
@@ -98,7 +100,7 @@ def test_pictures_of_any_size_and_mode_are_classified(trained: Path) -> None:
             picture = Image.fromarray(test.images[index, 0].numpy().astype("uint16") * 257)
         paths.append(trained / f"{index}.png")
         picture.save(paths[-1])
-    found = predict(load_trained(trained / "run", CPU), paths, CPU)
+    found = list(predict(load_trained(trained / "run", CPU), paths, CPU))
     right = sum(int(row["class"]) == int(label) for row, label in zip(found, test.labels[:20].tolist(), strict=True))
     assert right >= 15
     assert all(sum(row["all"].values()) == pytest.approx(1) for row in found)
@@ -114,6 +116,71 @@ def test_pictures_of_any_size_and_mode_are_classified(trained: Path) -> None:
     refused = run("vitmnist.predict", "run", "0.png", "nothing.png", folder=trained)
     assert refused.returncode == 1
     assert "error: nothing.png: cannot be read as a picture" in refused.stderr
+
+
+def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b/2.png", "b/1.png", "b/deep/3.PNG", "[odd].png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (9, 9)).save(tmp_path / name)
+    Path("b/notes.txt").write_text("no picture")
+    Path("none").mkdir()
+    folder = ["b/1.png", "b/2.png", "b/deep/3.PNG"]
+    for names, expected in (
+        (["b"], folder),
+        (["b/[12].png"], folder[:2]),
+        (["**/*.png"], ["[odd].png", *folder[:2]]),
+        (["b/2.png", "b", "?"], [folder[1], folder[0], folder[2]]),
+        (["[odd].png", "absent.png"], ["[odd].png", "absent.png"]),
+    ):
+        assert list(map(str, find_pictures(names))) == expected
+    with pytest.raises(DataError, match=r"none: holds no picture \(\.jpg"):
+        find_pictures(["b", "none"])
+    with pytest.raises(DataError, match=r"x\*: matches no file"):
+        find_pictures(["x*"])
+    monkeypatch.setattr("vitmnist.predict.BATCH_SIZE", 2)
+    rows = predict(load_trained(trained / "run", CPU), find_pictures(["b"]), CPU)
+    assert [row["file"] for row in rows] == folder
+
+
+def test_every_mistake_is_listed_and_the_worst_are_drawn(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--mistakes", "mistakes.csv", "--grid", "mistakes.png", "--json", "--predictions"]
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(sys, "argv", ["evaluate", "run", *options])
+    main()
+    found = json.loads(capsys.readouterr().out)
+    rows = found["predictions"]
+    assert [row["image"] for row in rows] == list(range(300))
+    assert found["split"] == "test"
+    wrong = [row for row in rows if row["true_class"] != row["predicted_class"]]
+    assert len(wrong) == round(300 * (1 - found["accuracy"] / 100))
+    listed = list(csv.DictReader((trained / "mistakes.csv").open()))
+    assert [int(row["image"]) for row in listed] == [
+        row["image"] for row in sorted(wrong, key=lambda row: -row["probability"])
+    ]
+    for row in listed:
+        known = rows[int(row["image"])]
+        assert torch.tensor(float(row["probability"])) == torch.tensor(known["probability"])
+        assert (row["true_class"], row["predicted_class"]) == (known["true_class"], known["predicted_class"])
+    with Image.open(trained / "mistakes.png") as grid:
+        assert grid.format == "PNG"
+
+
+def test_evaluation_is_on_the_split_of_the_training(trained: Path) -> None:
+    held_out = evaluate(trained / "run", ["data.holdout=50"], None)
+    assert held_out.dataset.evaluated_on() == "held-out split, 50 images"
+    test = evaluate(trained / "run", [], None)
+    assert test.dataset.evaluated_on() == "test split, 300 images"
+    assert torch.equal(held_out.split.images, test.dataset.train.images[-50:])
+
+
+def test_mistakes_that_cannot_be_written_are_an_error(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(sys, "argv", ["evaluate", "run", "--mistakes", "nowhere/mistakes.csv"])
+    with pytest.raises(SystemExit, match=r"error: cannot write nowhere/mistakes\.csv: No such file or directory"):
+        main()
 
 
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:

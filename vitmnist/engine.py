@@ -70,6 +70,17 @@ class Predictions:
         pairs = actual.to(self.labels.device) * classes + self.labels
         return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
 
+    def mistakes(self, actual: Tensor) -> list[int]:
+        """The indices of the misclassified images, the most confident first.
+
+        Args:
+            actual: the true classes, int64 `[N]` on any device.
+        """
+        wrong = (self.labels != actual.to(self.labels.device)).nonzero().flatten()
+        worst_first = self.confidence[wrong].argsort(descending=True, stable=True)
+        indices: list[int] = wrong[worst_first].tolist()
+        return indices
+
 
 class Tally:
     """Loss and right answers of a pass, kept on the device and read once at its end.

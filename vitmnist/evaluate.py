@@ -1,14 +1,22 @@
-"""How good a trained model is: accuracy, figures for each class, and the confusion matrix.
+"""How good a trained model is: accuracy, figures for each class, the confusion matrix, and the mistakes.
 
-python -m vitmnist.evaluate outputs/runs/DATE/TIME-…
-python -m vitmnist.evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
+    python -m vitmnist.evaluate outputs/runs/DATE/TIME-…
+    python -m vitmnist.evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
+    python -m vitmnist.evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
+
+The model is evaluated on the split that its training was evaluated on: the test split, or with data.holdout=N the
+held-out training images; data.holdout=null then takes the test split.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +24,16 @@ from torch import Tensor
 
 from vitmnist import engine
 from vitmnist.accelerator import choose_device
-from vitmnist.config import Config, Shuffle, typed
-from vitmnist.data.datasets import build_dataset
-from vitmnist.data.loaders import LOADERS
-from vitmnist.data.order import EpochOrder
+from vitmnist.atomic import write_whole
+from vitmnist.config import Config, typed
+from vitmnist.data.datasets import Dataset, Split, build_dataset
+from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import UserError
+from vitmnist.errors import DataError, UserError
 from vitmnist.resume import compose_again
 from vitmnist.trained import WEIGHTS, load_trained
+
+COLUMNS = ("image", "true_class", "predicted_class", "probability")
 
 
 def figures(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -65,8 +75,61 @@ def report(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def evaluate(folder: Path, overrides: list[str], weights: str | None) -> tuple[Path, dict[str, Any]]:
-    """The weights that were taken, and the figures of a run's model on the test split.
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions of a run's model on the split that it was evaluated on in training."""
+
+    weights: Path
+    dataset: Dataset
+    predictions: engine.Predictions
+
+    @property
+    def split(self) -> Split:
+        """The test split, or the held-out training images."""
+        return self.dataset.test
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """For each image its file (or index), true class, predicted class, and the probability of the latter."""
+        predicted, probabilities = self.predictions.labels.tolist(), self.predictions.confidence.tolist()
+        actual, classes = self.split.labels.tolist(), self.split.classes
+        return [
+            {
+                "image": self.split.name(index),
+                "true_class": classes[actual[index]],
+                "predicted_class": classes[predicted[index]],
+                "probability": probabilities[index],
+            }
+            for index in indices
+        ]
+
+    def mistakes_csv(self) -> bytes:
+        """A row for each misclassified image, the most confident first, in split order among equals."""
+        text = io.StringIO()
+        table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        for row in self.rows(self.predictions.mistakes(self.split.labels)):
+            # Nine digits tell any two float32 apart.
+            table.writerow({**row, "probability": f"{row['probability']:.9g}"})
+        return text.getvalue().encode(errors="surrogateescape")
+
+    def grid_png(self) -> bytes | None:
+        """The mistakes of highest confidence, captioned; None where there is none."""
+        from vitmnist.records.pictures import worst_mistakes  # matplotlib takes most of a second to import
+
+        picture = io.BytesIO()
+        figure = worst_mistakes(self.split, self.predictions)
+        if figure is None:
+            return None
+        figure.savefig(picture, format="png", dpi=150)
+        return picture.getvalue()
+
+
+def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluation:
+    """Run a run's model over the split that it was evaluated on in training.
+
+    Args:
+        overrides: changes of the run's configuration.
+        weights: final, best or last; None takes the first of them that there is.
 
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
@@ -74,14 +137,17 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> tuple[P
     config = typed(Config, compose_again(folder, overrides))
     device = choose_device(config.device)
     trained = load_trained(folder, device, weights)
-    split = trained.normalising(build_dataset(config.data.dataset, config.data.root).test)
-    order = EpochOrder(len(split), config.batch_size, config.seed, Shuffle.none)
+    dataset = build_dataset(config.data.dataset, config.data.root)
+    if config.data.holdout:
+        dataset = dataset.held_out(config.data.holdout)
+    dataset = replace(dataset, test=trained.normalising(dataset.test))
     # The same figures with any loader; this one needs no choice.
-    with LOADERS.build({"name": "ram"}, split, order, device) as loader:
-        preprocess = Preprocess(split).to(device)
+    with make_loader(
+        "ram", dataset.test, batch_size=config.batch_size, device=device, seed=0, shuffle="none"
+    ) as loader:
+        preprocess = Preprocess(dataset.test).to(device)
         _, predictions = engine.evaluate(trained.model, loader, preprocess, device, advance=lambda: None)
-    matrix = predictions.confusion_matrix(split.labels, len(split.classes))
-    return trained.path, figures(matrix, split.classes)
+    return Evaluation(trained.path, dataset, predictions)
 
 
 def main() -> None:
@@ -91,13 +157,46 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("overrides", nargs="*", help="what to change of its configuration, such as data/dataset=kmnist")
     parser.add_argument("--weights", choices=WEIGHTS, help="the first of them that there is, if not given")
+    parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
+    parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes of highest confidence there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--predictions", action="store_true", help="with --json: also the prediction for each image")
     arguments = parser.parse_intermixed_args()
+    if arguments.predictions and not arguments.json:
+        parser.error("--predictions is part of the JSON object; type --json --predictions")
     try:
-        path, found = evaluate(arguments.run, arguments.overrides, arguments.weights)
+        found = evaluate(arguments.run, arguments.overrides, arguments.weights)
+        written = [
+            _write(path, content())
+            for path, content in ((arguments.mistakes, found.mistakes_csv), (arguments.grid, found.grid_png))
+            if path
+        ]
     except UserError as error:
         sys.exit(f"error: {error}")
-    print(json.dumps({"weights": str(path), **found}) if arguments.json else f"{path}\n{report(found)}")
+    classes = found.split.classes
+    summary = figures(found.predictions.confusion_matrix(found.split.labels, len(classes)), classes)
+    if arguments.json:
+        printed = {"weights": str(found.weights), "split": found.dataset.eval_split, **summary}
+        if arguments.predictions:
+            printed["predictions"] = found.rows(range(len(found.split)))
+        print(json.dumps(printed))
+    else:
+        print("\n".join([str(found.weights), found.dataset.evaluated_on(), report(summary), *written]))
+
+
+def _write(path: Path, content: bytes | None) -> str:
+    """Write a file; what to print about it.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    if content is None:
+        return f"no mistakes: {path} is not written"
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    return f"written: {path}"
 
 
 if __name__ == "__main__":

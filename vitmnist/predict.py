@@ -1,10 +1,11 @@
-"""What a trained model takes pictures for.
+"""Classifies pictures with a trained model.
 
-    python -m vitmnist.predict outputs/runs/DATE/TIME-… picture.png other.jpg
+    python -m vitmnist.predict outputs/runs/DATE/TIME-… picture.png folder 'scans/**/*.jpg'
     python -m vitmnist.predict outputs/runs/DATE/TIME-… --invert --json scan.png
 
 Pictures of any size and mode are resized and converted to what the model was trained on. MNIST's digits are light on
-dark; `--invert` is for pen on paper.
+dark; `--invert` is for pen on paper. Of a folder, and the folders in it, all pictures are taken; a glob pattern may be
+quoted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +23,41 @@ from torch.nn import functional as F
 from torchvision.transforms.functional import pil_to_tensor
 
 from vitmnist.accelerator import choose_device
-from vitmnist.data.datasets import Split
-from vitmnist.data.pictures import Mode, read_picture
+from vitmnist.data.pictures import Mode, find_pictures, printable, read_picture
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import UserError
 from vitmnist.trained import WEIGHTS, Trained, load_trained
 
+BATCH_SIZE = 256  # pictures in memory at a time
 
-def predict(trained: Trained, paths: list[Path], device: torch.device, invert: bool = False) -> list[dict[str, Any]]:
-    """For each picture its file, class and probability, and the probabilities of all classes.
+
+def predict(
+    trained: Trained, paths: list[Path], device: torch.device, invert: bool = False
+) -> Iterator[dict[str, Any]]:
+    """For each picture its file, class and probability, and the probabilities of all classes; a batch at a time.
 
     Raises:
         DataError: a file is no picture; names it.
     """
+    preprocess = Preprocess(mean=trained.mean, std=trained.std).to(device)
+    for start in range(0, len(paths), BATCH_SIZE):
+        batch = paths[start : start + BATCH_SIZE]
+        images = _read(trained, batch, invert).to(device)
+        with torch.inference_mode():
+            probabilities = F.softmax(trained.model(preprocess(images)), dim=1).tolist()
+        for path, row in zip(batch, probabilities, strict=True):
+            label = max(range(len(row)), key=row.__getitem__)
+            by_class = dict(zip(trained.classes, row, strict=True))
+            yield {"file": str(path), "class": trained.classes[label], "probability": row[label], "all": by_class}
+
+
+def _read(trained: Trained, paths: list[Path], invert: bool) -> torch.Tensor:
+    """The pictures as the model takes them: uint8 `[B, C, H, W]`."""
     channels, height, width = trained.shape
     pictures = [read_picture(path, (width, height), Mode.grey if channels == 1 else Mode.rgb) for path in paths]
     if invert:
         pictures = [ImageOps.invert(picture) for picture in pictures]
-    images = torch.stack([pil_to_tensor(picture) for picture in pictures])
-    split = Split(images, torch.zeros(len(images), dtype=torch.int64), trained.mean, trained.std, trained.classes)
-    with torch.inference_mode():
-        logits = trained.model(Preprocess(split).to(device)(images.to(device)))
-        probabilities = F.softmax(logits, dim=1).tolist()
-    found = []
-    for path, row in zip(paths, probabilities, strict=True):
-        label = max(range(len(row)), key=row.__getitem__)
-        by_class = dict(zip(trained.classes, row, strict=True))
-        found.append({"file": str(path), "class": trained.classes[label], "probability": row[label], "all": by_class})
-    return found
+    return torch.stack([pil_to_tensor(picture) for picture in pictures])
 
 
 def main() -> None:
@@ -56,7 +65,7 @@ def main() -> None:
         prog="python -m vitmnist.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("pictures", type=Path, nargs="+", help="picture files")
+    parser.add_argument("pictures", nargs="+", help="picture files, folders of pictures, glob patterns")
     parser.add_argument("--weights", choices=WEIGHTS, help="the first of them that there is, if not given")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
@@ -65,14 +74,14 @@ def main() -> None:
     try:
         device = choose_device(arguments.device)
         trained = load_trained(arguments.run, device, arguments.weights)
-        found = predict(trained, arguments.pictures, device, arguments.invert)
+        found = list(predict(trained, find_pictures(arguments.pictures), device, arguments.invert))
     except UserError as error:
         sys.exit(f"error: {error}")
     if arguments.json:
         print(json.dumps(found))
     else:
         for row in found:
-            print(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
+            print(f"{printable(row['file'])}: {row['class']} ({100 * row['probability']:.1f}%)")
 
 
 if __name__ == "__main__":

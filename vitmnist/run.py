@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist import checkpoint, engine
 from vitmnist.accelerator import choose_device
+from vitmnist.atomic import write_whole
 from vitmnist.config import Config, leaves, plain, typed
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders.disk import worker_error
@@ -37,6 +39,7 @@ from vitmnist.world import ALONE, World
 log = logging.getLogger(__name__)
 
 NOTICEABLE = 10.0  # percent of an epoch
+EVAL_FILES = "eval_files.txt"  # the files that a run is evaluated on, relative to the data set's folder, in its order
 
 
 def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, world: World = ALONE) -> Result:
@@ -173,6 +176,9 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
         config.device,
         device,
     )
+    log.info("evaluated on the %s", trainee.dataset.evaluated_on())
+    if world.main and (files := trainee.dataset.test.files):
+        write_whole(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
     board = stack.enter_context(TensorBoard(folder, result)) if world.main else None
     return Sitting(trainee, saved, board, hardware, device, current, world)
 
@@ -315,7 +321,9 @@ def train_and_evaluate(
         ):
             train = engine.train_epoch(trainee.step, trainee.train_loader, current, device, advance)
         record_step = None
-        with progress_bar(f"epoch {epoch + 1} test", len(trainee.test_loader), shown=shown) as bar:
+        with progress_bar(
+            f"epoch {epoch + 1} {trainee.dataset.eval_split}", len(trainee.test_loader), shown=shown
+        ) as bar:
             val, predictions = engine.evaluate(
                 trainee.step.evaluated, trainee.test_loader, trainee.test_preprocess, device, advance, sitting.world
             )

@@ -96,7 +96,11 @@ class Case:
     def numbered(self) -> Case:
         """The same with each sample's index for its label."""
         if isinstance(self.data, Arrays):
-            return replace(self, data=replace(self.data, labels=torch.arange(len(self.data))))
+            labels = torch.arange(len(self.data))
+            if isinstance(self.data, Split):  # whose labels must be classes
+                classes = tuple(map(str, labels.tolist()))
+                return replace(self, data=replace(self.data, labels=labels, classes=classes))
+            return replace(self, data=replace(self.data, labels=labels))
         return replace(self, data=Numbered(self.data))
 
     @contextmanager

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from vitmnist.config import Config, Shuffle
-from vitmnist.data.datasets import Dataset, build_dataset
+from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.datasets import DATASETS, Dataset, build_dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
 from vitmnist.data.loaders.gpu_slice import GpuSliceLoader, GpuSliceOptions, Placement
@@ -21,6 +22,9 @@ from vitmnist.data.shares import RankOrder, ShardOrder
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.learner import Learner
 from vitmnist.memory import Memory, free_memory, freed_memory_kept
+from vitmnist.models import MODELS
+from vitmnist.optimizer import OPTIMIZERS
+from vitmnist.schedule import SCHEDULES
 from vitmnist.training import Step
 from vitmnist.training.trainer import Trainer
 from vitmnist.world import World
@@ -59,6 +63,7 @@ def prepare(
         DataError: the data cannot be read.
     """
     data = config.data
+    check(config)
     dataset = read(config, world)
     together = EpochOrder(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
     if not len(together):
@@ -111,6 +116,25 @@ def prepare(
         choice=choice,
         placement=placement,
     )
+
+
+def check(config: Config) -> None:
+    """Refuse what the configuration alone shows to be wrong, before data are read or decoded.
+
+    Raises:
+        ConfigError: an unknown name or option, or a model or augmentation that does not fit images of the configured
+            size.
+    """
+    data = config.data
+    _, options = DATASETS.member(data.dataset)
+    for registry, values in ((LOADERS, data.loader), (OPTIMIZERS, config.optimizer), (SCHEDULES, config.schedule)):
+        registry.member(values)
+    augment = AUGMENTS.build(data.augment)
+    MODELS.member(config.model)
+    if shape := getattr(options, "shape", None):
+        MODELS.build(config.model, shape, 2)  # the number of classes is not known yet
+        if augment:
+            augment.check(*shape[1:])
 
 
 def read(config: Config, world: World) -> Dataset:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitmnist.data.arrays import Arrays
 from vitmnist.data.augment import Augment, augment_keys
 from vitmnist.data.datasets.contract import Split
+from vitmnist.data.loaders import Data, _loadable
 from vitmnist.data.order import EpochOrder
-from vitmnist.errors import DataError
+from vitmnist.data.samples import pairs
+from vitmnist.data.statistics import channel_statistics, check_layout
+from vitmnist.errors import ConfigError, DataError
+
+MARGIN = 0.1  # by which floats may leave 0…1 (as they were before normalising): room for resampling
 
 
 class Preprocess(nn.Module):
@@ -21,8 +28,14 @@ class Preprocess(nn.Module):
     quarter of what float32 would be.
 
     Args:
-        split: whose channel statistics are used.
+        data: what `make_loader` takes. A split knows its channel statistics; those of a pair of tensors, or of a
+            map-style data set, are computed from its uint8 images, each of which is read once.
         augment: applied to the normalised images, where keys are given.
+        mean, std: in place of `data`, per channel, of images scaled to 0…1; a number for one channel.
+
+    Raises:
+        ConfigError: neither `data` nor `mean` and `std`, or both, or no such statistics.
+        DataError: `data` that no statistics can be computed from: floats, `[N, H, W]`, channels last.
     """
 
     mean: Tensor
@@ -30,30 +43,50 @@ class Preprocess(nn.Module):
     white: Tensor
     black: Tensor
 
-    def __init__(self, split: Split, augment: Augment | None = None) -> None:
+    def __init__(
+        self,
+        data: Data | Sequence[Tensor] | None = None,
+        augment: Augment | None = None,
+        *,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
-        if augment is not None:
-            augment.check(*split.images.shape[-2:])
-        self.register_buffer("mean", torch.tensor(split.mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(split.std).view(-1, 1, 1))
+        if (data is None) == (mean is None) or (mean is None) != (std is None):
+            raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
+        if augment is not None and isinstance(data, Arrays):
+            augment.check(*data.images.shape[-2:])
+        channel_mean, channel_std = (mean, std) if data is None else _statistics(data)
+        self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
+        if len(self.mean) != len(self.std) or not len(self.mean) or not bool((self.std > 0).all()):
+            raise ConfigError(f"mean={mean}, std={std}: must be one number per channel each, std above 0")
         # A tensor and not the number 255: CUDA divides by a number by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
-        self.register_buffer("black", self._normalised(torch.zeros(len(split.mean), 1, 1, dtype=torch.uint8)))
+        self.register_buffer("black", self._normalised(torch.zeros(len(self.mean), 1, 1, dtype=torch.uint8)))
         self.augment = augment
+        self._floats_checked = False
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
         """float32 `[B, C, H, W]`; the batch itself is never written to.
+
+        The values of floats are checked in the first float batch alone, because looking at them waits for the device;
+        not at all in compiled code or while a CUDA graph is captured. Dtype and shape are checked always.
 
         Args:
             keys: int64 `[B]`, as `keys` gives them for the batch.
 
         Raises:
-            DataError: images that are neither bytes nor floating point.
+            DataError: images that are neither bytes nor floating point; of another layout or number of channels;
+                floats that are not normalised with `mean` and `std`.
         """
+        check_layout(images.shape, len(self.mean))
         if images.dtype == torch.uint8:
             images = self._normalised(images)
         elif not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
+        elif not torch.compiler.is_compiling() and not self._floats_checked and not _capturing(images):
+            self._check_floats(images)
         if self.augment is not None and keys is not None:
             images = self.augment(images, keys, self.black)
         return images
@@ -66,3 +99,36 @@ class Preprocess(nn.Module):
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.float().div_(self.white).sub_(self.mean).div_(self.std)
+
+    def _check_floats(self, images: Tensor) -> None:
+        """Raise `DataError` if the mean and std cannot have been taken from these floats; waits for the device."""
+        if not images.numel():
+            return
+        extremes = torch.stack([images.amin(dim=(0, 2, 3)), images.amax(dim=(0, 2, 3))]).float()
+        least, most = float(extremes.min()), float(extremes.max())
+        scaled = extremes * self.std.flatten() + self.mean.flatten()  # as they were before normalising
+        inside = bool(((scaled >= -MARGIN) & (scaled <= 1 + MARGIN)).all())
+        # 0…1 as ToTensor leaves them. Normalised images have pixels darker than the mean, which are below 0.
+        changed = bool(self.mean.any() or (self.std != 1).any())
+        unnormalised = changed and 0 <= least < most <= 1
+        if unnormalised or not inside:
+            mean, std = ([round(value, 4) for value in part.flatten().tolist()] for part in (self.mean, self.std))
+            raise DataError(
+                f"images: floats from {least:g} to {most:g} are not normalised with mean {mean} and std {std}; "
+                "give uint8 images, which are normalised here, or floats (images / 255 - mean) / std"
+            )
+        self._floats_checked = True
+
+
+def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
+    loaded = _loadable(data)
+    if isinstance(loaded, Split):
+        return loaded.mean, loaded.std
+    if isinstance(loaded, Arrays):
+        return channel_statistics(loaded.images)
+    return channel_statistics(images for images, _ in pairs(loaded))
+
+
+def _capturing(images: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, in which nothing may wait for the device."""
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()

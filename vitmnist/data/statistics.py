@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from vitmnist.errors import DataError
 
-def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+CHANNELS = (1, 3, 4)  # what the last dimension of channels-last images can be
+
+
+def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
+    """Raise `DataError` if images of this shape are not `[B, C, H, W]` with `channels` channels (None: any number)."""
+    found = f"images: must be [B, C, H, W], found {list(shape)}"
+    if len(shape) == 3:
+        raise DataError(f"{found}; images.unsqueeze(1) adds the channel dimension")
+    if len(shape) != 4:
+        raise DataError(found)
+    plausible = CHANNELS if channels is None else (channels,)
+    if shape[1] not in plausible and shape[3] in plausible:
+        raise DataError(f"{found}, with the channels last; images.permute(0, 3, 1, 2) puts them first")
+    if channels is not None and shape[1] != channels:
+        raise DataError(
+            f"images: {shape[1]} channels {list(shape)}, but the mean and std are of {channels}; "
+            "build Preprocess from the data that it is given, or with their mean= and std="
+        )
+
+
+def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and population standard deviation of each channel of uint8 `[N, C, H, W]`, scaled to 0…1.
 
     Exact up to the last root and division: the sums are of integers, in pieces that stay small in memory.
+
+    Args:
+        images: all of them, or batches of them.
+
+    Raises:
+        DataError: another dtype or layout, or no image.
     """
-    pixels = images.numel() // images.shape[1]
-    total = torch.zeros(images.shape[1], dtype=torch.int64)
-    squares = torch.zeros_like(total)
-    for piece in images.split(1000):
+    total = squares = torch.zeros((), dtype=torch.int64)
+    pixels, channels = 0, None
+    for piece in images.split(1000) if isinstance(images, Tensor) else images:
+        if piece.dtype != torch.uint8:
+            raise DataError(
+                f"images: mean and std are computed from uint8, found {piece.dtype}; "
+                "for floats, give the mean= and std= they were normalised with (0 and 1 for floats in 0…1)"
+            )
+        check_layout(piece.shape, channels)
+        channels = piece.shape[1]
         wide = piece.to(torch.int32)
-        total += wide.sum(dim=(0, 2, 3))
-        squares += wide.square_().sum(dim=(0, 2, 3))
+        total = total + wide.sum(dim=(0, 2, 3)).cpu()
+        squares = squares + wide.square_().sum(dim=(0, 2, 3)).cpu()
+        pixels += piece.numel() // channels
+    if not pixels:
+        raise DataError("the data set is empty")
     mean, std = [], []
     for first, second in zip(total.tolist(), squares.tolist(), strict=True):
         mean.append(first / (255 * pixels))

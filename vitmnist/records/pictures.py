@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -11,11 +13,14 @@ from torchvision.utils import make_grid
 
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import Loader
+from vitmnist.data.pictures import printable
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.engine import Predictions
 
 SHOWN = 64
 MISTAKES = 16
+COLUMNS = 4
+CAPTION = 28  # characters of a line
 NAMED_CLASSES = 20
 
 
@@ -36,22 +41,29 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
 
 @rc_context({"text.parse_math": False})
 def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
-    """The images that were taken for another class with the most confidence; None where there is no mistake."""
-    taken_for, confidence = predictions.labels.cpu(), predictions.confidence.cpu()
-    wrong = (taken_for != test.labels).nonzero().flatten()
-    if not len(wrong):
+    """The misclassified images with the highest confidence, captioned; None where every prediction is correct."""
+    worst = predictions.mistakes(test.labels)[:MISTAKES]
+    if not worst:
         return None
-    worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:MISTAKES]
-    figure = Figure(figsize=(8, 8.6), layout="constrained")
+    rows = math.ceil(len(worst) / COLUMNS)
+    figure = Figure(figsize=(8, 2.4 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(4, 4).ravel()
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for axis in axes:
         axis.axis("off")
-    for axis, index in zip(axes, worst.tolist(), strict=False):
+    for axis, index in zip(axes, worst, strict=False):
         axis.imshow(test.images[index].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
-        names = (test.classes[int(test.labels[index])], test.classes[int(taken_for[index])])
-        axis.set_title(f"{names[0]} taken for {names[1]}, {100 * float(confidence[index]):.0f}%", fontsize=8)
+        actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
+        confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
+        lines = (printable(str(test.name(index))), f"true: {actual}", f"predicted: {predicted}, {confidence}")
+        axis.set_title("\n".join(map(_short, lines)), fontsize=8)
     return figure
+
+
+def _short(line: str) -> str:
+    """A line of a caption without its middle, where it is too long: names differ at their ends."""
+    half = CAPTION // 2
+    return line if len(line) <= CAPTION else f"{line[:half]}…{line[-half:]}"
 
 
 @rc_context({"text.parse_math": False})

@@ -88,7 +88,7 @@ class TensorBoard:
         if self._result.epochs:
             for name, value in self._result.summary().items():
                 if value is not None:
-                    self._writer.add_scalar(f"summary/{name}", value, self._result.epochs[-1].epoch)
+                    self._writer.add_scalar(f"summary/{name}", value, self._result.epochs[-1].epoch + 1)
         if kind is None:
             status = api_pb2.STATUS_SUCCESS
         elif issubclass(kind, Stopped | KeyboardInterrupt):
@@ -98,9 +98,12 @@ class TensorBoard:
         self._file.add_summary(hparams.ended(status))
 
     def epoch(self, record: EpochRecord) -> None:
-        """Write an epoch's scalars and hand them to the file, so that a running TensorBoard shows them."""
+        """Write an epoch's scalars and hand them to the file, so that a running TensorBoard shows them.
+
+        Epochs count from 1 in TensorBoard, as in the log, and from 0 in the records.
+        """
         figures = asdict(record) | {"data_wait_pct": record.data_wait_pct}
-        self._scalars(TAGS, figures, record.epoch, record.ended_at)
+        self._scalars(TAGS, figures, record.epoch + 1, record.ended_at)
         for step in record.steps:
             self._scalars(STEP_TAGS, asdict(step), step.step, record.ended_at)
         self._writer.flush()
@@ -113,11 +116,11 @@ class TensorBoard:
     def pictures(self, trainee: Trainee, predictions: Predictions, epoch: int) -> None:
         """Write what the model was fed in an epoch, and what it got wrong after it."""
         batch = training_batch(trainee.dataset.train, trainee.train_loader, trainee.step.gradient.preprocess, epoch)
-        self._writer.add_image("images/training_batch", batch, epoch)
+        self._writer.add_image("images/training_batch", batch, epoch + 1)
         mistakes = worst_mistakes(trainee.dataset.test, predictions)
         if mistakes is not None:
-            self._writer.add_figure("images/worst_mistakes", mistakes, epoch)
-        self._writer.add_figure("images/confusion_matrix", confusion(trainee.dataset.test, predictions), epoch)
+            self._writer.add_figure("images/worst_mistakes", mistakes, epoch + 1)
+        self._writer.add_figure("images/confusion_matrix", confusion(trainee.dataset.test, predictions), epoch + 1)
         self._writer.flush()
 
 
@@ -128,6 +131,6 @@ def _pictures(files: Sequence[Path], epochs: int) -> Iterator[Event]:
         for content in RawEventFileLoader(str(file)).Load():
             event = Event.FromString(content)
             for value in event.summary.value:
-                if event.step < epochs and value.HasField("image"):
+                if event.step <= epochs and value.HasField("image"):
                     found[value.tag, event.step] = event
     yield from found.values()

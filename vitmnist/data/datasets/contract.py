@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -34,9 +34,10 @@ class Split(Arrays):
         classes: the name of each label.
         pictures: opens the pictures on disk, for a loader that reads them one by one; picture i is `images[i]`.
         sha256: checksum of `images`, where it is known already.
+        files: the file of each image, relative to the folder of the data set; None where images have no files.
 
     Raises:
-        DataError: another dtype or shape than these.
+        DataError: another dtype or shape than these, or a label that is no class.
     """
 
     mean: tuple[float, ...]
@@ -45,6 +46,7 @@ class Split(Arrays):
     _: KW_ONLY
     pictures: Callable[[], Pictures] | None = None
     sha256: str | None = None
+    files: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +59,13 @@ class Split(Arrays):
                     f"{name}: must be {dtype} with {dim} dimension{'s' if dim > 1 else ''}, "
                     f"found {array.dtype} {list(array.shape)}"
                 )
+        outside = (self.labels < 0) | (self.labels >= len(self.classes))
+        if outside.any():
+            index = int(outside.nonzero()[0])
+            raise DataError(
+                f"labels: must be 0 to {len(self.classes) - 1}, for {len(self.classes)} classes; "
+                f"label {index} is {int(self.labels[index])}"
+            )
 
     def part(self, span: slice) -> Split:
         """The images of a span, as views."""
@@ -68,7 +77,12 @@ class Split(Arrays):
             labels=self.labels[span],
             pictures=partial(LaterPictures, self.pictures, start) if self.pictures and start else self.pictures,
             sha256=self.sha256 if whole else None,
+            files=self.files[span] if self.files else None,
         )
+
+    def name(self, index: int) -> str | int:
+        """The file of an image, or its index where it has none."""
+        return self.files[index] if self.files else index
 
 
 class LaterPictures:
@@ -85,13 +99,19 @@ class LaterPictures:
 class Dataset:
     """A training and a test split of the same classes and image shape.
 
-    `skipped` counts pictures that could not be read and were left out because the user allowed it.
+    `skipped` counts pictures that could not be read and were left out because the user allowed it. `eval_split` says
+    what `test` is: "test", or "held-out" of the training images.
     """
 
     name: str
     train: Split
     test: Split
     skipped: int = 0
+    eval_split: str = "test"
+
+    def evaluated_on(self) -> str:
+        """The split that a model is evaluated on, for people."""
+        return f"{self.eval_split} split, {len(self.test):,} images"
 
     def sha256(self) -> dict[str, str]:
         """A checksum for each array: what a run was really trained on."""
@@ -113,10 +133,13 @@ class Dataset:
         left = len(self.train) - size
         if left < 1:
             raise ConfigError(f"data.holdout={size}: the set has {len(self.train)} training images; leave some of them")
-        return replace(self, train=self.train.part(slice(left)), test=self.train.part(slice(left, None)))
+        train, test = self.train.part(slice(left)), self.train.part(slice(left, None))
+        return replace(self, train=train, test=test, eval_split="held-out")
 
 
 DATASETS: Registry[Dataset] = Registry("data/dataset")
+"""Options that determine the shape of the images have it as `shape`, `[C, H, W]`; a model that does not fit is then
+refused before anything is read."""
 
 
 @dataclass

@@ -7,9 +7,10 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from vitmnist.config import bounded
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.cache import Cached, decode_once, forget
 from vitmnist.data.datasets.contract import DATASETS, Dataset, Sizes, Split, first
-from vitmnist.data.pictures import Mode, read_picture
+from vitmnist.data.pictures import ENDINGS, Mode, is_colour, read_picture
 from vitmnist.data.statistics import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"
 TEST_NAMES = ("test", "val", "valid", "validation")
-SHOWN = 5  # so many file names in a message
+SHOWN = 5  # so many names in a message
+LOOKED_AT = 100  # so many pictures are looked at for colour
 
 
 @dataclass
@@ -45,6 +47,11 @@ class ImageFolderOptions(Sizes):
     test_share: float = bounded(0.2, above=0, below=1)
     skip_unreadable: bool = False
     verify_cache: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`[C, H, W]` of the images."""
+        return (1 if self.mode == Mode.grey else 3), self.size, self.size
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,54 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     when pictures are added. Without a folder `test`, the same draw takes `test_share` of each class for the test.
 
     Raises:
-        ConfigError: `path` is no such folder.
-        DataError: pictures that cannot be read, if they are not to be skipped; the message names them.
+        ConfigError: `path` is no such folder, or a size is larger than its split.
+        DataError: classes without pictures, or pictures that cannot be read, if they are not to be skipped; names them.
     """
     folder = Path(options.path).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    classes, train_files, test_files = _find(folder, options)
+    train, train_paths = _decode(folder, train_files, options, root)
+    test, test_paths = _decode(folder, test_files, options, root)
+    left_out = sorted({*train_files.paths, *test_files.paths} - {*train_paths, *test_paths})
+    log.info(
+        "%s: %d training and %d test pictures of %d classes: %s",
+        *(folder, len(train_paths), len(test_paths), len(classes), _some(classes)),
+    )
+    if left_out:
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(left_out), _some(left_out))
+    if colour := train.notes.get("colour"):
+        log.warning(
+            "%s: %d of the first %d training pictures are in colour, which data.dataset.mode=grey drops; "
+            "data.dataset.mode=rgb keeps it",
+            *(folder, colour, min(LOOKED_AT, len(train_paths))),
+        )
+    take_train = first("train_size", options.train_size, len(train_paths))
+    take_test = first("test_size", options.test_size, len(test_paths))
+    mean, std = tuple(train.notes["mean"]), tuple(train.notes["std"])
+    if options.train_size:
+        mean, std = channel_statistics(train.arrays.images[take_train])
+
+    def split(cached: Cached, paths: list[Path], take: slice) -> Split:
+        images, labels = cached.arrays.images[take], cached.arrays.labels[take]
+        whole = len(images) == len(cached.arrays)
+        pictures = partial(FolderPictures, paths, options.size, options.mode)
+        files = [str(path.relative_to(folder)) for path in paths[take]]
+        return Split(
+            images, labels, mean, std, tuple(classes),
+            mapped=True, pictures=pictures, sha256=cached.sha256 if whole else None, files=files,
+        )  # fmt: skip
+
+    return Dataset(
+        folder.resolve().name,
+        train=split(train, train_paths, take_train),
+        test=split(test, test_paths, take_test),
+        skipped=len(left_out),
+    )
+
+
+def _find(folder: Path, options: ImageFolderOptions) -> tuple[list[str], Listed, Listed]:
+    """The classes, and the training and the test pictures."""
     named = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
     train_folder = named.get("train")
     test_folder = next((named[name] for name in TEST_NAMES if name in named), None)
@@ -91,51 +140,23 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
                 f"data.dataset.path={options.path}: has a folder {place.name} with classes, but no {wanted}"
             )
     if train_folder and test_folder:
-        classes, train_files = _list(train_folder)
-        test_classes, test_files = _list(test_folder)
+        classes, train = _list(train_folder, options)
+        test_classes, test = _list(test_folder, options)
         if classes != test_classes:
             raise DataError(f"{train_folder} and {test_folder} differ in their classes: {classes}, {test_classes}")
     else:
-        classes, files = _list(folder)
-        train_files, test_files = _divide(files, options.test_share)
-        if not train_files.paths or not test_files.paths:
+        classes, files = _list(folder, options)
+        train, test = _divide(files, options.test_share)
+        if not train.paths or not test.paths:
             raise DataError(f"{folder}: too few pictures to take {options.test_share:g} of each class for the test")
-    train, train_paths = _decode(folder, train_files, options, root)
-    test, test_paths = _decode(folder, test_files, options, root)
-    skipped = len(train_files.paths) - len(train_paths) + len(test_files.paths) - len(test_paths)
-    log.info(
-        "%s: %d training and %d test pictures of %d classes: %s",
-        folder,
-        len(train_paths),
-        len(test_paths),
-        len(classes),
-        ", ".join(classes[:SHOWN]) + (", …" if len(classes) > SHOWN else ""),
-    )
-    if skipped:
-        left_out = sorted({*train_files.paths, *test_files.paths} - {*train_paths, *test_paths})
-        shown = ", ".join(map(str, left_out[:SHOWN])) + (", …" if skipped > SHOWN else "")
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, skipped, shown)
-    take_train = first("train_size", options.train_size, len(train_paths))
-    take_test = first("test_size", options.test_size, len(test_paths))
-    mean, std = tuple(train.notes["mean"]), tuple(train.notes["std"])
-    if options.train_size:
-        mean, std = channel_statistics(train.arrays.images[take_train])
-
-    def split(cached: Cached, paths: list[Path], take: slice) -> Split:
-        images, labels = cached.arrays.images[take], cached.arrays.labels[take]
-        whole = len(images) == len(cached.arrays)
-        pictures = partial(FolderPictures, paths, options.size, options.mode)
-        return Split(
-            images, labels, mean, std, tuple(classes),
-            mapped=True, pictures=pictures, sha256=cached.sha256 if whole else None,
-        )  # fmt: skip
-
-    return Dataset(
-        folder.resolve().name,
-        train=split(train, train_paths, take_train),
-        test=split(test, test_paths, take_test),
-        skipped=skipped,
-    )
+    first("train_size", options.train_size, len(train.paths))  # refused before anything is decoded
+    first("test_size", options.test_size, len(test.paths))
+    kept = sorted(set(train.labels))
+    if only_tested := [classes[label] for label in sorted(set(test.labels) - set(kept))]:
+        raise DataError(f"{test_folder}: has pictures of {_some(only_tested)}, but there are none to train on")
+    numbers = {label: number for number, label in enumerate(kept)}
+    train, test = (Listed(files.paths, [numbers[label] for label in files.labels]) for files in (train, test))
+    return [classes[label] for label in kept], train, test
 
 
 class VisibleFolder(ImageFolder):  # type: ignore[misc]
@@ -149,12 +170,20 @@ class VisibleFolder(ImageFolder):  # type: ignore[misc]
         return names, {name: label for label, name in enumerate(names)}
 
 
-def _list(folder: Path) -> tuple[list[str], Listed]:
-    """The classes and the pictures of a folder, in an order drawn from the pictures' names."""
+def _list(folder: Path, options: ImageFolderOptions) -> tuple[list[str], Listed]:
+    """The class folders and the pictures of a folder, in an order drawn from the pictures' names."""
     try:
-        found = VisibleFolder(str(folder))
+        found = VisibleFolder(str(folder), allow_empty=True)
     except FileNotFoundError as error:
         raise DataError(f"{folder}: {error}; pictures are expected in {folder}/CLASS/") from error
+    filled = set(found.targets)
+    if not filled:
+        raise DataError(f"{folder}: no picture in any of its {len(found.classes)} class folders ({', '.join(ENDINGS)})")
+    if empty := [name for label, name in enumerate(found.classes) if label not in filled]:
+        message = f"{folder}: no picture in {len(empty)} of its {len(found.classes)} class folders: {_some(empty)}"
+        if not options.skip_unreadable:
+            raise DataError(f"{message}; remove them, or type data.dataset.skip_unreadable=true to leave them out")
+        log.warning("%s; left out", message)
     # A link may lead to a picture that is listed already: it must not stand in the training and in the test part.
     once = {os.path.realpath(path): (path, label) for path, label in reversed(found.samples)}
     drawn = sorted(
@@ -195,7 +224,11 @@ def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path
 
     def annotate(arrays: Arrays) -> dict[str, Any]:
         mean, std = channel_statistics(arrays.images)
-        return {"mean": mean, "std": std, "unreadable": list(unreadable.items())}
+        notes: dict[str, Any] = {"mean": mean, "std": std, "unreadable": list(unreadable.items())}
+        if options.mode == Mode.grey:
+            readable = (path for index, path in enumerate(files.paths) if index not in unreadable)
+            notes["colour"] = sum(is_colour(path) for path in islice(readable, LOOKED_AT))
+        return notes
 
     # Whatever changes the pixels; reading every file for it each time would be to decode again.
     seen = [
@@ -214,6 +247,11 @@ def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path
     if left_out and not options.skip_unreadable:
         raise _cannot_read(list(left_out.values()), files, options)
     return cached, [path for index, path in enumerate(files.paths) if index not in left_out]
+
+
+def _some(names: Sequence[object]) -> str:
+    """The first of many names, for a message."""
+    return ", ".join(map(str, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
