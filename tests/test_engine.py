@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def make_loader(tiny: Dataset, shuffle: Shuffle = Shuffle.sample) -> Loader:
-    return LOADERS.build({"name": "ram"}, tiny.train, EpochOrder(23, 5, 3, shuffle), CPU)
+    return LOADERS.build(LOADERS.complete({"name": "ram"}), tiny.train, EpochOrder(23, 5, 3, shuffle), CPU)
 
 
 def make_model() -> nn.Module:

@@ -154,7 +154,7 @@ def test_a_profile_of_an_epoch_of_one_step_is_of_that_step(train_here: Train, qu
 def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str) -> None:
     order = EpochOrder(23, 6, 3, shuffle)
     preprocess = Preprocess(tiny.train)
-    with LOADERS.build({"name": "ram"}, tiny.train, order, CPU) as loader:
+    with LOADERS.build(LOADERS.complete({"name": "ram"}), tiny.train, order, CPU) as loader:
         grid = training_batch(tiny.train, loader, preprocess, 1)
         images, _ = next(iter(loader.epoch(1)))
     assert grid.shape == (3, 2 + 28 + 2, 2 + 6 * 30)

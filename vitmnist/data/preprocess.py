@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.augment import Augment, augment_keys
 from vitmnist.data.datasets.contract import Split
-from vitmnist.data.loaders import Data, _loadable
+from vitmnist.data.decoding import pairs
+from vitmnist.data.loaders import Data, loadable
 from vitmnist.data.order import EpochOrder
-from vitmnist.data.samples import pairs
 from vitmnist.data.statistics import channel_statistics, check_layout
 from vitmnist.errors import ConfigError, DataError
 
@@ -108,9 +108,10 @@ class Preprocess(nn.Module):
         least, most = float(extremes.min()), float(extremes.max())
         scaled = extremes * self.std.flatten() + self.mean.flatten()  # as they were before normalising
         inside = bool(((scaled >= -MARGIN) & (scaled <= 1 + MARGIN)).all())
-        # 0…1 as ToTensor leaves them. Normalised images have pixels darker than the mean, which are below 0.
+        # As ToTensor leaves them: multiples of 1/255 in 0…1.
         changed = bool(self.mean.any() or (self.std != 1).any())
-        unnormalised = changed and 0 <= least < most <= 1
+        steps = 255 * images.float()
+        unnormalised = changed and 0 <= least < most <= 1 and bool(((steps - steps.round()).abs() < 0.01).all())
         if unnormalised or not inside:
             mean, std = ([round(value, 4) for value in part.flatten().tolist()] for part in (self.mean, self.std))
             raise DataError(
@@ -121,12 +122,12 @@ class Preprocess(nn.Module):
 
 
 def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
-    loaded = _loadable(data)
+    loaded = loadable(data)
     if isinstance(loaded, Split):
         return loaded.mean, loaded.std
     if isinstance(loaded, Arrays):
         return channel_statistics(loaded.images)
-    return channel_statistics(images for images, _ in pairs(loaded))
+    return channel_statistics(images for images, _ in pairs(loaded, seed=0))
 
 
 def _capturing(images: Tensor) -> bool:

@@ -67,7 +67,7 @@ def make_loader(
         raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
     if not isinstance(drop_last, bool):
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
-    loaded = _loadable(data)
+    loaded = loadable(data)
     size = len(loaded)  # type: ignore[arg-type]
     order = EpochOrder(size, _whole("batch_size", batch_size), _whole("seed", seed), Shuffle(shuffle), drop_last)
     if step and name != "auto":
@@ -76,7 +76,8 @@ def make_loader(
     return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
-def _loadable(data: Data | Sequence[Tensor]) -> Data:
+def loadable(data: Data | Sequence[Tensor]) -> Data:
+    """What loaders are built from; raises `DataError` as `make_loader` does."""
     if isinstance(data, Arrays):
         return data
     if isinstance(data, (tuple, list)):
