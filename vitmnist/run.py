@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -28,7 +29,7 @@ from vitmnist.records.hardware import HardwareFigures
 from vitmnist.records.progress import progress_bar
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.records.tensorboard import TensorBoard
-from vitmnist.resume import remember
+from vitmnist.resume import is_completed, remember
 from vitmnist.saved import Saved, saved_before
 from vitmnist.stop import Stop, Stopped
 from vitmnist.trainee import Trainee, prepare
@@ -67,6 +68,9 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, wo
             stop.after_minutes(config.max_minutes)
             with ExitStack() as stack:
                 sitting = begin(config, folder, result, stop, stack, world)
+                if sitting is None:
+                    world.leave()
+                    return result
                 result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
                 to_the_end.enter_context(stop.deferred())  # a signal waits for a batch's end, or for the records
                 learn(sitting, result, config, folder)
@@ -124,8 +128,10 @@ class Sitting:
     world: World
 
 
-def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack, world: World) -> Sitting:
+def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack, world: World) -> Sitting | None:
     """Set a run up, and note in `result` what is known of it; the stack closes what must be closed.
+
+    None where the run has completed all its epochs; nothing of its records is touched then.
 
     Raises:
         ConfigError: something of the configuration is unknown, does not fit together, or may not change on resuming.
@@ -139,6 +145,15 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     kept = saved_before(config, folder, world) if config.resume else None
     if kept:
         result.epochs = kept["records"]
+        if len(result.epochs) == config.epochs and world.share(lambda: is_completed(folder)):
+            log_epoch(result.epochs[-1], config.epochs)
+            further = shlex.quote(f"resume={config.resume}")
+            log.info(
+                "all %d epochs are done, nothing is left to do; train further with\n    python train.py %s epochs=N",
+                config.epochs,
+                further,
+            )
+            return None
     # What was decided for another kind of device, another part of a batch, or from other wishes, is decided anew.
     same = kept and kept["typed"] == (device.type, world.size, plain(config)["trainer"])
     trainee = prepare(config, device, stack, world, kept["trainer"] if kept and same else None)
