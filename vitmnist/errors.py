@@ -19,7 +19,10 @@ class UnknownKeyError(ConfigError):
 
     def __init__(self, key: str, siblings: Iterable[str], value: object) -> None:
         self.key, self.siblings, self.value = key, list(siblings), value
-        super().__init__(f"{key}: there is no such key; {choices(key.rpartition('.')[2], self.siblings)}")
+        super().__init__(key, self.siblings, value)  # so that it can be pickled
+
+    def __str__(self) -> str:
+        return f"{self.key}: there is no such key; {choices(self.key.rpartition('.')[2], self.siblings)}"
 
 
 class DataError(UserError):

@@ -69,6 +69,7 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, wo
             with ExitStack() as stack:
                 sitting = begin(config, folder, result, stop, stack, world)
                 if sitting is None:
+                    advise_further(result, config)
                     world.leave()
                     return result
                 result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
@@ -146,13 +147,6 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     if kept:
         result.epochs = kept["records"]
         if len(result.epochs) == config.epochs and world.share(lambda: is_completed(folder)):
-            log_epoch(result.epochs[-1], config.epochs)
-            further = shlex.quote(f"resume={config.resume}")
-            log.info(
-                "all %d epochs are done, nothing is left to do; train further with\n    python train.py %s epochs=N",
-                config.epochs,
-                further,
-            )
             return None
     # What was decided for another kind of device, another part of a batch, or from other wishes, is decided anew.
     same = kept and kept["typed"] == (device.type, world.size, plain(config)["trainer"])
@@ -368,6 +362,16 @@ def advise(result: Result) -> None:
     waiting = result.summary()["data_wait_pct"] or 0.0
     if waiting > NOTICEABLE and result.auto is None:
         log.info("%.0f%% of an epoch was spent waiting for data; data/loader=auto measures which loader helps", waiting)
+
+
+def advise_further(result: Result, config: Config) -> None:
+    """Say that a completed run has nothing left to do, and how to train it further."""
+    log_epoch(result.epochs[-1], config.epochs)
+    log.info(
+        "all %d epochs are done, nothing is left to do; train further with\n    python train.py %s epochs=N",
+        config.epochs,
+        shlex.quote(f"resume={config.resume}"),
+    )
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
