@@ -261,7 +261,7 @@ def test_the_documented_loader_model_and_metric_pass_our_own_tests(tmp_path: Pat
     for content in blocks("diff", EXTENDING):
         subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=content, text=True, check=True)
 
-    checks = ["tests/test_indexed.py", "tests/test_config.py", "-k", "indexed or file"]
+    checks = ["tests/test_indexed.py", "tests/test_config.py", "tests/test_loaders.py", "-k", "indexed or every_file"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *checks]
     checked = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
