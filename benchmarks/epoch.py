@@ -44,6 +44,7 @@ from vitmnist.accelerator import accelerator_of, choose_device
 from vitmnist.clock import synchronize
 from vitmnist.config import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
+from vitmnist.data.loaders import LOADERS
 from vitmnist.data.loaders.timing import Resident
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
@@ -334,6 +335,9 @@ def candidates(split: Split, device: torch.device, arguments: argparse.Namespace
     ours("cache", folder=f"{arguments.root}/vitmnist-cache")
     for workers in arguments.num_workers:
         ours(f"disk, {workers} workers", num_workers=workers)
+    for name in LOADERS.names():  # loaders that were added to ours, with their defaults
+        if name != "auto" and not any(re.match(rf"{name}\b", label) for label in builders):
+            ours(name)
     ours("gpu_slice, trainer=fast", partial(fast, split, size, device, compiling=False))
     if arguments.compile:
         ours("gpu_slice, trainer=fast, compiled", partial(fast, split, size, device, compiling=True))

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 from conftest import PLAIN, REPOSITORY, Train, result_of
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vitmnist.__main__ import main
+from vitmnist.config import CONF
+from vitmnist.explain import refuse_flags
 from vitmnist.records.tensorboard import TAGS
 
 
@@ -148,6 +152,25 @@ MISTAKES = {
     "data/dataset=image_folder": "data.dataset.path is missing; type data.dataset.path=VALUE",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "must be one of grey, rgb",
+    "lr=0.01": "lr: there is no such key; did you mean optimizer.lr=0.01?",
+    "+lr=0.01": "lr: there is no such key; did you mean optimizer.lr=0.01?",
+    "trainer.epochs=3": "trainer.epochs: there is no such key; did you mean epochs=3?",
+    "name=vit": "did you mean model.name=vit or data.dataset.name=vit or data.loader.name=vit?",
+    "loader=gpu_slice": "loader: there is no such key; did you mean data/loader=gpu_slice?",
+    "data/loader=auto data.loader.num_workers=4": "did you mean data.loader.candidates.disk.num_workers=4?",
+    "size=56": "data.dataset.size belongs to image_folder; type data/dataset=image_folder or leave it out",
+    "data.loader.num_workers=4": "num_workers belongs to disk; type data/loader=disk or leave it out",
+    "+data.loader.num_workers=4": "num_workers belongs to disk; type data/loader=disk or leave it out",
+    "optimizer=sgd optimizer.beta1=0.5": "beta1 belongs to adam and adamw; type optimizer=adam or leave it out",
+    "data/loader=prefetch data.loader.base.num_workers=4": "type data/loader@data.loader.base=disk or leave it out",
+    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=gray": "grey, rgb; did you mean 'grey'?",
+    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=RGB": "grey, rgb; did you mean 'rgb'?",
+    "trainer.precision=BF16": "must be one of auto, fp32, tf32, bf16; did you mean 'bf16'?",
+    "--epochs 3": "--epochs: keys are typed without dashes; type epochs=3",
+    "--batch-size 300": "--batch-size: keys are typed without dashes; type batch_size=300",
+    "-m --seed 1,2": "--seed: keys are typed without dashes; type seed=1,2",
+    "--profile": "type profile=true",
+    "--lr 0.01": "did you mean optimizer.lr=0.01?",
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
 }
 
@@ -168,6 +191,39 @@ def test_a_mistake_gets_one_message_and_leaves_nothing(
     assert MISTAKES[mistake] in message
     assert message.count("\n") <= 1
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+@pytest.mark.parametrize(("key", "read"), [("data.root", "~/mnist"), ("hydra.run.dir", str(Path.home() / "mnist"))])
+def test_the_quotes_that_a_message_shows_are_those_for_a_shell(train_here: Train, key: str, read: str) -> None:
+    message = train_here(f"{key}=~/mnist").stderr
+    assert "must be quoted" in message
+    shown = message.partition("as in ")[2].strip()
+    passed = subprocess.run(["sh", "-c", f"printf %s {shown}"], capture_output=True, text=True, check=True).stdout
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("config", [passed], return_hydra_config=True)
+    assert OmegaConf.select(composed, key) == read
+
+
+def test_hydras_own_options_are_left_to_hydra() -> None:
+    flags = ("--help", "-h", "--hydra-help", "--multirun", "-m", "--run", "-r", "--resolve", "--info", "-i defaults")
+    with_value = ("--cfg", "-c", "--package", "-p", "--config-name", "-cn", "--config-path", "-cp", "--config-dir")
+    for typed in (*flags, *(f"{flag} job" for flag in with_value), "--shell-completion install=bash"):
+        refuse_flags(["epochs=3", *typed.split()], CONF)
+
+
+def test_a_completed_run_says_how_to_train_further(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    assert train_here(*quick, "hydra.run.dir=here").returncode == 0
+    kept = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*.*") if path.is_file()}
+    del kept[tmp_path / "here" / "vitmnist.log"]
+    again = train_here("resume=here")
+    assert again.returncode == 0, again.stderr
+    assert "epoch 2/2  train loss" in again.stdout
+    assert "all 2 epochs are done, nothing is left to do; train further with" in again.stdout
+    assert "python train.py resume=here epochs=N" in again.stdout
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert train_here("resume=here", "optimizer.lr=0.5").returncode == 1
+    assert train_here("resume=here", "epochs=3").returncode == 0
+    assert [epoch["epoch"] for epoch in result_of(tmp_path / "here")["epochs"]] == [0, 1, 2]
 
 
 def test_a_mistake_ends_the_process_with_1_and_without_a_traceback(train: Train, quick: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The README's commands run, and its example of a loader is one."""
+"""What the README and the page on extending show works as it stands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from conftest import PLAIN, REPOSITORY, Train
+from conftest import PLAIN, REPOSITORY, Train, result_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_image_folder import draw
 
 from vitmnist.data.datasets import Dataset
@@ -27,14 +28,15 @@ from vitmnist.data.loaders import LOADERS
 from vitmnist.models.vit import ViT, ViTOptions
 
 README = (REPOSITORY / "README.md").read_text()
+EXTENDING = (REPOSITORY / "docs" / "extending.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line
 ]
 SMALL = [PLAIN, "epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20"]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def train_commands() -> list[list[str]]:
@@ -249,21 +251,34 @@ def _get(address: str) -> bytes:
         return answer.read()
 
 
-def test_the_readmes_loader_works_with_one_module_and_one_yaml_file(tmp_path: Path) -> None:
-    for name in ("vitmnist", "conf"):
+def test_the_documented_loader_model_and_metric_pass_our_own_tests(tmp_path: Path) -> None:
+    for name in ("vitmnist", "conf", "tests"):
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "train.py", tmp_path)
-    for content in blocks("python") + blocks("yaml"):
-        if content.startswith("# "):
-            (tmp_path / content.partition("\n")[0].removeprefix("# ")).write_text(content)
-    ended = run_small(["data/loader=indexed"], tmp_path, tmp_path / "train.py")
-    reference = run_small(["data/loader=ram"], tmp_path, tmp_path / "train.py")
-    assert ended.returncode == reference.returncode == 0, ended.stderr
-    epochs = [re.search(r"train loss .*?  val loss \S+ acc \S+", end.stdout) for end in (ended, reference)]
-    assert epochs[0][0] == epochs[1][0]
-    (check,) = (content for content in blocks("python") if "check_loader" in content)
-    checked = run_program(check, tmp_path)
-    assert checked.returncode == 0, checked.stderr
+    for name in ("train.py", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    for content in blocks("python", EXTENDING) + blocks("yaml", EXTENDING):
+        (tmp_path / content.partition("\n")[0].removeprefix("# ")).write_text(content)
+    for content in blocks("diff", EXTENDING):
+        subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=content, text=True, check=True)
+
+    checks = ["tests/test_indexed.py", "tests/test_config.py", "tests/test_loaders.py", "-k", "indexed or every_file"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *checks]
+    checked = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+    experiment = ["-m", "model=mlp", "data/loader=indexed", "hydra.sweep.dir=sweep"]
+    assert run_small(experiment, tmp_path, tmp_path / "train.py").returncode == 0
+    (folder,) = (path.parent for path in (tmp_path / "sweep").glob("*/result.json"))
+    result = result_of(folder)
+    assert (result["choices"]["model"], result["choices"]["loader"]) == ("mlp", "indexed")
+    confidence = result["epochs"][0]["val_confidence"]
+    assert 10 < confidence < 100
+    report = (tmp_path / "sweep" / "report.md").read_text()
+    assert "confidence, %" in report
+    assert f"{confidence:.1f}" in report
+    (file,) = folder.glob("events.out.tfevents.*")
+    assert "val/confidence" in EventAccumulator(str(file)).Reload().Tags()["scalars"]
 
 
 def test_the_readmes_loop_learns(tmp_path: Path) -> None:

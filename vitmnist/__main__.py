@@ -65,14 +65,14 @@ def train(composed: DictConfig) -> float | None:
             take_back()
         else:
             log.info("failed; records in %s", shown)
-        fail(error)
+        fail(error, composed)
     log.info("records in %s; look at them with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
     return None
 
 
-def fail(error: BaseException) -> NoReturn:
+def fail(error: BaseException, composed: DictConfig | None = None) -> NoReturn:
     """End with one message and exit code 1; with a traceback where it was asked for, or the program is at fault."""
-    message = explain(error, CONF)
+    message = explain(error, CONF, composed)
     if SHOW_TRACEBACK or message is None:
         if LAUNCH.world.first_to_fail(str(error) or type(error).__name__):
             raise error

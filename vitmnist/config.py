@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
-from vitmnist.errors import ConfigError, choices, first_line
+from vitmnist.errors import ConfigError, UnknownKeyError, first_line, nearest
 
 PACKAGE = Path(__file__).resolve().parent
 # A wheel carries conf/ inside the package; in a source tree it stands beside it.
@@ -198,10 +198,11 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
     full = join(key, error.full_key)
     value = "null" if error.value is None else error.value
     if get_origin(wanted) is dict:
-        group = f"data/loader@{full}" if full.startswith("data.loader.") else full.replace(".", "/")
-        return f"{full}={value}: this is a config group; type {group}=CHOICE"
+        return f"{full}={value}: this is a config group; type {group_at(full)}=CHOICE"
     if isinstance(wanted, type) and issubclass(wanted, Enum):
-        return f"{full}={value}: must be one of {', '.join(member.name for member in wanted)}"
+        names = [member.name for member in wanted]
+        question = nearest(str(value), names)
+        return f"{full}={value}: must be one of {', '.join(names)}{question and f'; {question}'}"
     allowed = _kinds(wanted)
     return f"{full}={value}: must be {allowed}" if allowed else f"{full}={value}: {first_line(error)}"
 
@@ -219,12 +220,12 @@ def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
     known = {field.name: field for field in fields(schema)}
     for name in values:
         if name not in known:
-            raise ConfigError(f"{join(key, name)}: there is no such key; {choices(str(name), known)}")
+            raise UnknownKeyError(join(key, name), known, values[name])
     for name, item in known.items():
         full = join(key, name)
         if values.get(name, MISSING) == MISSING:
             is_group = str(item.type).startswith("dict")
-            example = f"{full.replace('.', '/')}=CHOICE" if is_group else f"{full}=VALUE"
+            example = f"{group_at(full)}=CHOICE" if is_group else f"{full}=VALUE"
             raise ConfigError(f"{full} is missing; type {example}")
         if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
             _check_keys(item.default_factory, values[name], full)
@@ -257,6 +258,11 @@ def _check_bounds(options: Any, key: str) -> None:
 def join(key: str, name: object) -> str:
     """The full name of `name` under `key`, which may be empty."""
     return f"{key}.{name}" if key else str(name)
+
+
+def group_at(place: str) -> str:
+    """What chooses the member at a place of the configuration: `data/loader`, `data/loader@data.loader.base`."""
+    return f"data/loader@{place}" if place.startswith("data.loader.") else place.replace(".", "/")
 
 
 def plain(config: Config) -> dict[str, Any]:

@@ -14,6 +14,17 @@ class ConfigError(UserError):
     """A value of the configuration that cannot be used; the message names its key."""
 
 
+class UnknownKeyError(ConfigError):
+    """A key that the configuration does not have."""
+
+    def __init__(self, key: str, siblings: Iterable[str], value: object) -> None:
+        self.key, self.siblings, self.value = key, list(siblings), value
+        super().__init__(key, self.siblings, value)  # so that it can be pickled
+
+    def __str__(self) -> str:
+        return f"{self.key}: there is no such key; {choices(self.key.rpartition('.')[2], self.siblings)}"
+
+
 class DataError(UserError):
     """A data file that is missing, damaged or not what it claims to be; the message names the file."""
 
@@ -33,9 +44,14 @@ class PeerError(UserError):
 def choices(wrong: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest of the allowed names, then all of them."""
     names = sorted(allowed)
-    near = get_close_matches(wrong, names, n=1)
-    suggestion = f"did you mean {near[0]!r}? " if near else ""
-    return f"{suggestion}allowed: {', '.join(names) or 'none'}"
+    return f"{nearest(wrong, names)} allowed: {', '.join(names) or 'none'}".lstrip()
+
+
+def nearest(wrong: str, allowed: Iterable[str]) -> str:
+    """The question whether the nearest of the allowed names was meant, in any case; empty if none is near."""
+    names = {name.lower(): name for name in allowed}
+    near = get_close_matches(wrong.lower(), names, n=1)
+    return f"did you mean {names[near[0]]!r}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:

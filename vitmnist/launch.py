@@ -12,7 +12,9 @@ import os
 from pathlib import Path
 
 from vitmnist import resume, sweep
+from vitmnist.config import CONF
 from vitmnist.errors import ConfigError
+from vitmnist.explain import refuse_flags
 from vitmnist.world import ALONE, World, launched
 
 
@@ -53,6 +55,7 @@ class Launch:
         """
         self._typed = typed
         if self.world.main:
+            refuse_flags(typed, CONF)
             restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
             self._meant = sweep.expand(resume.expand(resume.after_restart(typed) if restarted else typed))
             return self._meant

@@ -167,7 +167,7 @@ def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
     for folder in places:
         checkpoints = list((folder / "checkpoints").glob("*.pt"))
         record = folder / ".hydra" / "config.yaml"
-        unfinished = checkpoints and record.is_file() and not _completed(folder) and not is_claimed(folder)
+        unfinished = checkpoints and record.is_file() and not is_completed(folder) and not is_claimed(folder)
         if unfinished and record.stat().st_mtime >= since and _identity(OmegaConf.load(record)) == wanted:
             found.append((max(path.stat().st_mtime_ns for path in checkpoints), folder))
     return max(found)[1] if found else None
@@ -183,7 +183,8 @@ def _identity(composed: Any) -> Config | None:
     return config
 
 
-def _completed(folder: Path) -> bool:
+def is_completed(folder: Path) -> bool:
+    """Whether a run's folder says that all its epochs were done."""
     try:
         return bool(json.loads((folder / "result.json").read_text())["status"] == "completed")
     except (OSError, ValueError, KeyError):

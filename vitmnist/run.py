@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -30,7 +31,7 @@ from vitmnist.records.hardware import HardwareFigures
 from vitmnist.records.progress import progress_bar
 from vitmnist.records.result import EpochRecord, Result
 from vitmnist.records.tensorboard import TensorBoard
-from vitmnist.resume import remember
+from vitmnist.resume import is_completed, remember
 from vitmnist.saved import Saved, saved_before
 from vitmnist.stop import Stop, Stopped
 from vitmnist.trainee import Trainee, prepare
@@ -70,6 +71,10 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, wo
             stop.after_minutes(config.max_minutes)
             with ExitStack() as stack:
                 sitting = begin(config, folder, result, stop, stack, world)
+                if sitting is None:
+                    advise_further(result, config)
+                    world.leave()
+                    return result
                 result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
                 to_the_end.enter_context(stop.deferred())  # a signal waits for a batch's end, or for the records
                 learn(sitting, result, config, folder)
@@ -127,8 +132,10 @@ class Sitting:
     world: World
 
 
-def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack, world: World) -> Sitting:
+def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack, world: World) -> Sitting | None:
     """Set a run up, and note in `result` what is known of it; the stack closes what must be closed.
+
+    None where the run has completed all its epochs; nothing of its records is touched then.
 
     Raises:
         ConfigError: something of the configuration is unknown, does not fit together, or may not change on resuming.
@@ -142,6 +149,8 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     kept = saved_before(config, folder, world) if config.resume else None
     if kept:
         result.epochs = kept["records"]
+        if len(result.epochs) == config.epochs and world.share(lambda: is_completed(folder)):
+            return None
     # What was decided for another kind of device, another part of a batch, or from other wishes, is decided anew.
     same = kept and kept["typed"] == (device.type, world.size, plain(config)["trainer"])
     trainee = prepare(config, device, stack, world, kept["trainer"] if kept and same else None)
@@ -361,6 +370,16 @@ def advise(result: Result) -> None:
     waiting = result.summary()["data_wait_pct"] or 0.0
     if waiting > NOTICEABLE and result.auto is None:
         log.info("%.0f%% of an epoch was spent waiting for data; data/loader=auto measures which loader helps", waiting)
+
+
+def advise_further(result: Result, config: Config) -> None:
+    """Say that a completed run has nothing left to do, and how to train it further."""
+    log_epoch(result.epochs[-1], config.epochs)
+    log.info(
+        "all %d epochs are done, nothing is left to do; train further with\n    python train.py %s epochs=N",
+        config.epochs,
+        shlex.quote(f"resume={config.resume}"),
+    )
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
