@@ -130,6 +130,10 @@ def test_mistaken_candidates_are_named() -> None:
         chosen("rem")
     with pytest.raises(ConfigError, match=r"candidates\.auto: auto cannot be its own candidate"):
         choose(AutoOptions(candidates={"auto": LOADERS.complete({"name": "auto"})}), ARRAYS, ORDER, CPU)
+    with pytest.raises(ConfigError, match=r"^num_workers: -1 must be at least 0"):
+        make_loader("auto", ARRAYS, num_workers=[2, -1], batch_size=1, device="cpu", seed=0)
+    with pytest.raises(ConfigError, match=r"^num_workers=4: must be a list of whole numbers, as in '\[2,4\]' or null"):
+        make_loader("auto", ARRAYS, num_workers=4, batch_size=1, device="cpu", seed=0)
     with pytest.raises(ConfigError, match=r"prefetch cannot wrap auto"):
         make_loader("prefetch", ARRAYS, base="auto", batch_size=1, device="cpu", seed=0)
 

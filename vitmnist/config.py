@@ -209,8 +209,9 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
 
 def _kinds(wanted: Any) -> str:
     """What a field of a type takes, for people."""
-    kinds = get_args(wanted) or (wanted,)
+    kinds = (wanted,) if get_origin(wanted) is list else get_args(wanted) or (wanted,)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    names[list[int]] = "a list of whole numbers, as in '[2,4]'"
     if int in kinds or bool in kinds:
         names[str] = AUTO  # of `or_auto`
     return " or ".join(names[kind] for kind in kinds if kind in names)

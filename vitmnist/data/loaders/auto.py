@@ -165,6 +165,8 @@ def choose(
     candidates: dict[str, Any] = dict(options.candidates) or {
         name: LOADERS.complete({"name": name}) for name in sorted(LOADERS.names(), key=_rank) if name != "auto"
     }
+    if wrong := [workers for workers in options.num_workers or () if workers < 0]:
+        raise ConfigError(f"{join(key, 'num_workers')}: {wrong[0]} must be at least 0")
     for name, values in candidates.items():
         LOADERS.member(values, join(key, f"candidates.{name}"))
         if values["name"] == "auto":
