@@ -199,7 +199,7 @@ def our_loop(
 
     def epoch(number: int) -> tuple[float, float]:
         current = engine.TrainingPass(number, len(loader), device)
-        figures = engine.train_epoch(step, loader, current, device, advance=lambda: None)
+        figures = engine.train_epoch(step, loader, current, device)
         return figures.seconds, 100 * figures.data_wait_s / figures.seconds
 
     remark = trainer.lines().replace("\n", "; ")

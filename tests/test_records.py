@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from vitmnist.records.hardware import HardwareFigures
 from vitmnist.records.result import EpochRecord, Result
 
 CPU = torch.device("cpu")
-PASS = PassFigures(images=100, loss=1.0, accuracy=50.0, seconds=4.0, data_wait_s=1.0, compute_s=2.5)
+PASS = PassFigures(images=100, loss=1.0, accuracy=50.0, seconds=4.0, data_wait_s=1.0, compute_s=2.5, save_s=0.5)
 RESULT = {"overrides": [], "choices": {}}
 
 
@@ -32,11 +33,18 @@ def record(number: int, seconds: float, accuracy: float) -> EpochRecord:
 def test_medians_leave_the_first_epoch_out() -> None:
     result = Result(**RESULT, epochs=[record(0, 90.0, 10.0), record(1, 4.0, 30.0), record(2, 6.0, 20.0)])
     summary = result.summary()
-    assert summary["epoch_s_median"] == (8.0 + 10.0) / 2  # each with an evaluation of 4 s
+    assert summary["epoch_s_median"] == (9.0 + 11.0) / 2  # each with an evaluation of 4 s and two saves of 0.5 s
     assert summary["images_per_s"] == pytest.approx((100 / 4 + 100 / 6) / 2)
     assert summary["data_wait_pct"] == pytest.approx((100 / 4 + 100 / 6) / 2)
     assert (summary["val_acc_last"], summary["val_acc_best"]) == (20.0, 30.0)
-    assert Result(**RESULT, epochs=[record(0, 90.0, 10.0)]).summary()["epoch_s_median"] == 94.0
+    assert Result(**RESULT, epochs=[record(0, 90.0, 10.0)]).summary()["epoch_s_median"] == 95.0
+
+
+def test_a_figure_that_an_older_record_lacks_is_missing() -> None:
+    kept = asdict(record(0, 90.0, 10.0))
+    assert EpochRecord.kept(kept).save_s == 1.0
+    del kept["save_s"]
+    assert EpochRecord.kept(kept).save_s is None
 
 
 def test_a_result_without_epochs_is_whole_json(tmp_path: Path) -> None:

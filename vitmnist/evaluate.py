@@ -79,7 +79,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> tuple[P
     # The same figures with any loader; this one needs no choice.
     with LOADERS.build({"name": "ram"}, split, order, device) as loader:
         preprocess = Preprocess(split).to(device)
-        _, predictions = engine.evaluate(trained.model, loader, preprocess, device, advance=lambda: None)
+        _, predictions = engine.evaluate(trained.model, loader, preprocess, device)
     matrix = predictions.confusion_matrix(split.labels, len(split.classes))
     return trained.path, figures(matrix, split.classes)
 

@@ -97,7 +97,7 @@ class Learner:
 
         def seconds(loader: Loader) -> tuple[float, float]:
             current = engine.TrainingPass(0, len(loader), self._device)
-            figures = engine.train_epoch(step, loader, current, self._device, advance=lambda: None)
+            figures = engine.train_epoch(step, loader, current, self._device)
             return figures.seconds, figures.data_wait_s
 
         return seconds

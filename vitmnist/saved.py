@@ -14,6 +14,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist import checkpoint
 from vitmnist.atomic import write_whole
+from vitmnist.clock import EpochTimer
 from vitmnist.config import Config, is_under, leaves, plain
 from vitmnist.data.loaders.gpu_slice import Placement
 from vitmnist.engine import TrainingPass
@@ -93,15 +94,16 @@ class Saved:
             step.average.load_state_dict(kept["average"])
         if self._world.main:
             checkpoint.set_random_state(kept["random"])
-        elif self._world.rank <= len(kept["random_of_others"]):  # a rank that is new begins with a seed of its own
+        elif self._world.rank <= len(kept.get("random_of_others", [])):  # a new rank begins with a seed of its own
             checkpoint.set_torch_state(kept["random_of_others"][self._world.rank - 1], step.gradient.device)
         self._good = len(kept["records"])
         current = None
         if kept["pass"]:
             device = next(step.model.parameters()).device
-            if kept["shards"] != self._shards():
+            shards = kept.get("shards", 0)
+            if shards != self._shards():
                 raise ConfigError(
-                    f"resume: the epoch was begun with the set in {kept['shards'] or 'no'} shards, which decide what "
+                    f"resume: the epoch was begun with the set in {shards or 'no'} shards, which decide what "
                     f"is in a batch, and now there would be {self._shards() or 'none'}; start as many processes as "
                     "before, with the same data.loader.placement"
                 )
@@ -116,8 +118,12 @@ class Saved:
         self._result.trainer = self._trainee.learner.record()
         self._result.compile_s = self._trainee.learner.gradient.compile_s or None
 
-    def after_step(self, current: TrainingPass) -> None:
-        """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then."""
+    def after_step(self, current: TrainingPass, timer: EpochTimer) -> None:
+        """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then.
+
+        Args:
+            timer: of the pass under way, training or evaluation, which is charged for saving.
+        """
         minutes = self._options.every_minutes
         stopping, time_to_save = self._world.agree(
             [self._wish_to_stop(), minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes]
@@ -126,8 +132,10 @@ class Saved:
         if self._world.size > 1 and self._steps_since == 1:  # this vote was cast before the save
             time_to_save = 0
         if stopping or time_to_save:
+            timer.begin("saving")
             current.tally.check_finite(current.epoch)  # what is broken is not kept
             self._save(current)
+            timer.begin("other")
         if stopping:
             self._world.wait()  # while rank 0 writes: torchrun ends the others when one has ended
             raise self._stop.agree(stopping - 1)
