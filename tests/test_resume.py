@@ -171,6 +171,7 @@ def test_a_second_ctrl_c_ends_at_once(quick: list[str], tmp_path: Path) -> None:
 def test_the_time_that_was_given_ends_a_run_without_a_fault(
     quick: list[str], train_here: Train, tmp_path: Path
 ) -> None:
+    quick = [*quick, "optimizer=adamw"]  # of two groups of parameters
     ended = train_here(*quick, "max_minutes=0", "hydra.run.dir=cut")
     assert ended.returncode == 0, ended.stderr
     assert "the time of max_minutes is over" in ended.stdout
@@ -199,7 +200,7 @@ def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
 def stopped(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder above a run `cut`, stopped after its first batch."""
     folder = tmp_path_factory.mktemp("stopped")
-    settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "epochs=2", "model=cnn"]
+    settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "epochs=2", "model=cnn", "optimizer=adamw"]
     ended = Started(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()
     assert ended[0] == 0, ended[1]
     return folder

@@ -84,6 +84,7 @@ class Saved:
             raise DataError(f"the data set is not the one that the run began with: {differing} differ")
         trainee = self._trainee
         step = trainee.step
+        self._check_recipe(kept)
         step.model.load_state_dict(kept["model"])
         # How the optimizer computes is this sitting's matter, and decides where torch puts its state.
         for group, built in zip(kept["optimizer"]["param_groups"], step.optimizer.param_groups, strict=True):
@@ -112,6 +113,22 @@ class Saved:
         done = current.tally.steps if current else 0
         log.info("resumed after %d epochs and %d batches", self._good, done)
         return current
+
+    def _check_recipe(self, kept: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of a version of the program that trains differently with the same configuration."""
+        before, now = json.loads(kept["facts"]), json.loads(self._facts)
+        differing = [key for key in ("mean", "std") if before[key] != now[key]]
+        if differing:
+            raise DataError(
+                f"{self._folder}: another version of the program began it, with other channel statistics "
+                f"({', '.join(f'{key} {before[key]}, now {now[key]}' for key in differing)}); start a new run"
+            )
+        groups, built = len(kept["optimizer"]["param_groups"]), len(self._trainee.step.optimizer.param_groups)
+        if groups != built:
+            raise DataError(
+                f"{self._folder}: another version of the program began it, whose weight decay left other parameters "
+                f"alone (parameter groups: {groups}, now {built}); start a new run"
+            )
 
     def note_step(self) -> None:
         """Put into the record how steps are computed; running out of memory may have changed it."""
