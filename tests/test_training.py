@@ -192,7 +192,7 @@ def make_step(
 ) -> Step:
     """A step of a cycle of nine."""
     model = make_vit().to(device)
-    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZER_OPTIONS[optimizer]}, model.parameters(), fused)
+    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZER_OPTIONS[optimizer]}, model, fused)
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
     return Step(
         Gradient(model, Preprocess(tiny.train, SHIFT).to(device), BATCH, 4, precision),
@@ -252,6 +252,7 @@ def test_replay_is_the_eager_step_over_a_changing_rate(
     check_same_weights(captured.model, eager.model)
     check_same_weights(captured.evaluated, eager.evaluated)
     assert captured.rate == eager.rate  # a number, with which the schedule goes on computing
+    assert {group["lr"] for group in captured.optimizer.param_groups} == {captured.rate}
     assert len({figure.lr for figure in current.watched()}) == len(current.watched()) > 0
     assert captured.gradient.compile_s > 0
     assert captured.optimizer.state_dict()["param_groups"] == eager.optimizer.state_dict()["param_groups"]

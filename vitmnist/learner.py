@@ -84,7 +84,7 @@ class Learner:
         self._model.load_state_dict(self._drawn)
         self._model.zero_grad()
         torch.manual_seed(self._drawing)
-        optimizer = OPTIMIZERS.build(self._config.optimizer, self._model.parameters(), self._trainer.fused)
+        optimizer = OPTIMIZERS.build(self._config.optimizer, self._model, self._trainer.fused)
         schedule = SCHEDULES.build(self._config.schedule, optimizer, self._config.epochs * len(self._order))
         decay = self._config.ema_decay
         return Step(self.gradient, optimizer, schedule, Average(self._model, decay) if decay else None)
