@@ -185,7 +185,7 @@ def our_loop(
         own.enter_context(freed_memory_kept())  # as a run does
     loader, trainer = own.enter_context(new_loader()), choose()
     model = new_model(split, device)
-    optimizer = adam(AdamOptions(lr=LR), model.parameters(), trainer.fused)
+    optimizer = adam(AdamOptions(lr=LR), model, trainer.fused)
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
     size = min(loader.order.batch_size, loader.order.size)
     gradient = Gradient(model, Preprocess(split).to(device), size, trainer.micro_batch, trainer.precision)
@@ -200,7 +200,7 @@ def our_loop(
 
     def epoch(number: int) -> tuple[float, float]:
         current = engine.TrainingPass(number, len(loader), device)
-        figures = engine.train_epoch(step, loader, current, device, advance=lambda: None)
+        figures = engine.train_epoch(step, loader, current, device)
         return figures.seconds, 100 * figures.data_wait_s / figures.seconds
 
     remark = trainer.lines().replace("\n", "; ")

@@ -62,10 +62,8 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
         synchronize(device)
         started = time.perf_counter()
         for epoch in range(config.epochs):
-            engine.train_epoch(step, loader, engine.TrainingPass(epoch, len(loader), device), device, lambda: None)
-        figures, _ = engine.evaluate(
-            step.evaluated, trainee.test_loader, trainee.test_preprocess, device, advance=lambda: None
-        )
+            engine.train_epoch(step, loader, engine.TrainingPass(epoch, len(loader), device), device)
+        figures, _ = engine.evaluate(step.evaluated, trainee.test_loader, trainee.test_preprocess, device)
         seconds = time.perf_counter() - started
     return {
         "accuracy": figures.accuracy,

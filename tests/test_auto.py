@@ -277,11 +277,13 @@ def test_a_run_on_too_little_memory_names_what_would_work(tmp_path: Path, monkey
 def test_a_run_that_waits_for_data_is_told_what_helps(
     waited: float, advised: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    passed = PassFigures(images=10, loss=1.0, accuracy=50.0, seconds=10.0, data_wait_s=waited, compute_s=9 - waited)
+    passed = PassFigures(
+        images=10, loss=1.0, accuracy=50.0, seconds=10.0, data_wait_s=waited, compute_s=9 - waited, save_s=0.0
+    )
     result = Result(overrides=[], choices={}, epochs=[EpochRecord.of(0, passed, passed, None, None, None, [])])
     with caplog.at_level(logging.INFO):
         advise(result)
-    assert ("30% of an epoch was spent waiting for data; data/loader=auto measures" in caplog.text) == advised
+    assert ("30% of the training time was spent waiting for data; data/loader=auto measures" in caplog.text) == advised
 
 
 def test_a_loader_is_judged_by_how_fast_it_makes_batches() -> None:

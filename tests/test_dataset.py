@@ -194,7 +194,9 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
     assert torch.equal(apart.test.images, tiny.train.images[18:])
     assert torch.equal(apart.test.labels, tiny.train.labels[18:])
     assert apart.test.images.data_ptr() == tiny.train.images[18:].data_ptr()  # a view
-    assert (apart.train.mean, apart.test.std) == (tiny.train.mean, tiny.train.std)
+    statistics = channel_statistics(tiny.train.images[:18])
+    assert (apart.train.mean, apart.train.std) == (apart.test.mean, apart.test.std) == statistics
+    assert statistics != (tiny.train.mean, tiny.train.std)
     assert len({*apart.sha256().values(), *tiny.sha256().values()}) == 4 + 4
     for split in (apart.train, apart.test):
         pictures = split.pictures()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from itertools import repeat
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitmnist import engine
+from vitmnist.clock import EpochTimer
 from vitmnist.config import Shuffle
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
@@ -43,7 +46,7 @@ def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> Step:
 def train_epoch(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> engine.PassFigures:
     loader = make_loader(tiny)
     current = engine.TrainingPass(0, len(loader), CPU)
-    return engine.train_epoch(make_step(model, tiny, lr), loader, current, CPU, lambda: None)
+    return engine.train_epoch(make_step(model, tiny, lr), loader, current, CPU)
 
 
 def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
@@ -70,7 +73,7 @@ def test_evaluation_changes_nothing_and_counts_every_image(tiny: Dataset) -> Non
     model = make_model()
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy(model.state_dict())
-    figures, _ = engine.evaluate(model, make_loader(tiny, Shuffle.none), Preprocess(tiny.train), CPU, lambda: None)
+    figures, _ = engine.evaluate(model, make_loader(tiny, Shuffle.none), Preprocess(tiny.train), CPU)
     with torch.no_grad():
         logits = model.eval()(Preprocess(tiny.train)(tiny.train.images))
     assert figures.loss == pytest.approx(float(F.cross_entropy(logits, tiny.train.labels)), rel=1e-5)
@@ -97,8 +100,72 @@ def test_every_second_goes_to_its_account(tiny: Dataset, monkeypatch: pytest.Mon
     model = make_model()
     model.register_forward_hook(lambda *_: spend(10))
     loader = Slow(EpochOrder(23, 5, 3))
-    figures, _ = engine.evaluate(model, loader, Preprocess(tiny.train), CPU, lambda: spend(100))
+    figures, _ = engine.evaluate(model, loader, Preprocess(tiny.train), CPU, lambda timer: spend(100))
     assert (figures.data_wait_s, figures.compute_s, figures.seconds) == (5, 50, 1555)
+
+
+def test_the_phases_of_an_epoch_add_up_to_the_outside_clock(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real clock: 10 ms for each batch, 20 for its step, 30 for its save, 40 for the rest, 50 for the keys."""
+
+    class Slow(Loader):
+        def batches(self, number: int, start: int) -> Batches:
+            for indices in self.order.batches(number, start):
+                time.sleep(0.01)
+                yield tiny.train.images[indices], tiny.train.labels[indices]
+
+    def advance(timer: EpochTimer) -> None:
+        time.sleep(0.04)
+        timer.begin("saving")
+        time.sleep(0.03)
+        current.state_dict()
+        timer.begin("other")
+
+    def slow_keys(*arguments: object) -> Iterator[None]:
+        time.sleep(0.05)
+        return repeat(None)
+
+    monkeypatch.setattr(Preprocess, "keys", slow_keys)
+    model = make_model()
+    model.register_forward_hook(lambda *_: time.sleep(0.02))
+    loader, step = Slow(EpochOrder(23, 5, 3)), make_step(model, tiny)
+    for _ in range(5):  # a busy machine may stop the process between the two clocks, but not each time
+        current = engine.TrainingPass(0, 5, CPU)
+        began = time.perf_counter()
+        figures = engine.train_epoch(step, loader, current, CPU, advance)
+        outside = time.perf_counter() - began
+        other = figures.seconds - figures.data_wait_s - figures.compute_s
+        assert figures.data_wait_s >= 5 * 0.01
+        assert figures.compute_s >= 5 * 0.02
+        assert figures.save_s >= 5 * 0.03
+        assert other >= 5 * 0.04 + 0.05
+        assert figures.seconds <= outside - 5 * 0.03  # without the saves
+        if figures.seconds + figures.save_s >= 0.99 * outside:
+            return
+    pytest.fail(f"{figures} of {outside} s")
+
+
+def test_a_pass_that_is_saved_after_its_end_keeps_its_time(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As during evaluation; and a pass that goes on adds to the seconds of the checkpoint, those it has."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def advance(timer: EpochTimer) -> None:
+        nonlocal now
+        now += 1
+        timer.begin("saving")
+        now += 10
+        timer.begin("other")
+
+    loader, current = make_loader(tiny), engine.TrainingPass(0, 5, CPU)
+    engine.train_epoch(make_step(make_model(), tiny), loader, current, CPU, advance)
+    now += 1000
+    state = current.state_dict()
+    assert state["seconds"] == {"seconds": 5, "waiting": 0, "computing": 0, "saving": 50}
+    for older in (state["seconds"], {"seconds": 5, "waiting": 0, "computing": 0}):
+        again = engine.TrainingPass(0, 5, CPU)
+        again.load_state_dict({**state, "seconds": older})
+        figures = engine.train_epoch(make_step(make_model(), tiny), loader, again, CPU, advance)
+        assert (figures.seconds, figures.save_s) == (5, older.get("saving", 0))
 
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
@@ -118,7 +185,7 @@ def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset, monkeypatch: pytest
 
         return read
 
-    def advance() -> None:
+    def advance(timer: EpochTimer) -> None:
         nonlocal step
         step += 1
 
@@ -152,7 +219,7 @@ def test_an_exception_of_the_loader_comes_through(tiny: Dataset) -> None:
 
     model = make_model()
     with pytest.raises(OSError, match="the disk is gone"):
-        engine.evaluate(model, Broken(EpochOrder(23, 5, 3)), Preprocess(tiny.train), CPU, lambda: None)
+        engine.evaluate(model, Broken(EpochOrder(23, 5, 3)), Preprocess(tiny.train), CPU)
 
 
 @pytest.mark.parametrize("shuffle", Shuffle)
@@ -161,8 +228,8 @@ def test_the_set_is_never_written_to(tiny: Dataset, shuffle: Shuffle) -> None:
     before = tiny.train.images.clone(), tiny.train.labels.clone()
     model, loader, preprocess = make_model(), make_loader(tiny, shuffle), Preprocess(tiny.train)
     current = engine.TrainingPass(0, len(loader), CPU)
-    engine.train_epoch(make_step(model, tiny), loader, current, CPU, lambda: None)
-    engine.evaluate(model, loader, preprocess, CPU, lambda: None)
+    engine.train_epoch(make_step(model, tiny), loader, current, CPU)
+    engine.evaluate(model, loader, preprocess, CPU)
     assert torch.equal(tiny.train.images, before[0])
     assert torch.equal(tiny.train.labels, before[1])
 
@@ -170,7 +237,7 @@ def test_the_set_is_never_written_to(tiny: Dataset, shuffle: Shuffle) -> None:
 def test_predictions_are_those_of_the_split_in_its_order(tiny: Dataset) -> None:
     model = make_model()
     loader = make_loader(tiny, Shuffle.none)
-    _, predictions = engine.evaluate(model, loader, Preprocess(tiny.train), CPU, lambda: None)
+    _, predictions = engine.evaluate(model, loader, Preprocess(tiny.train), CPU)
     with torch.no_grad():
         probabilities = model(Preprocess(tiny.train)(tiny.train.images)).softmax(1)
     assert predictions.labels.equal(probabilities.argmax(1))
@@ -187,7 +254,7 @@ def test_watched_steps_have_the_norm_of_their_gradients(tiny: Dataset) -> None:
     ours, theirs = make_model(), make_model()
     loader = make_loader(tiny)
     current = engine.TrainingPass(1, len(loader), CPU, watch_every=3)
-    engine.train_epoch(make_step(ours, tiny), loader, current, CPU, lambda: None)
+    engine.train_epoch(make_step(ours, tiny), loader, current, CPU)
     watched = current.watched()
     assert [figures.step for figures in watched] == [6, 9]
     expected = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import test_training as training
@@ -11,7 +13,7 @@ import torch
 
 from vitmnist import engine, load_dataset, make_loader
 from vitmnist.accelerator import accelerator_of
-from vitmnist.clock import Clock
+from vitmnist.clock import EpochTimer, Phase
 from vitmnist.config import Precision, Shuffle
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset
@@ -128,14 +130,17 @@ def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: t
             assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
 
 
-def test_the_clock_charges_a_slow_kernel_to_computing(cuda: torch.device) -> None:
+def test_the_timer_charges_a_slow_kernel_to_computing(cuda: torch.device) -> None:
     torch.cuda._sleep(1000)
-    clock = Clock(cuda)
-    for _ in range(3):
-        clock.begin("computing")
+    timer = EpochTimer(cuda)
+    started = time.perf_counter()
+    for _ in timer.waiting(range(3)):
         torch.cuda._sleep(50_000_000)
-        clock.begin("waiting")
-    assert clock.seconds("computing") > 10 * clock.seconds("waiting")
+    timer.stop()
+    outside = time.perf_counter() - started
+    seconds = {phase: timer.seconds(phase) for phase in get_args(Phase)}
+    assert seconds["computing"] > 10 * seconds["waiting"]
+    assert sum(seconds.values()) == pytest.approx(outside, rel=0.01)
 
 
 def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: torch.device) -> None:
@@ -147,7 +152,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: tor
         step = Step(Gradient(model, Preprocess(tiny.train).to(cuda), batch_size=5), optimizer, schedule)
         steps = 0
 
-        def advance() -> None:
+        def advance(timer: EpochTimer) -> None:
             nonlocal steps
             steps += 1
             torch.cuda.set_sync_debug_mode("error" if steps < len(loader) else "default")

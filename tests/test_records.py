@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,12 @@ import torch
 from vitmnist.atomic import write_whole
 from vitmnist.engine import PassFigures
 from vitmnist.records import hardware
-from vitmnist.records.environment import describe_environment
+from vitmnist.records.environment import commit_of, describe_environment
 from vitmnist.records.hardware import HardwareFigures
 from vitmnist.records.result import EpochRecord, Result
 
 CPU = torch.device("cpu")
-PASS = PassFigures(images=100, loss=1.0, accuracy=50.0, seconds=4.0, data_wait_s=1.0, compute_s=2.5)
+PASS = PassFigures(images=100, loss=1.0, accuracy=50.0, seconds=4.0, data_wait_s=1.0, compute_s=2.5, save_s=0.5)
 RESULT = {"overrides": [], "choices": {}}
 
 
@@ -32,11 +33,18 @@ def record(number: int, seconds: float, accuracy: float) -> EpochRecord:
 def test_medians_leave_the_first_epoch_out() -> None:
     result = Result(**RESULT, epochs=[record(0, 90.0, 10.0), record(1, 4.0, 30.0), record(2, 6.0, 20.0)])
     summary = result.summary()
-    assert summary["epoch_s_median"] == (8.0 + 10.0) / 2  # each with an evaluation of 4 s
+    assert summary["epoch_s_median"] == (9.0 + 11.0) / 2  # each with an evaluation of 4 s and two saves of 0.5 s
     assert summary["images_per_s"] == pytest.approx((100 / 4 + 100 / 6) / 2)
     assert summary["data_wait_pct"] == pytest.approx((100 / 4 + 100 / 6) / 2)
     assert (summary["val_acc_last"], summary["val_acc_best"]) == (20.0, 30.0)
-    assert Result(**RESULT, epochs=[record(0, 90.0, 10.0)]).summary()["epoch_s_median"] == 94.0
+    assert Result(**RESULT, epochs=[record(0, 90.0, 10.0)]).summary()["epoch_s_median"] == 95.0
+
+
+def test_a_figure_that_an_older_record_lacks_is_missing() -> None:
+    kept = asdict(record(0, 90.0, 10.0))
+    assert EpochRecord.kept(kept).save_s == 1.0
+    del kept["save_s"]
+    assert EpochRecord.kept(kept).save_s is None
 
 
 def test_a_result_without_epochs_is_whole_json(tmp_path: Path) -> None:
@@ -94,3 +102,48 @@ def test_the_environment_names_the_commit_of_the_source_tree() -> None:
     assert environment["git_commit"] == (head.stdout.strip() or None)
     assert environment["gpu"] is None
     json.dumps(environment)
+
+
+def test_the_environment_names_what_decides_the_speed_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    monkeypatch.setenv("NCCL_API_KEY", "never to be written down")
+    monkeypatch.setenv("HF_TOKEN", "nor this")
+    recorded = describe_environment(CPU)
+    assert recorded["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    assert {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}.items() <= recorded["env"].items()
+    assert not {"NCCL_API_KEY", "HF_TOKEN", "PATH", "HOME"} & recorded["env"].keys()
+    if recorded["cpu_capability"].startswith("AVX"):
+        assert "avx2" in recorded["cpu_flags"]
+        assert recorded["cpu_flags"] == sorted(recorded["cpu_flags"])
+    if torch.backends.mkl.is_available():
+        assert re.match(r"mkl \d{4}\.\d", recorded["blas"])
+
+
+def test_two_states_of_the_source_tree_are_told_apart(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
+
+    def checksum() -> str | None:
+        recorded = commit_of(tmp_path)
+        assert recorded["git_dirty"] == (recorded["git_diff_sha256"] is not None)
+        return recorded["git_diff_sha256"]
+
+    assert commit_of(tmp_path) == {"git_commit": None, "git_dirty": None, "git_diff_sha256": None}
+    git("init", "--quiet")
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    states = [checksum()]
+    assert states == [None]
+    for name, content in (("code.py", "a = 2\n"), ("code.py", "a = 3\n"), ("new.py", ""), ("new.py", "b = 1\n")):
+        (tmp_path / name).write_text(content)
+        states.append(checksum())
+        assert checksum() == states[-1]
+    (tmp_path / "new.py").rename(tmp_path / "renamed.py")
+    states.append(checksum())
+    assert len({*states}) == len(states)
+    git("add", "code.py")
+    (tmp_path / "ignored").touch()
+    assert checksum() == states[-1]

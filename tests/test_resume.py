@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ from conftest import PLAIN, REPOSITORY, Train, result_of, write_mnist_like
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-TIMES = ("epoch_s", "train_s", "eval_s", "data_wait_s", "compute_s", "images_per_s", "ended_at")
+from vitmnist import checkpoint
+
+TIMES = ("epoch_s", "train_s", "eval_s", "save_s", "data_wait_s", "compute_s", "images_per_s", "ended_at")
 MACHINE = ("host_peak_mib", "gpu_peak_mib", "gpu_util_pct")
 
 
@@ -167,6 +171,7 @@ def test_a_second_ctrl_c_ends_at_once(quick: list[str], tmp_path: Path) -> None:
 def test_the_time_that_was_given_ends_a_run_without_a_fault(
     quick: list[str], train_here: Train, tmp_path: Path
 ) -> None:
+    quick = [*quick, "optimizer=adamw"]  # of two groups of parameters
     ended = train_here(*quick, "max_minutes=0", "hydra.run.dir=cut")
     assert ended.returncode == 0, ended.stderr
     assert "the time of max_minutes is over" in ended.stdout
@@ -195,7 +200,7 @@ def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
 def stopped(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder above a run `cut`, stopped after its first batch."""
     folder = tmp_path_factory.mktemp("stopped")
-    settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "epochs=2", "model=cnn"]
+    settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "epochs=2", "model=cnn", "optimizer=adamw"]
     ended = Started(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()
     assert ended[0] == 0, ended[1]
     return folder
@@ -220,6 +225,59 @@ def test_what_may_not_change_is_refused_by_name(stopped: Path, arguments: list[s
     assert message in output
     assert "Traceback" not in output
     assert {path: path.read_bytes() for path in before} == before
+
+
+def in_one_group(kept: dict) -> None:
+    first, second = kept["optimizer"]["param_groups"]
+    kept["optimizer"]["param_groups"] = [{**first, "params": [*first["params"], *second["params"]]}]
+
+
+def of_other_statistics(kept: dict) -> None:
+    kept["facts"] = json.dumps({**json.loads(kept["facts"]), "mean": [0.25]})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (in_one_group, "whose weight decay left other parameters alone (parameter groups: 1, now 2)"),
+        (of_other_statistics, "with other channel statistics (mean [0.25], now [0."),
+    ],
+)
+def test_a_checkpoint_of_another_recipe_is_refused(
+    stopped: Path, train_here: Train, tmp_path: Path, change: Callable[[dict], None], message: str
+) -> None:
+    """As an older version of the program wrote it from the same configuration."""
+    shutil.copytree(stopped / "cut", tmp_path / "cut")
+    kept = checkpoint.load(tmp_path / "cut")
+    change(kept)
+    checkpoint.save(tmp_path / "cut", kept)
+    refused = train_here("resume=cut", "max_minutes=null")
+    assert refused.returncode == 1
+    assert "cut: another version of the program began it, " in refused.stderr
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_what_an_older_checkpoint_lacks_is_missing(root: Path, train_here: Train, tmp_path: Path) -> None:
+    settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "model=cnn", PLAIN]
+    assert train_here(*settings, "epochs=1", "hydra.run.dir=cut").returncode == 0
+    assert train_here("resume=cut", "epochs=2", "max_minutes=0").returncode == 0
+    kept = checkpoint.load(tmp_path / "cut")
+    for fields, name in (
+        (kept["records"][0], "save_s"),
+        (kept["pass"]["seconds"], "saving"),
+        (kept["pass"], "norms"),
+        (kept, "shards"),
+        (kept, "random_of_others"),
+    ):
+        del fields[name]
+    checkpoint.save(tmp_path / "cut", kept)
+    resumed = train_here("resume=cut", "max_minutes=null")
+    assert resumed.returncode == 0, resumed.stderr
+    first, second = result_of(tmp_path / "cut")["epochs"]
+    assert first["save_s"] is None
+    assert second["save_s"] >= 0
+    assert steps(tmp_path / "cut")["time/save_s"] == [1]
 
 
 def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path: Path) -> None:
@@ -270,6 +328,10 @@ def test_saves_within_an_epoch_change_nothing(quick: list[str], train_here: Trai
     assert train_here(*quick, "hydra.run.dir=whole").returncode == 0
     assert train_here(*quick, "hydra.run.dir=saved", "checkpoint.every_minutes=1e-9").returncode == 0
     assert_same_run(tmp_path / "whole", tmp_path / "saved")
+    assert {epoch["save_s"] for epoch in result_of(tmp_path / "whole")["epochs"]} == {0}
+    for epoch in result_of(tmp_path / "saved")["epochs"]:
+        assert epoch["save_s"] > 0
+        assert epoch["epoch_s"] == pytest.approx(epoch["train_s"] + epoch["eval_s"] + epoch["save_s"])
 
 
 def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(

@@ -46,4 +46,4 @@ def test_one_cycle_fits_into_the_shortest_run(steps: int, warmup: float) -> None
 def test_nesterov_needs_momentum() -> None:
     options = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "nesterov": True, "weight_decay": 0.0}
     with pytest.raises(ConfigError, match=r"optimizer\.nesterov=true needs optimizer\.momentum above 0"):
-        OPTIMIZERS.build(options, [nn.Parameter(torch.zeros(1))], False)
+        OPTIMIZERS.build(options, nn.Linear(1, 1), False)

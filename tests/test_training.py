@@ -192,7 +192,7 @@ def make_step(
 ) -> Step:
     """A step of a cycle of nine."""
     model = make_vit().to(device)
-    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZER_OPTIONS[optimizer]}, model.parameters(), fused)
+    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZER_OPTIONS[optimizer]}, model, fused)
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
     return Step(
         Gradient(model, Preprocess(tiny.train, SHIFT).to(device), BATCH, 4, precision),
@@ -209,7 +209,7 @@ def make_loader(tiny: Dataset, name: str, shuffle: Shuffle = Shuffle.sample, dev
 def train(step: Step, loader: Loader, epochs: int = 3, first: int = 0) -> list[engine.PassFigures]:
     device = step.gradient.device
     return [
-        engine.train_epoch(step, loader, engine.TrainingPass(epoch, len(loader), device, 2), device, lambda: None)
+        engine.train_epoch(step, loader, engine.TrainingPass(epoch, len(loader), device, 2), device)
         for epoch in range(first, first + epochs)
     ]
 
@@ -246,12 +246,13 @@ def test_replay_is_the_eager_step_over_a_changing_rate(
     captured.capture(batches, Accelerator(CPU))
     for epoch in (1, 2):
         current = engine.TrainingPass(epoch, len(batches), CPU, watch_every=2)
-        figures.append(engine.train_epoch(captured, batches, current, CPU, lambda: None))
+        figures.append(engine.train_epoch(captured, batches, current, CPU))
     assert [figure.loss for figure in figures] == pytest.approx([figure.loss for figure in expected], rel=1e-4)
     assert [figure.accuracy for figure in figures] == [figure.accuracy for figure in expected]
     check_same_weights(captured.model, eager.model)
     check_same_weights(captured.evaluated, eager.evaluated)
     assert captured.rate == eager.rate  # a number, with which the schedule goes on computing
+    assert {group["lr"] for group in captured.optimizer.param_groups} == {captured.rate}
     assert len({figure.lr for figure in current.watched()}) == len(current.watched()) > 0
     assert captured.gradient.compile_s > 0
     assert captured.optimizer.state_dict()["param_groups"] == eager.optimizer.state_dict()["param_groups"]
@@ -330,7 +331,7 @@ def test_the_average_is_the_formula(tiny: Dataset) -> None:
     batches = make_loader(tiny, "ram")
     current = engine.TrainingPass(0, len(batches), CPU)
     engine.train_epoch(
-        step, batches, current, CPU, lambda: weights.append(next(step.model.parameters()).detach().clone())
+        step, batches, current, CPU, lambda timer: weights.append(next(step.model.parameters()).detach().clone())
     )
     expected = weights[0]
     for number, newest in enumerate(weights[1:], start=1):
@@ -352,7 +353,7 @@ def test_an_average_goes_on_where_it_was(tiny: Dataset) -> None:
     again.optimizer.load_state_dict(kept[1])
     again.average.load_state_dict(kept[2])
     again.schedule.load_state_dict(parts.schedule.state_dict())
-    engine.train_epoch(again, batches, engine.TrainingPass(1, 3, CPU), CPU, lambda: None)
+    engine.train_epoch(again, batches, engine.TrainingPass(1, 3, CPU), CPU)
     check_same_weights(again.evaluated, whole.evaluated, tolerance=0)
 
 
@@ -380,7 +381,7 @@ def test_what_is_compiled_within_an_epoch_is_no_time_of_it(tiny: Dataset, monkey
     step.model.register_forward_hook(forward)
     loader = Recompiling(EpochOrder(23, BATCH, 3))
     current = engine.TrainingPass(0, len(loader), CPU)
-    figures = engine.train_epoch(step, loader, current, CPU, lambda: None)
+    figures = engine.train_epoch(step, loader, current, CPU)
     assert (figures.compute_s, figures.seconds) == (30, 30)
 
 

@@ -1,14 +1,16 @@
-"""Measuring where an epoch's time goes without stopping the device inside it."""
+"""Divides the time of an epoch into phases, without stopping the device inside it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
-Account = Literal["waiting", "computing", "other"]
+Phase = Literal["waiting", "computing", "saving", "other"]
+Batch = TypeVar("Batch")
 
 
 def synchronize(device: torch.device) -> None:
@@ -17,23 +19,23 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Clock:
-    """Charges the seconds of a loop to accounts; begins with waiting.
+class EpochTimer:
+    """Charges the seconds of a loop to phases, from a device at rest to `stop`; begins with `other`.
 
-    On the CPU the marks are readings of the host's clock. With CUDA the host runs ahead of the device, and its clock
-    would charge the wrong account; there the marks are events on the device's own stream, read only at the end:
-    waiting is the time between one step and the next on that stream, copies and gathers on it included.
+    Each mark ends one phase and begins the next, so the phases add up to the outside clock. On the CPU the marks are
+    readings of the host's clock. With CUDA the host runs ahead of the device, and its clock would charge the wrong
+    phase; there the marks are events on the device's own stream, read only at the end.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._accounts: list[Account] = []
+        self._phases: list[Phase] = []
         self._marks: list[float | torch.cuda.Event] = []
-        self.begin("waiting")
+        self.stop()
 
-    def begin(self, account: Account) -> None:
-        """From now on time goes to `account`."""
-        self._accounts.append(account)
+    def begin(self, phase: Phase) -> None:
+        """Charge the time from here on to `phase`."""
+        self._phases.append(phase)
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
@@ -41,11 +43,25 @@ class Clock:
         else:
             self._marks.append(time.perf_counter())
 
-    def seconds(self, account: Account) -> float:
-        """What `account` was charged up to the last `begin`; waits for the device."""
+    def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches: `waiting` until each is there, `computing` from then on."""
+        self.begin("waiting")
+        for batch in batches:
+            self.begin("computing")
+            yield batch
+            self.begin("waiting")
+        self._phases[-1] = "other"  # no batch follows: this is the end of the epoch
+
+    def stop(self) -> None:
+        """End the last phase when the device has done all that was queued on it."""
         synchronize(self._device)
-        spans = zip(self._accounts, pairwise(self._marks), strict=False)  # the last account is still open
-        return sum(_seconds(begin, end) for charged, (begin, end) in spans if charged == account)
+        self.begin("other")
+
+    def seconds(self, phase: Phase) -> float:
+        """Seconds of a phase up to the last `begin` or `stop`; waits for the device."""
+        synchronize(self._device)
+        spans = zip(self._phases, pairwise(self._marks), strict=False)  # the last phase is still open
+        return sum(_seconds(begin, end) for charged, (begin, end) in spans if charged == phase)
 
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:

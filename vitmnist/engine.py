@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitmnist.clock import Clock, synchronize
+from vitmnist.clock import EpochTimer
 from vitmnist.data.loaders import Loader
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
@@ -27,7 +26,7 @@ class PassFigures:
     """One pass over a split. Times in seconds; `loss` is the mean per image, `accuracy` a percentage.
 
     Where several processes train together, images, loss and accuracy are those of all, times those of this one.
-    `seconds` is the whole pass: `data_wait_s`, `compute_s` and everything else.
+    `seconds` is the whole pass without `save_s`: `data_wait_s`, `compute_s` and everything else.
     """
 
     images: int
@@ -36,6 +35,7 @@ class PassFigures:
     seconds: float
     data_wait_s: float
     compute_s: float
+    save_s: float
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,12 @@ class TrainingPass:
         self.tally = Tally(steps, device, world)
         self._steps, self._watch_every, self._device = steps, watch_every, device
         self._norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until the pass is read
-        self._before = {"seconds": 0.0, "waiting": 0.0, "computing": 0.0}  # of earlier sittings
+        self._before: Mapping[str, float] = {}  # of earlier sittings
 
     def begin(self, step: Step) -> None:
-        """Start the clock, with the device at rest; what the step compiles from now on does not count."""
+        """Start the timer, with the device at rest; what the step compiles from now on does not count."""
         self._gradient, self._compiled_s = step.gradient, step.gradient.compile_s
-        synchronize(self._device)
-        self._started = time.perf_counter()
-        self.clock = Clock(self._device)
+        self.timer = EpochTimer(self._device)
 
     def watch(self, model: nn.Module) -> None:
         """Take the norm of the gradients, if this step is watched; nothing is read back from the device."""
@@ -208,8 +206,7 @@ class TrainingPass:
             TrainingError: a loss was not finite.
         """
         self.tally.check_finite(self.epoch)
-        seconds = self._seconds()
-        return _figures(self.tally, seconds["seconds"], seconds["waiting"], seconds["computing"])
+        return _figures(self.tally, self._seconds())
 
     def state_dict(self) -> dict[str, Any]:
         """All of it for a checkpoint; waits for the device."""
@@ -219,21 +216,19 @@ class TrainingPass:
         """Go on from where `state_dict` was taken."""
         self.tally.load_state_dict(state["tally"])
         self._before = dict(state["seconds"])
-        self._norms = {step: torch.tensor(norm, device=self._device) for step, norm in state["norms"].items()}
+        self._norms = {step: torch.tensor(norm, device=self._device) for step, norm in state.get("norms", {}).items()}
 
     def _seconds(self) -> dict[str, float]:
-        synchronize(self._device)
-        compiling = self._gradient.compile_s - self._compiled_s
-        sitting = {
-            "waiting": self.clock.seconds("waiting"),
-            "computing": self.clock.seconds("computing") - compiling,
-            "seconds": time.perf_counter() - self._started - compiling,
-        }
-        return {account: before + sitting[account] for account, before in self._before.items()}
+        sitting = _seconds(self.timer, self._gradient.compile_s - self._compiled_s)
+        return {name: self._before.get(name, 0.0) + seconds for name, seconds in sitting.items()}
 
 
 def train_epoch(
-    step: Step, loader: Loader, current: TrainingPass, device: torch.device, advance: Callable[[], object]
+    step: Step,
+    loader: Loader,
+    current: TrainingPass,
+    device: torch.device,
+    advance: Callable[[EpochTimer], object] = lambda timer: None,
 ) -> PassFigures:
     """Train on an epoch of the loader from the pass's next batch on, a step a batch.
 
@@ -242,18 +237,18 @@ def train_epoch(
 
     Args:
         current: the epoch, and how much of it is done.
-        advance: called after each step, for a progress bar, or to keep the pass.
+        advance: called after each step with the pass's timer, for a progress bar, or to save.
 
     Raises:
         TrainingError: a loss was not finite; names the first step where it was not.
     """
     step.model.train()
     epoch, done, order = current.epoch, current.tally.steps, loader.order
-    keys = step.gradient.preprocess.keys(order, epoch, done)
     at_once = device.type == "cpu" and current.world.size == 1
     current.begin(step)
-    for delivered, batch_keys in zip(step.batches(loader, epoch, done), keys, strict=False):
-        current.clock.begin("computing")
+    timer = current.timer
+    keys = step.gradient.preprocess.keys(order, epoch, done)  # in "other": no loader can spare it
+    for delivered, batch_keys in timer.waiting(zip(step.batches(loader, epoch, done), keys, strict=False)):
         rate, number = step.rate, current.tally.steps
         batch, size = delivered, order.whole.count(number)
         if not order.count(number):  # a last batch too small for all ranks
@@ -262,9 +257,9 @@ def train_epoch(
         if at_once and not loss.isfinite():
             raise not_finite(float(loss), epoch, number, rate)
         current.tally.add(loss, right, size, rate)
-        current.clock.begin("other")
-        advance()
-        current.clock.begin("waiting")
+        timer.begin("other")
+        advance(timer)
+    timer.stop()
     return current.figures()
 
 
@@ -273,7 +268,7 @@ def evaluate(
     loader: Loader,
     preprocess: Preprocess,
     device: torch.device,
-    advance: Callable[[], object],
+    advance: Callable[[EpochTimer], object] = lambda timer: None,
     world: World = ALONE,
 ) -> tuple[PassFigures, Predictions]:
     """Run the model over the loader's epoch 0 without changing it, whole and in float32; `advance` as in training.
@@ -284,24 +279,19 @@ def evaluate(
     order = loader.order
     confidence, taken_for = [], []
     tally = Tally(len(loader), device, world)
-    synchronize(device)
-    started = time.perf_counter()
-    clock = Clock(device)
+    timer = EpochTimer(device)
     with torch.inference_mode():
-        for images, labels in loader.epoch(0):
-            clock.begin("computing")
+        for images, labels in timer.waiting(loader.epoch(0)):
             own, size = order.count(tally.steps), order.whole.count(tally.steps)
             logits, wanted = model(preprocess(images))[:own], labels[:own]
             probability, label = logits.softmax(dim=1).max(dim=1)
             tally.add(F.cross_entropy(logits, wanted, reduction="sum") / size, (label == wanted).sum(), size)
             confidence.append(probability)
             taken_for.append(label)
-            clock.begin("other")
-            advance()
-            clock.begin("waiting")
-    synchronize(device)
-    seconds = time.perf_counter() - started
-    figures = _figures(tally, seconds, clock.seconds("waiting"), clock.seconds("computing"))
+            timer.begin("other")
+            advance(timer)
+    timer.stop()
+    figures = _figures(tally, _seconds(timer))
     return figures, _of_all(Predictions(torch.cat(taken_for), torch.cat(confidence)), order, world)
 
 
@@ -316,7 +306,14 @@ def _of_all(own: Predictions, order: EpochOrder, world: World) -> Predictions:
     )
 
 
-def _figures(tally: Tally, seconds: float, waiting: float, computing: float) -> PassFigures:
+def _seconds(timer: EpochTimer, compiling: float = 0.0) -> dict[str, float]:
+    """Seconds of a pass: all of it but saving, and three of its phases; compiling happens while computing."""
+    computing, waiting = timer.seconds("computing") - compiling, timer.seconds("waiting")
+    whole = computing + waiting + timer.seconds("other")
+    return {"seconds": whole, "waiting": waiting, "computing": computing, "saving": timer.seconds("saving")}
+
+
+def _figures(tally: Tally, seconds: Mapping[str, float]) -> PassFigures:
     losses, sizes, right = tally.read()
     images = sum(sizes)
     # A short last batch weighs as many images as it has.
@@ -325,7 +322,8 @@ def _figures(tally: Tally, seconds: float, waiting: float, computing: float) -> 
         images=images,
         loss=total / images,
         accuracy=100 * right / images,
-        seconds=seconds,
-        data_wait_s=waiting,
-        compute_s=computing,
+        seconds=seconds["seconds"],
+        data_wait_s=seconds["waiting"],
+        compute_s=seconds["computing"],
+        save_s=seconds["saving"],
     )

@@ -146,7 +146,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
         "ram", dataset.test, batch_size=config.batch_size, device=device, seed=0, shuffle="none"
     ) as loader:
         preprocess = Preprocess(dataset.test).to(device)
-        _, predictions = engine.evaluate(trained.model, loader, preprocess, device, advance=lambda: None)
+        _, predictions = engine.evaluate(trained.model, loader, preprocess, device)
     return Evaluation(trained.path, dataset, predictions)
 
 

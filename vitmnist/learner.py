@@ -84,7 +84,7 @@ class Learner:
         self._model.load_state_dict(self._drawn)
         self._model.zero_grad()
         torch.manual_seed(self._drawing)
-        optimizer = OPTIMIZERS.build(self._config.optimizer, self._model.parameters(), self._trainer.fused)
+        optimizer = OPTIMIZERS.build(self._config.optimizer, self._model, self._trainer.fused)
         schedule = SCHEDULES.build(self._config.schedule, optimizer, self._config.epochs * len(self._order))
         decay = self._config.ema_decay
         return Step(self.gradient, optimizer, schedule, Average(self._model, decay) if decay else None)
@@ -97,7 +97,7 @@ class Learner:
 
         def seconds(loader: Loader) -> tuple[float, float]:
             current = engine.TrainingPass(0, len(loader), self._device)
-            figures = engine.train_epoch(step, loader, current, self._device, advance=lambda: None)
+            figures = engine.train_epoch(step, loader, current, self._device)
             return figures.seconds, figures.data_wait_s
 
         return seconds

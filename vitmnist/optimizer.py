@@ -1,11 +1,10 @@
-"""The optimizers, built with (options, parameters, fused): whether one call changes all weights.
+"""The optimizers, built with (options, model, fused): whether one call changes all weights of a group.
 
 What is fused differs from what is not by rounding alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +41,29 @@ class SGDOptions:
 
 
 @OPTIMIZERS.register("adam", AdamOptions)
-def adam(options: AdamOptions, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
-    """Adam (Kingma, Ba, arXiv:1412.6980); weight decay is an L2 penalty in the gradient."""
-    return torch.optim.Adam(parameters, **_adam_arguments(options, fused))
+def adam(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
+    """Adam (Kingma, Ba, arXiv:1412.6980); weight decay is an L2 penalty on all parameters, added to the gradient."""
+    return torch.optim.Adam(model.parameters(), **_adam_arguments(options, fused))
 
 
 @OPTIMIZERS.register("adamw", AdamOptions)
-def adamw(options: AdamOptions, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
-    """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks the weights directly."""
-    return torch.optim.AdamW(parameters, **_adam_arguments(options, fused))
+def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
+    """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks the weights of `decay_groups` directly."""
+    return torch.optim.AdamW(decay_groups(model), **_adam_arguments(options, fused))
+
+
+def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Two parameter groups: those that weight decay shrinks, and those that it leaves alone.
+
+    It leaves alone parameters of fewer than two dimensions (biases, weights of norms), and those whose names are in the
+    model's `no_weight_decay`, as timm's `param_groups_weight_decay` does.
+    """
+    named = getattr(model, "no_weight_decay", ())
+    decayed: list[nn.Parameter] = []
+    exempt: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (exempt if parameter.ndim < 2 or name in named else decayed).append(parameter)
+    return [{"params": decayed}, {"params": exempt, "weight_decay": 0.0}]
 
 
 def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
@@ -64,8 +77,8 @@ def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
 
 
 @OPTIMIZERS.register("sgd", SGDOptions)
-def sgd(options: SGDOptions, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
-    """Stochastic gradient descent with momentum.
+def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
+    """Stochastic gradient descent with momentum; weight decay is an L2 penalty on all parameters.
 
     Raises:
         ConfigError: Nesterov's form without momentum.
@@ -73,7 +86,7 @@ def sgd(options: SGDOptions, parameters: Iterable[nn.Parameter], fused: bool) ->
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
     return torch.optim.SGD(
-        parameters,
+        model.parameters(),
         options.lr,
         momentum=options.momentum,
         weight_decay=options.weight_decay,

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist import checkpoint, engine
 from vitmnist.accelerator import choose_device
 from vitmnist.atomic import write_whole
+from vitmnist.clock import EpochTimer
 from vitmnist.config import Config, leaves, plain, typed
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders.disk import worker_error
@@ -39,7 +40,7 @@ from vitmnist.world import ALONE, World
 
 log = logging.getLogger(__name__)
 
-NOTICEABLE = 10.0  # percent of an epoch
+NOTICEABLE = 10.0  # percent of the training time
 EVAL_FILES = "eval_files.txt"  # the files that a run is evaluated on, relative to the data set's folder, in its order
 
 
@@ -316,11 +317,11 @@ def train_and_evaluate(
     started = time.time()
     epoch, steps = current.epoch, len(trainee.train_loader)
 
-    def advance() -> None:
+    def advance(timer: EpochTimer) -> None:
         bar.update()
         if record_step:
             record_step()
-        saved.after_step(current)
+        saved.after_step(current, timer)
 
     try:
         shown = sitting.world.main
@@ -352,7 +353,7 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
     """A line for people; epochs count from 1 there and from 0 in the records."""
     log.info(
         "epoch %d/%d  train loss %.4f acc %.2f%%  val loss %.4f acc %.2f%%  "
-        "%.2f s, %.1f%% of it waiting for data, %s images/s",
+        "%.2f s, %.1f%% of training waiting for data, %s images/s",
         record.epoch + 1,
         epochs,
         record.train_loss,
@@ -369,7 +370,10 @@ def advise(result: Result) -> None:
     """Say so if another loader could make the run noticeably shorter."""
     waiting = result.summary()["data_wait_pct"] or 0.0
     if waiting > NOTICEABLE and result.auto is None:
-        log.info("%.0f%% of an epoch was spent waiting for data; data/loader=auto measures which loader helps", waiting)
+        log.info(
+            "%.0f%% of the training time was spent waiting for data; data/loader=auto measures which loader helps",
+            waiting,
+        )
 
 
 def advise_further(result: Result, config: Config) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist import checkpoint
 from vitmnist.atomic import write_whole
+from vitmnist.clock import EpochTimer
 from vitmnist.config import Config, is_under, leaves, plain
 from vitmnist.data.loaders.gpu_slice import Placement
 from vitmnist.engine import TrainingPass
@@ -83,6 +84,7 @@ class Saved:
             raise DataError(f"the data set is not the one that the run began with: {differing} differ")
         trainee = self._trainee
         step = trainee.step
+        self._check_recipe(kept)
         step.model.load_state_dict(kept["model"])
         # How the optimizer computes is this sitting's matter, and decides where torch puts its state.
         for group, built in zip(kept["optimizer"]["param_groups"], step.optimizer.param_groups, strict=True):
@@ -93,15 +95,16 @@ class Saved:
             step.average.load_state_dict(kept["average"])
         if self._world.main:
             checkpoint.set_random_state(kept["random"])
-        elif self._world.rank <= len(kept["random_of_others"]):  # a rank that is new begins with a seed of its own
+        elif self._world.rank <= len(kept.get("random_of_others", [])):  # a new rank begins with a seed of its own
             checkpoint.set_torch_state(kept["random_of_others"][self._world.rank - 1], step.gradient.device)
         self._good = len(kept["records"])
         current = None
         if kept["pass"]:
             device = next(step.model.parameters()).device
-            if kept["shards"] != self._shards():
+            shards = kept.get("shards", 0)
+            if shards != self._shards():
                 raise ConfigError(
-                    f"resume: the epoch was begun with the set in {kept['shards'] or 'no'} shards, which decide what "
+                    f"resume: the epoch was begun with the set in {shards or 'no'} shards, which decide what "
                     f"is in a batch, and now there would be {self._shards() or 'none'}; start as many processes as "
                     "before, with the same data.loader.placement"
                 )
@@ -111,13 +114,33 @@ class Saved:
         log.info("resumed after %d epochs and %d batches", self._good, done)
         return current
 
+    def _check_recipe(self, kept: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of a version of the program that trains differently with the same configuration."""
+        before, now = json.loads(kept["facts"]), json.loads(self._facts)
+        differing = [key for key in ("mean", "std") if before[key] != now[key]]
+        if differing:
+            raise DataError(
+                f"{self._folder}: another version of the program began it, with other channel statistics "
+                f"({', '.join(f'{key} {before[key]}, now {now[key]}' for key in differing)}); start a new run"
+            )
+        groups, built = len(kept["optimizer"]["param_groups"]), len(self._trainee.step.optimizer.param_groups)
+        if groups != built:
+            raise DataError(
+                f"{self._folder}: another version of the program began it, whose weight decay left other parameters "
+                f"alone (parameter groups: {groups}, now {built}); start a new run"
+            )
+
     def note_step(self) -> None:
         """Put into the record how steps are computed; running out of memory may have changed it."""
         self._result.trainer = self._trainee.learner.record()
         self._result.compile_s = self._trainee.learner.gradient.compile_s or None
 
-    def after_step(self, current: TrainingPass) -> None:
-        """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then."""
+    def after_step(self, current: TrainingPass, timer: EpochTimer) -> None:
+        """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then.
+
+        Args:
+            timer: of the pass under way, training or evaluation, which is charged for saving.
+        """
         minutes = self._options.every_minutes
         stopping, time_to_save = self._world.agree(
             [self._wish_to_stop(), minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes]
@@ -126,8 +149,10 @@ class Saved:
         if self._world.size > 1 and self._steps_since == 1:  # this vote was cast before the save
             time_to_save = 0
         if stopping or time_to_save:
+            timer.begin("saving")
             current.tally.check_finite(current.epoch)  # what is broken is not kept
             self._save(current)
+            timer.begin("other")
         if stopping:
             self._world.wait()  # while rank 0 writes: torchrun ends the others when one has ended
             raise self._stop.agree(stopping - 1)

@@ -86,9 +86,18 @@ class ViT(nn.Module):
         shape: channels, height and width of an image.
         classes: how many logits it gives.
 
+    Class token and positions are drawn with a standard deviation of 1, as in the articles, and not with the common
+    0.02, because their figures depend on it. Test accuracy with 20,000 training images of MNIST, Adam at 0.003:
+
+    - batch 500, 3 epochs, seeds 42 and 1: 93.5% and 94.2%; with 0.02 83.4% and 82.8%.
+    - batch 5000, 8 epochs, seed 42: 62.4%; with 0.02 58.4%.
+
     Raises:
         ConfigError: the patches do not tile the image.
     """
+
+    no_weight_decay = frozenset({"class_token", "positions"})
+    """Of more than one dimension, and yet no weights of a matrix product (see `vitmnist/optimizer.py`)."""
 
     def __init__(self, options: ViTOptions, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()

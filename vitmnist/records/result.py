@@ -18,8 +18,9 @@ from vitmnist.engine import PassFigures, StepFigures
 class EpochRecord:
     """The figures of one epoch. Times in seconds, accuracies and shares in percent, memory in MiB.
 
-    `train_s` is `data_wait_s`, `compute_s` and everything else in the training pass; `epoch_s` adds the evaluation.
-    None where this machine has no such figure. `ended_at` is in seconds since 1970, `steps` are what was watched.
+    `train_s` is `data_wait_s`, `compute_s` and everything else in the training pass but saving; `epoch_s` is `train_s`,
+    `eval_s` and `save_s`. None where this machine, or the version that wrote the record, has no such figure. `ended_at`
+    is in seconds since 1970, `steps` are what was watched.
     """
 
     epoch: int
@@ -38,6 +39,7 @@ class EpochRecord:
     gpu_util_pct: float | None
     ended_at: float
     steps: list[StepFigures]
+    save_s: float | None = None
 
     @property
     def data_wait_pct(self) -> float:
@@ -56,9 +58,10 @@ class EpochRecord:
         steps: list[StepFigures],
     ) -> EpochRecord:
         """The record of a training pass and the evaluation after it."""
+        save_s = train.save_s + val.save_s
         return cls(
             epoch=epoch,
-            epoch_s=train.seconds + val.seconds,
+            epoch_s=train.seconds + val.seconds + save_s,
             train_s=train.seconds,
             eval_s=val.seconds,
             data_wait_s=train.data_wait_s,
@@ -73,6 +76,7 @@ class EpochRecord:
             gpu_util_pct=gpu_util_pct,
             ended_at=time.time(),
             steps=steps,
+            save_s=save_s,
         )
 
     @classmethod
@@ -80,7 +84,7 @@ class EpochRecord:
         """The record that `asdict` took apart.
 
         Raises:
-            TypeError: it lacks something, or has something else.
+            TypeError: it lacks a field that every version wrote, or has one that this version does not know.
         """
         return cls(**{**record, "steps": [StepFigures(**step) for step in record["steps"]]})
 

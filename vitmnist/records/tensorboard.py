@@ -28,6 +28,7 @@ TAGS = {
     "epoch_s": "time/epoch_s",
     "train_s": "time/train_s",
     "eval_s": "time/eval_s",
+    "save_s": "time/save_s",
     "data_wait_s": "time/data_wait_s",
     "compute_s": "time/compute_s",
     "data_wait_pct": "time/data_wait_pct",

@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitmnist.config import bounded
 from vitmnist.data.arrays import Arrays, digest
+from vitmnist.data.statistics import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 
@@ -29,7 +30,7 @@ class Split(Arrays):
     Args:
         images: uint8 `[N, C, H, W]`.
         labels: int64 `[N]`.
-        mean: per channel, of the training images scaled to 0…1.
+        mean: per channel, of the images that are trained on, scaled to 0…1.
         std: per channel, likewise; population standard deviation.
         classes: the name of each label.
         pictures: opens the pictures on disk, for a loader that reads them one by one; picture i is `images[i]`.
@@ -125,7 +126,7 @@ class Dataset:
     def held_out(self, size: int) -> Dataset:
         """The last `size` training images in place of the test split, to judge by; the others to train on.
 
-        The channel statistics stay those of all training images.
+        The channel statistics become those of the images to train on.
 
         Raises:
             ConfigError: nothing would be left to train on.
@@ -134,7 +135,13 @@ class Dataset:
         if left < 1:
             raise ConfigError(f"data.holdout={size}: the set has {len(self.train)} training images; leave some of them")
         train, test = self.train.part(slice(left)), self.train.part(slice(left, None))
-        return replace(self, train=train, test=test, eval_split="held-out")
+        mean, std = channel_statistics(train.images)
+        return replace(
+            self,
+            train=replace(train, mean=mean, std=std),
+            test=replace(test, mean=mean, std=std),
+            eval_split="held-out",
+        )
 
 
 DATASETS: Registry[Dataset] = Registry("data/dataset")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vitmnist.accelerator import accelerator_of
-from vitmnist.clock import Clock, synchronize
+from vitmnist.clock import EpochTimer, synchronize
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.loaders.contract import Batches, Data, Loader
 from vitmnist.data.order import EpochOrder
@@ -115,14 +115,12 @@ def time_step(step: Step, device: torch.device) -> Trial:
     """A trial with a training step, which is called for real."""
 
     def trial(loader: Loader) -> tuple[float, float]:
-        synchronize(device)
-        started, clock = time.perf_counter(), Clock(device)
-        for batch in loader.epoch(0):
-            clock.begin("computing")
+        timer = EpochTimer(device)
+        started = time.perf_counter()
+        for batch in timer.waiting(loader.epoch(0)):
             step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
-            clock.begin("waiting")
-        synchronize(device)
-        return time.perf_counter() - started, clock.seconds("waiting")
+        timer.stop()
+        return time.perf_counter() - started, timer.seconds("waiting")
 
     return trial
 
