@@ -97,7 +97,7 @@ class Configuration:
         remarks = {
             "resumed": [run.resumed for run in self.runs],
             "overlapping": [run.overlapping for run in self.runs],
-            "first epoch only": [bool(run.epochs) and not run.steady for run in self.runs],
+            "first epoch only": [run.status == "completed" and not run.steady for run in self.runs],
         }
         parts += [f"{remark}{share(sum(which))}" for remark, which in remarks.items() if any(which)]
         return "; ".join(parts if ended else [", ".join(["completed", *parts])])

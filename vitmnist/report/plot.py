@@ -99,10 +99,10 @@ def _bars(axis: Axes, comparison: Comparison) -> None:
             y += 1
     axis.set_yticks(list(ticks), list(ticks.values()), fontsize=9)
     axis.set_ylim(y - 0.4, -0.8)
-    axis.set_xlim(0, 1.7 * widest)  # room for the remarks
+    axis.set_xlim(0, 1.9 * widest)  # room for the remarks
     axis.set_xlabel("seconds per epoch, training and evaluation (median of runs; whiskers: their range)")
     axis.set_ylabel(", ".join(column for column in comparison.columns if column != "batch_size") or "")
-    axis.set_title("\n".join(["Time per epoch", *textwrap.wrap(place(comparison.facts), 120)]), fontsize=10, loc="left")
+    axis.set_title("\n".join(["Time per epoch", *textwrap.wrap(place(comparison.facts), 90)]), fontsize=10, loc="left")
     axis.grid(True, axis="x", color="#dddddd")
     axis.set_axisbelow(True)
     _legend(axis, comparison)
