@@ -24,7 +24,7 @@ def test_bars_are_sorted_within_a_batch_size_and_say_how_sure_they_are(tmp_path:
     run(tmp_path / "broken", "cache", 100, (9.0, 1.0), status="interrupted", error="SIGTERM")
     axis = drawn(tmp_path)
     assert [label.get_text() for label in axis.get_yticklabels()] == ["disk", "ram", "cache", "ram", "disk"]
-    assert [text.get_text() for text in axis.texts] == [
+    assert [text.get_text().strip() for text in axis.texts] == [
         "batch size 100",
         "4.00 s (n=6)",
         "8.00 s (n=6), ×2.00, not enough repeats",

@@ -70,7 +70,7 @@ FASTEST: dict[str, tuple[Records, str]] = {
         "Nothing is ranked: no run completed, had the machine to itself, and has an epoch after its first.",
     ),
     "a first epoch only": ([a("disk", 8.0), a("ram")], f"**{DISK}, 8.00 s per epoch** (single run)."),
-    "no epoch": ([LOST], "No run has finished an epoch, so there is nothing to compare yet."),
+    "no epoch": ([LOST], "No run has recorded the time of an epoch, so there is nothing to compare yet."),
     "ties": (
         rounds(6, disk=2.0, ram=2.0),
         f"**Lowest median: {DISK}, 2.70 s per epoch** (96.9% interval 2.20–3.20, n=6). Within noise of it: {RAM}.",

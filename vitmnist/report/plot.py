@@ -14,8 +14,7 @@ from matplotlib.patches import Patch
 
 from vitmnist.report.compare import LOADER, Comparison, Configuration
 from vitmnist.report.facts import place
-from vitmnist.report.intervals import PairedRatio
-from vitmnist.report.text import seconds, value_text
+from vitmnist.report.text import seconds, value_text, verdict
 
 # Okabe and Ito, Color Universal Design, 2008: told apart with every kind of colour vision. A loader has one colour in
 # every chart, whatever others are in it.
@@ -50,9 +49,8 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
     if not shown:
         figure.text(0.5, 0.5, "no epoch has been measured yet", ha="center", va="center")
         return figure
-    for axis, comparison in zip(
-        figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False).flat, shown, strict=True
-    ):
+    axes = figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False).flat
+    for axis, comparison in zip(axes, shown, strict=True):
         _bars(axis, comparison)
     return figure
 
@@ -64,12 +62,12 @@ def groups_of(comparison: Comparison) -> list[Group]:
         (f"batch size {size:,}", [row for row in comparison.rows if comparison.value(row, "batch_size") == size])
         for size in sizes
     ] or [("", list(comparison.rows))]
-    timed = [(title, [row for row in rows if row.epoch_s]) for title, rows in groups]
-    return [(title, sorted(rows, key=_order)) for title, rows in timed if rows]
-
-
-def _order(row: Configuration) -> tuple[bool, float]:
-    return not row.ranked, row.epoch_s.median if row.epoch_s else 0.0
+    timed = [(title, [(row.epoch_s.median, row) for row in rows if row.epoch_s]) for title, rows in groups]
+    return [
+        (title, [row for _, row in sorted(rows, key=lambda pair: (not pair[1].ranked, pair[0]))])
+        for title, rows in timed
+        if rows
+    ]
 
 
 def _bars(axis: Axes, comparison: Comparison) -> None:
@@ -80,20 +78,13 @@ def _bars(axis: Axes, comparison: Comparison) -> None:
             y += 1
         for row in rows:
             assert row.epoch_s
-            time, colour = row.epoch_s, colour_of(comparison, row)
+            time, colour = row.epoch_s, COLOURS.get(_loader(row), OTHER)
             wait = row.spread("data_wait_s")
             errors = [[time.median - time.low], [time.high - time.median]] if time.n > 1 else None
             axis.barh(y, time.median, color=colour, edgecolor="black", linewidth=0.6, xerr=errors, capsize=3)
             if wait:
                 axis.barh(y, wait.median, color="white", alpha=0.75, hatch="////", edgecolor="black", linewidth=0.6)
-            axis.annotate(
-                _remark(comparison, rows[0], row),
-                (time.high, y),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=9,
-            )
+            axis.text(time.high, y, f"  {_remark(comparison, rows[0], row)}", fontsize=9, va="center")
             ticks[y] = _label(comparison, row)
             widest = max(widest, time.high)
             y += 1
@@ -108,11 +99,6 @@ def _bars(axis: Axes, comparison: Comparison) -> None:
     _legend(axis, comparison)
 
 
-def colour_of(comparison: Comparison, row: Configuration) -> str:
-    """The colour of a row's loader."""
-    return COLOURS.get(_loader(row), OTHER)
-
-
 def _loader(row: Configuration) -> str:
     """The registered name of a row's loader."""
     data = row.runs[0].config.get("data")
@@ -122,11 +108,9 @@ def _loader(row: Configuration) -> str:
 
 def _legend(axis: Axes, comparison: Comparison) -> None:
     used = {_loader(row) for row in comparison.rows if row.epoch_s}
-    handles = [
-        Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in COLOURS.items() if name in used
-    ]
-    if used - COLOURS.keys():
-        handles.append(Patch(facecolor=OTHER, edgecolor="black", label="other loader"))
+    shown = {name: colour for name, colour in COLOURS.items() if name in used}
+    shown |= {"another loader": OTHER} if used - COLOURS.keys() else {}
+    handles = [Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in shown.items()]
     handles.append(Patch(facecolor="white", hatch="////", edgecolor="black", label="waiting for data"))
     axis.legend(handles=handles, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, title=LOADER)
 
@@ -143,14 +127,4 @@ def _remark(comparison: Comparison, best: Configuration, row: Configuration) -> 
     time = f"{seconds(row.epoch_s.median)} s (n={row.epoch_s.n})"
     if not row.ranked:
         return f"{time}, not ranked: {row.status.partition(':')[0].removeprefix('completed, ')}"
-    return time if row is best else f"{time}, {verdict(comparison.ratio(row, best))}"
-
-
-def verdict(ratio: PairedRatio | None) -> str:
-    """A ratio and what it is worth, in few words."""
-    if ratio is None:
-        return "no round in common"
-    if ratio.interval is None:
-        return f"×{ratio.ratio:.2f}, not enough repeats"
-    low, high = ratio.interval.low, ratio.interval.high
-    return f"×{ratio.ratio:.2f} ({low:.2f}–{high:.2f}){'' if ratio.excludes_one else ', within noise'}"
+    return time if row is best else f"{time}, ×{verdict(comparison.ratio(row, best))}"

@@ -21,10 +21,9 @@ from vitmnist.folders import is_claimed
 
 Record = dict[str, Any]
 SECTIONS = ("auto", "choices", "config", "dataset", "distributed", "environment", "summary", "trainer")
-POSITIVE = ("epoch_s", "train_s")
 # Of an epoch; null or missing where the machine or the version that ran it has no such figure.
 NUMBERS = (
-    *POSITIVE,
+    *("epoch_s", "train_s"),
     *("eval_s", "save_s", "data_wait_s", "compute_s", "images_per_s", "train_loss", "train_acc", "val_loss", "val_acc"),
     *("host_peak_mib", "gpu_peak_mib", "gpu_util_pct", "ended_at"),
 )
@@ -168,12 +167,10 @@ def check(result: Any) -> None:
     for key in SECTIONS:
         if not isinstance(result.get(key) or {}, dict):
             raise ValueError(f"{key} is no object")
-    for key in ("began_at", "ended_at"):
-        _check_number(result, key)
-    _check_number(result.get("summary") or {}, "compile_s")
-    dataset = result.get("dataset") or {}
-    for key in ("train_size", "test_size"):
-        _check_number(dataset, key)
+    dataset, summary = result.get("dataset") or {}, result.get("summary") or {}
+    for node, keys in ((result, ("began_at", "ended_at")), (summary, ("compile_s",)), (dataset, ("test_size",))):
+        for key in keys:
+            _check_number(node, key)
     sums = dataset.get("sha256") or {}
     if not isinstance(sums, dict) or not all(isinstance(value, str) for value in sums.values()):
         raise ValueError("dataset.sha256 is no object of texts")
@@ -187,7 +184,7 @@ def check(result: Any) -> None:
 def _check_epoch(epoch: Record, where: str) -> None:
     for key in NUMBERS:
         _check_number(epoch, key, where)
-        if key in POSITIVE and epoch.get(key) == 0:
+        if key in ("epoch_s", "train_s") and epoch.get(key) == 0:
             raise ValueError(f"{where}{key} is 0")
     for part, whole in (("data_wait_s", "train_s"), ("compute_s", "train_s"), ("train_s", "epoch_s")):
         small, large = epoch.get(part), epoch.get(whole)

@@ -11,7 +11,7 @@ from vitmnist.report.accuracy import highest_accuracy
 from vitmnist.report.compare import LOADER, Comparison, Configuration
 from vitmnist.report.intervals import least_runs
 from vitmnist.report.losses import loss_sentences
-from vitmnist.report.text import interval_text, listed, row_name, runs_text, seconds, spread_text, where
+from vitmnist.report.text import interval_text, listed, row_name, seconds, spread_text, where
 
 
 def summary(comparison: Comparison) -> list[str]:
@@ -31,7 +31,7 @@ def summary(comparison: Comparison) -> list[str]:
 def fastest(comparison: Comparison) -> str:
     """The row with the lowest median epoch time, and which of the others it is shown to be faster than."""
     if not any(row.epoch_s for row in comparison.rows):
-        return "No run has finished an epoch, so there is nothing to compare yet."
+        return "No run has recorded the time of an epoch, so there is nothing to compare yet."
     if not comparison.ranked:
         return "Nothing is ranked: no run completed, had the machine to itself, and has an epoch after its first."
     best, *others = comparison.ranked
@@ -117,7 +117,8 @@ def _loader_pair(comparison: Comparison, best: Configuration, worst: Configurati
     if ratio is None or whole is None:
         return f"{low} has the lowest median and {high} the highest, without a common seed and round"
     if ratio.interval is None:
-        return f"{high} took {ratio.ratio:.2f} times as long as {low} ({runs_text(ratio)})"
+        runs = "single runs" if ratio.pairs == 1 else f"{ratio.pairs} pairs of runs"
+        return f"{high} took {ratio.ratio:.2f} times as long as {low} ({runs})"
     # A difference of the training pass counts only with one of the epoch: the two are one test, not two.
     if ratio.excludes_one and whole.excludes_one and ratio.ratio > 1:
         return f"{low} is faster than {high} by a factor of {ratio.ratio:.2f} ({interval_text(ratio.interval)})"

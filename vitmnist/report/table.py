@@ -10,7 +10,7 @@ from typing import Any
 from vitmnist.report.compare import LOADER, Comparison, Configuration
 from vitmnist.report.facts import NOTHING
 from vitmnist.report.intervals import Interval, PairedRatio, Spread
-from vitmnist.report.text import coverage, interval_text, runs_text, seconds, value_text
+from vitmnist.report.text import coverage, seconds, value_text, verdict
 
 Rows = list[list[str]]
 SPREADS = ("epoch_s", "train_s", "data_wait_s", "data_wait_pct", "save_s", "compute_s", "images_per_s", "gpu_util_pct")
@@ -40,7 +40,7 @@ def _figures(comparison: Comparison) -> dict[str, Callable[[Configuration], str]
         "epoch, s": lambda row: _median(row.epoch_s),
         "range": lambda row: _range(row.epoch_s),
         "interval": _interval,
-        "× fastest": lambda row: ratio_text(_to_best(comparison, row)),
+        "× fastest": lambda row: verdict(_to_best(comparison, row)),
         "training, s": lambda row: _median(row.spread("train_s")),
         "waiting, s": lambda row: _median(row.spread("data_wait_s")),
         "waiting, %": lambda row: _median(row.spread("data_wait_pct"), 1),
@@ -76,13 +76,6 @@ def _to_best(comparison: Comparison, row: Configuration) -> PairedRatio | None:
     """The ratio of a row's epoch time to the lowest."""
     ranked = comparison.ranked
     return comparison.ratio(row, ranked[0]) if row in ranked[1:] else None
-
-
-def ratio_text(ratio: PairedRatio | None) -> str:
-    """A ratio and how sure it is."""
-    if ratio is None:
-        return NOTHING
-    return f"{ratio.ratio:.2f} ({interval_text(ratio.interval) if ratio.interval else runs_text(ratio)})"
 
 
 def articles_table(comparison: Comparison) -> tuple[list[str], Rows]:

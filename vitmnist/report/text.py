@@ -60,6 +60,11 @@ def interval_text(interval: Interval) -> str:
     return f"{interval.low:.2f}–{interval.high:.2f}, {coverage(interval.coverage)}"
 
 
-def runs_text(ratio: PairedRatio) -> str:
-    """Of how many runs a ratio without an interval is."""
-    return "single runs" if ratio.pairs == 1 else f"{ratio.pairs} pairs of runs"
+def verdict(ratio: PairedRatio | None) -> str:
+    """A ratio of times, and whether it is a difference."""
+    if ratio is None:
+        return NOTHING
+    if ratio.interval is None:
+        return f"{ratio.ratio:.2f}, {'single runs' if ratio.pairs == 1 else 'not enough repeats'}"
+    low, high = ratio.interval.low, ratio.interval.high
+    return f"{ratio.ratio:.2f} ({low:.2f}–{high:.2f}){'' if ratio.excludes_one else ', within noise'}"
