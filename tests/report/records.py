@@ -12,6 +12,8 @@ from vitmnist.report.compare import Comparison, compare
 from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.table import table
 
+Records = list[dict[str, Any]]  # arguments of `run`
+
 ENVIRONMENT = {
     "host": "here",
     "cpu": "Some CPU",
@@ -87,6 +89,28 @@ def run(
     return folder
 
 
+def a(loader: str, *times: float, repeat: int = 1, seed: int = 42, **record: Any) -> dict[str, Any]:
+    """A run with a first epoch of 9 s and epochs of the given times."""
+    config = {"repeat": repeat, "seed": seed, **record.pop("config", {})}
+    return {"loader": loader, "times": (9.0, *times), "config": config, **record}
+
+
+def rounds(number: int, **loaders: float) -> Records:
+    """Rounds on a machine that slows down, by a tenth of each loader's time in each round."""
+    return [
+        a(loader, time * (1 + repeat / 10), repeat=repeat)
+        for repeat in range(1, number + 1)
+        for loader, time in loaders.items()
+    ]
+
+
+def write(folder: Path, records: Records) -> Path:
+    """Write the records of several runs."""
+    for number, record in enumerate(records):
+        run(folder / str(number), **record)
+    return folder
+
+
 def compared(*folders: Path) -> list[Comparison]:
     return compare([read_run(found) for found in find_runs(folders)])
 
@@ -100,3 +124,8 @@ def rows(comparison: Comparison) -> list[dict[str, str]]:
     """The table; without a column, its figure is missing in all rows."""
     header, lines = table(comparison)
     return [dict(zip(header, line, strict=True)) for line in lines]
+
+
+BROKEN = a("cache", 1.0, status="interrupted", error="SIGTERM")
+LOST = a("cache", epochs=[], status="failed", error="no memory")
+SAME = "disk and ram have the same training and evaluation losses, to the last bit, in all 2 epochs, with seed=42."

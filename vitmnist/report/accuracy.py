@@ -47,19 +47,21 @@ def highest_accuracy(comparison: Comparison) -> str:
     if len(found) < 2:
         return ""
     best, *others = sorted(found, key=lambda one: -one.median)
-    lower, alike, unknown = [], [], []
+    apart, alike, unknown = [], [], []
     for other in others:
         common = best.by_seed.keys() & other.by_seed.keys()
         gain = median_interval([best.by_seed[seed] - other.by_seed[seed] for seed in common], comparison.error)
-        if gain and gain.low > 0:
-            lower.append(f"{other.label} by {gain.low:.2f} to {gain.high:.2f} points ({coverage(gain.coverage)})")
+        if gain and not gain.low <= 0 <= gain.high:
+            low, high = sorted((abs(gain.low), abs(gain.high)))
+            side = "above" if gain.low > 0 else "below"  # below: on the seeds that both have
+            apart.append(f"{side} {other.label} by {low:.2f} to {high:.2f} points ({coverage(gain.coverage)})")
         elif gain or best.may_equal(other):
             alike.append(other.label)
         else:
             unknown.append(other.label)
     parts = [f"Highest median accuracy: {best.label}, {best.median:.2f}% ({_uncertainty(best)})."]
-    if lower:
-        parts.append(f"With the same seeds it is above {listed(lower, '; above ')}.")
+    if apart:
+        parts.append(f"With the same seeds it is {listed(apart)}.")
     if alike:
         parts.append(f"Within its uncertainty: {listed(alike)}.")
     if unknown:

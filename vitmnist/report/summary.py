@@ -100,15 +100,19 @@ def _drift(comparison: Comparison) -> str:
 
 def effect_of_loader(comparison: Comparison) -> str:
     """The fastest and the slowest loader by the training pass alone, with all else the same."""
-    parts = []
+    parts, places = [], []
     for shared, rows in comparison.loader_groups().items():
         timed = [(time.median, row) for row in rows if row.ranked and (time := row.spread("train_s"))]
         ordered = [row for _, row in sorted(timed, key=lambda pair: pair[0])]
         if len({comparison.value(row, LOADER) for row in ordered}) > 1:
-            place = f" at {where(shared)}" if shared else ""
-            parts.append(_loader_pair(comparison, ordered[0], ordered[-1]) + place)
-    few = " Without an interval the runs are too few to tell a factor from 1." if "run" in " ".join(parts) else ""
-    return f"Effect of the loader on the training pass (train_s): {'; '.join(parts)}.{few}" if parts else ""
+            parts.append(_loader_pair(comparison, ordered[0], ordered[-1]))
+            places.append(f" at {where(shared)}" if shared else "")
+    if not parts:
+        return ""
+    are_few = any(part.endswith(" runs)") for part in parts)
+    few = " Without an interval the runs are too few to tell a factor from 1." if are_few else ""
+    told = "; ".join(part + place for part, place in zip(parts, places, strict=True))
+    return f"Effect of the loader on the training pass (train_s): {told}.{few}"
 
 
 def _loader_pair(comparison: Comparison, best: Configuration, worst: Configuration) -> str:
@@ -116,14 +120,18 @@ def _loader_pair(comparison: Comparison, best: Configuration, worst: Configurati
     ratio, whole = comparison.ratio(worst, best, "train_s"), comparison.ratio(worst, best)
     if ratio is None or whole is None:
         return f"{low} has the lowest median and {high} the highest, without a common seed and round"
+    if ratio.ratio < 1:  # by the rounds that both have
+        return _loader_pair(comparison, worst, best)
     if ratio.interval is None:
         runs = "single runs" if ratio.pairs == 1 else f"{ratio.pairs} pairs of runs"
         return f"{high} took {ratio.ratio:.2f} times as long as {low} ({runs})"
     # A difference of the training pass counts only with one of the epoch: the two are one test, not two.
-    if ratio.excludes_one and whole.excludes_one and ratio.ratio > 1:
+    if ratio.excludes_one and whole.excludes_one:
         return f"{low} is faster than {high} by a factor of {ratio.ratio:.2f} ({interval_text(ratio.interval)})"
+    by = " by epoch_s" if ratio.excludes_one else ""
     return (
-        f"{low} and {high} are within noise of each other (factor {ratio.ratio:.2f}, {interval_text(ratio.interval)})"
+        f"{low} and {high} are within noise of each other{by} (factor {ratio.ratio:.2f}, "
+        f"{interval_text(ratio.interval)})"
     )
 
 
