@@ -109,6 +109,8 @@ def test_the_articles_layout_has_batch_sizes_down_and_loaders_across(seeds: tupl
     for number, (loader, size, time) in enumerate(cells):
         for seed in seeds:
             run(tmp_path / f"{number}-{seed}", loader, size, (10.0, time), config={"seed": seed})
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "result.json").write_text("null")
     assert articles_table(the_only(tmp_path)) == (
         ["batch size", "disk", "ram"],
         [["300", "9.00", "**5.00**"], ["1,000", "8.00", "**4.00**"]],
@@ -130,7 +132,7 @@ def unfinished(folder: Path, left: str) -> None:
         (lambda f: run(f, "disk", status="interrupted", error="SIGTERM"), "interrupted: SIGTERM"),
         (lambda f: unfinished(f, ".lock"), "killed: it left no result.json"),
         (lambda f: unfinished(f, "vitmnist.log"), "not begun"),
-        (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: result.json: "),
+        (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: "),
         (lambda f: (run(f, "disk") / "resumed.yaml").touch(), "completed, resumed"),
     ],
 )

@@ -27,15 +27,15 @@ from vitmnist.report.write import as_text
         (b"\xff\xfe", "'utf-8' codec can't decode"),
         (b"{", "Expecting property name"),
         (b"[" * 100_000, "maximum recursion depth exceeded"),
-        (b"null", "is no object"),
-        (b"[]", "is no object"),
+        (b"null", "is not an object"),
+        (b"[]", "is not an object"),
         (b"{}", "status is missing or unknown"),
-        (b'{"status": "completed"}', "epochs is no list of objects"),
-        (b'{"status": "completed", "epochs": [3]}', "epochs is no list of objects"),
+        (b'{"status": "completed"}', "epochs is not a list of objects"),
+        (b'{"status": "completed", "epochs": [3]}', "epochs is not a list of objects"),
         (b'{"status": "completed", "epochs": [], "error": "\\ud800"}', "'utf-8' codec can't encode"),
-        ({"config": [3]}, "config is no object"),
-        ({"choices": "ram"}, "choices is no object"),
-        ({"dataset": {"name": "mnist", "sha256": {"train_images": 1}}}, "dataset.sha256 is no object of texts"),
+        ({"config": [3]}, "config is not an object"),
+        ({"choices": "ram"}, "choices is not an object"),
+        ({"dataset": {"name": "mnist", "sha256": {"train_images": 1}}}, "dataset.sha256 is not an object of strings"),
         ({"began_at": "now"}, "began_at is now"),
         ({"epochs": [epoch(2.0, train_s=0.0, data_wait_s=0.0, compute_s=0.0)]}, "epoch 1: train_s is 0"),
         ({"epochs": [epoch(2.0), epoch(2.0, val_acc="high")]}, "epoch 2: val_acc is high"),
@@ -56,7 +56,16 @@ def test_what_cannot_be_read_is_a_row_with_the_reason(content: Any, reason: str,
     file.write_bytes(content)
     found = [row for comparison in compared(tmp_path) for row in rows(comparison)]
     assert [row["status"].partition(": ")[0] for row in found] == ["completed", "unreadable"]
-    assert found[1]["status"].startswith(f"unreadable: result.json: {reason}")
+    assert found[1]["status"].startswith(f"unreadable: 1/result.json: {reason}")
+
+
+def test_each_record_that_cannot_be_read_has_a_row(tmp_path: Path) -> None:
+    run(tmp_path / "0")
+    for number in (1, 2):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "result.json").write_text("null")
+    found = [row["status"] for row in rows(the_only(tmp_path))]
+    assert found == ["completed", *(f"unreadable: {number}/result.json: is not an object" for number in (1, 2))]
 
 
 def replaced(node: Any, junk: Any) -> Iterator[Any]:

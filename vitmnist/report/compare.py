@@ -142,8 +142,8 @@ class Comparison:
         return row.values[self.columns.index(column)] if column in self.columns else None
 
     def batch_sizes(self) -> list[int]:
-        """The batch sizes, ascending; none where there is one only, or not all are known."""
-        sizes = {self.value(row, "batch_size") for row in self.rows}
+        """The batch sizes, ascending, of the rows that have one; none where it does not vary."""
+        sizes = {self.value(row, "batch_size") for row in self.rows} - {NOTHING}
         return sorted(sizes) if all(type(size) is int for size in sizes) else []
 
     def loader_groups(self) -> dict[tuple[tuple[str, Any], ...], list[Configuration]]:
@@ -215,10 +215,11 @@ def _rows(runs: Sequence[Run]) -> tuple[tuple[str, ...], tuple[Configuration, ..
     configs = [flat_values(run) for run in runs]
     keys = varied_keys(configs)
     differing = [key for key in SOFTWARE if len({facts[key] for facts in known}) > 1 and key not in keys]
-    rows: dict[tuple[Any, ...], list[Run]] = {}
+    rows: dict[tuple[Any, ...], list[Run]] = {}  # what cannot be read is no repeat of anything: a row for each
     for run, config, facts in zip(runs, configs, found, strict=True):
         values = [*(config.get(key, NOTHING) for key in keys), *(facts[key] for key in differing)]
-        rows.setdefault(tuple(values), []).append(run)
+        own = run.folder if run.status == "unreadable" else None
+        rows.setdefault((own, *values), []).append(run)
     shared = {
         title: ", ".join(dict.fromkeys(facts[key] for facts in known if facts[key] != NOTHING))
         for key, title in (MACHINE | SOFTWARE).items()
@@ -226,6 +227,6 @@ def _rows(runs: Sequence[Run]) -> tuple[tuple[str, ...], tuple[Configuration, ..
     }
     return (
         (*(title_of(key) for key in keys), *(SOFTWARE[key] for key in differing)),
-        tuple(Configuration(values, tuple(repeats)) for values, repeats in rows.items()),
+        tuple(Configuration(tuple(values), tuple(repeats)) for (_, *values), repeats in rows.items()),
         {title: fact for title, fact in (shared | data_facts(runs)).items() if fact},
     )

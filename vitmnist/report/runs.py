@@ -146,7 +146,7 @@ def read_run(folder: Path) -> Run:
         result = json.loads(file.read_text(encoding="utf-8"))
         check(result)
     except (OSError, ValueError, RecursionError) as error:
-        return Run(folder, "unreadable", f"result.json: {error}", _hydra_config(folder), {})
+        return Run(folder, "unreadable", f"{folder.name}/result.json: {error}", _hydra_config(folder), {})
     config = result.get("config") or _hydra_config(folder)
     return Run(folder, result["status"], result.get("error") or "", config, result)
 
@@ -158,25 +158,25 @@ def check(result: Any) -> None:
         ValueError: says what is wrong, and where.
     """
     if not isinstance(result, dict):
-        raise ValueError("is no object")
+        raise ValueError("is not an object")
     json.dumps(result, ensure_ascii=False).encode()  # what cannot be written again, such as half a surrogate pair
     if result.get("status") not in ("completed", "failed", "interrupted"):
         raise ValueError("status is missing or unknown")
     if not isinstance(result.get("error") or "", str):
-        raise ValueError("error is no text")
+        raise ValueError("error is not a string")
     for key in SECTIONS:
         if not isinstance(result.get(key) or {}, dict):
-            raise ValueError(f"{key} is no object")
+            raise ValueError(f"{key} is not an object")
     dataset, summary = result.get("dataset") or {}, result.get("summary") or {}
     for node, keys in ((result, ("began_at", "ended_at")), (summary, ("compile_s",)), (dataset, ("test_size",))):
         for key in keys:
             _check_number(node, key)
     sums = dataset.get("sha256") or {}
     if not isinstance(sums, dict) or not all(isinstance(value, str) for value in sums.values()):
-        raise ValueError("dataset.sha256 is no object of texts")
+        raise ValueError("dataset.sha256 is not an object of strings")
     epochs = result.get("epochs")
     if not isinstance(epochs, list) or not all(isinstance(epoch, dict) for epoch in epochs):
-        raise ValueError("epochs is no list of objects")
+        raise ValueError("epochs is not a list of objects")
     for number, epoch in enumerate(epochs, 1):
         _check_epoch(epoch, f"epoch {number}: ")
 

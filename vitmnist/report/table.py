@@ -86,7 +86,7 @@ def articles_table(comparison: Comparison) -> tuple[list[str], Rows]:
     sizes = comparison.batch_sizes()
     if set(comparison.columns) != {LOADER, "batch_size"} or not sizes:
         return [], []
-    loaders = list(dict.fromkeys(comparison.value(row, LOADER) for row in comparison.rows))
+    loaders = list(dict.fromkeys(comparison.value(row, LOADER) for row in comparison.rows if row.runs[0].config))
     places = {(comparison.value(row, "batch_size"), comparison.value(row, LOADER)): row for row in comparison.rows}
     lines = []
     for size in sizes:
