@@ -69,6 +69,6 @@ def test_the_report_opens_as_it_is(sweep: Path, page: Page) -> None:
     table = page.get_by_role("table").first
     expect(table.get_by_role("row")).to_have_count(1 + len(LOADERS) * (len(SIZES) + 1))
     expect(table.get_by_text("failed: batch_size=24 is above").first).to_be_visible()
-    picture = page.get_by_role("img", name="Seconds of an epoch")
+    picture = page.get_by_role("img", name="Seconds per epoch")
     assert picture.evaluate("image => image.complete && image.naturalWidth > 600")
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

@@ -1,5 +1,5 @@
-"""The answer of a sweep: which configuration is fast, by how much, and why.
+"""Compares runs: which configuration is fastest, by how much, and how sure that is.
 
-`runs` reads what runs left behind, `compare` lines up those that may be compared, `table` and `picture` show them,
-`write` leaves `report.md`, `report.html`, `report.csv` and `report.png`. Nothing here imports torch.
+`runs` reads the records, `compare` groups the runs that may be compared, `summary`, `table` and `plot` present them,
+and `write` writes `report.md`, `report.html`, `report.csv` and `report.png`. Nothing here imports torch.
 """

@@ -1,164 +1,106 @@
-"""Which runs may be compared, what distinguishes them, and what their figures come to.
+"""Groups the runs that may be compared, and pairs the runs of configurations.
 
-A time is worth something beside another only if the machine and the data were the same. So the runs are first divided
-into comparisons, one for each machine and data set. Within one, runs of the same configuration are repeats of a cell.
+Times are comparable only on one machine with the same data, so runs are first divided into comparisons, one for each
+machine and data set. Within one, runs that differ in nothing but seed and round are repeats of a configuration.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import Any
 
-from vitmnist.report.beside import marked
-from vitmnist.report.runs import Record, Run
-from vitmnist.report.swept import swept, title_of, values_of
+from vitmnist.report.facts import MACHINE, NOTHING, SOFTWARE, data_facts, fact_of, facts_of
+from vitmnist.report.intervals import ERROR, PairedRatio, Spread
+from vitmnist.report.overlapping import mark_overlapping
+from vitmnist.report.runs import Run
+from vitmnist.report.varied_keys import flat_values, title_of, varied_keys
 
-NOTHING = "–"
+LOADER = "data/loader"
 
-# What a machine and its software are called in the report, by their keys in `environment`.
-PLACE = ("GPU", "processor", "cores", "data", "SHA-256")
-MACHINE = {"cpu": "processor", "cpu_count": "cores", "gpu": "GPU"}
-SOFTWARE = {
-    "device": "device",
-    "ranks": "processes",
-    "placement": "placement of the set",
-    "torch_threads": "torch threads",
-    "gpu_driver": "driver",
-    "platform": "system",
-    "python": "Python",
-    "torch": "torch",
-    "torchvision": "torchvision",
-    "cuda": "CUDA",
-    "git_commit": "commit",
-    "git_dirty": "uncommitted changes",
-    "vitmnist": "vitmnist",
-}
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The median of some measurements, and their range; `sure` is where the median of ever more of them would lie."""
-
-    median: float
-    low: float
-    high: float
-    sure: tuple[float, float]
-
-    def overlaps(self, other: Spread) -> bool:
-        """Whether the two cannot be told apart."""
-        return self.sure[0] <= other.sure[1] and other.sure[0] <= self.sure[1]
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """None where nothing was measured.
-
-        `sure` is the 95% confidence interval of the median between two order statistics (Conover, Practical
-        Nonparametric Statistics, 1999, 3.2), which holds for any distribution. Up to five values it is their range.
-        """
-        if not values:
-            return None
-        ordered, number = sorted(values), len(values)
-        cut = 0
-        while sum(math.comb(number, left) for left in range(cut + 2)) / 2**number <= 0.025:
-            cut += 1
-        return cls(median(ordered), ordered[0], ordered[-1], (ordered[cut], ordered[-1 - cut]))
+RoundKey = tuple[str, str, int]  # seed, repeat, and the how manieth such run it is
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
-    """The runs of one configuration, and their figures over all the epochs that count, of all of them."""
+class Configuration:
+    """A row of the report: its values in the columns, and its runs."""
 
     values: tuple[Any, ...]
     runs: tuple[Run, ...]
 
     @cached_property
-    def epoch_s(self) -> Spread | None:
-        """Seconds of an epoch, evaluation included."""
-        return self._over(lambda epoch: epoch["epoch_s"])
-
-    @cached_property
-    def data_wait_s(self) -> Spread | None:
-        """Seconds of an epoch in which the model waited for data."""
-        return self._over(lambda epoch: epoch["data_wait_s"])
-
-    @cached_property
-    def data_wait_pct(self) -> Spread | None:
-        """The same in percent of the training pass."""
-        return self._over(lambda epoch: 100 * epoch["data_wait_s"] / epoch["train_s"])
-
-    @cached_property
-    def compute_s(self) -> Spread | None:
-        """Seconds of an epoch in which the model learnt."""
-        return self._over(lambda epoch: epoch["compute_s"])
-
-    @cached_property
-    def images_per_s(self) -> Spread | None:
-        """Training images a second."""
-        return self._over(lambda epoch: epoch["images_per_s"])
-
-    @cached_property
-    def gpu_util_pct(self) -> Spread | None:
-        """How busy the GPU was, in percent."""
-        return self._over(lambda epoch: epoch.get("gpu_util_pct"))
-
-    @cached_property
-    def host_peak_mib(self) -> float | None:
-        """Peak memory of the process, the highest of all runs."""
-        return self._peak("host_peak_mib")
-
-    @cached_property
-    def gpu_peak_mib(self) -> float | None:
-        """Peak memory of tensors on the GPU, the highest of all runs."""
-        return self._peak("gpu_peak_mib")
-
-    @cached_property
-    def val_acc(self) -> Spread | None:
-        """Accuracy at the end of the runs that came to their end, in percent."""
-        return Spread.of([run.epochs[-1]["val_acc"] for run in self.runs if run.status == "completed" and run.epochs])
-
-    def seconds_to(self, target: float) -> Spread | None:
-        """Seconds until a run reached an accuracy, over the runs that did."""
-        reached = [run.seconds_to(target) for run in self.runs]
-        return Spread.of([seconds for seconds in reached if seconds is not None])
-
-    @cached_property
-    def counted(self) -> list[Record]:
-        """The epochs that count: without the first of each run, which warms up, unless no run has another."""
-        steady = [epoch for run in self.runs for epoch in run.epochs[1:]]
-        return steady or [epoch for run in self.runs for epoch in run.epochs]
+    def ranked(self) -> dict[RoundKey, Run]:
+        """The runs whose times are compared, by what pairs them with those of other configurations."""
+        occurrences: Counter[tuple[str, str]] = Counter()
+        keyed = {}
+        for run in sorted(self.runs, key=lambda run: run.result.get("began_at") or 0.0):
+            key = (run.seed, str(run.config.get("repeat")))
+            keyed[(*key, occurrences[key])] = run
+            occurrences[key] += 1
+        return {key: run for key, run in keyed.items() if run.is_ranked}
 
     @property
-    def disturbed(self) -> bool:
-        """Whether its times are those of runs beside other ones."""
-        return any(run.disturbed for run in self.runs)
+    def shown(self) -> list[Run]:
+        """The runs whose figures are shown: those that are compared, or else all that have an epoch."""
+        return list(self.ranked.values()) or [run for run in self.runs if run.epochs]
 
-    @property
-    def status(self) -> str:
-        """What became of its runs: nothing to say, or how many did not complete, and why."""
-        remarks = ["resumed"] if any(run.resumed for run in self.runs) else []
-        remarks += ["disturbed"] if self.disturbed else []
-        ended = Counter((run.status, run.reason) for run in self.runs if run.status != "completed")
-        if not ended:
-            return ", ".join(["completed", *remarks])
-        parts = []
-        for (status, reason), number in ended.items():
-            share = f" {number} of {len(self.runs)}" if len(self.runs) > 1 else ""
-            parts.append(f"{status}{share}: {reason}" if reason else f"{status}{share}")
-        return "; ".join([*parts, *remarks])
-
-    def _over(self, figure: Callable[[Record], float | None]) -> Spread | None:
-        figures = [figure(epoch) for epoch in self.counted]
+    def spread(self, key: str) -> Spread | None:
+        """A figure over the runs, each of which contributes its median epoch."""
+        figures = [run.figure(key) for run in self.shown]
         return Spread.of([value for value in figures if value is not None])
 
-    def _peak(self, key: str) -> float | None:
+    @cached_property
+    def epoch_s(self) -> Spread | None:
+        """Seconds per epoch, evaluation included."""
+        return self.spread("epoch_s")
+
+    @cached_property
+    def accuracies(self) -> dict[str, float]:
+        """Accuracy after the last epoch by seed, in percent, of the runs that completed."""
+        completed = [run for run in self.runs if run.status == "completed" and run.epochs]
+        # Runs of one seed are no independent samples of an accuracy: the first counts.
+        return {
+            run.seed: run.epochs[-1]["val_acc"]
+            for run in reversed(completed)
+            if run.epochs[-1].get("val_acc") is not None
+        }
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Accuracy over the seeds; of what is shown where no run completed."""
+        ends = [run.epochs[-1].get("val_acc") for run in self.shown]
+        return Spread.of([*self.accuracies.values()] or [end for end in ends if end is not None])
+
+    def seconds_to(self, target: float) -> Spread | None:
+        """Seconds until an accuracy was reached, over the completed runs that did."""
+        reached = [run.seconds_to(target) for run in self.runs if run.status == "completed" and not run.overlapping]
+        return Spread.of([seconds for seconds in reached if seconds is not None])
+
+    def peak(self, key: str) -> float | None:
+        """The highest value over all epochs of all runs."""
         return max(
             (epoch[key] for run in self.runs for epoch in run.epochs if epoch.get(key) is not None), default=None
         )
+
+    @property
+    def status(self) -> str:
+        """How its runs ended and why, and why their times are not compared."""
+        total = len(self.runs)
+
+        def share(number: int) -> str:
+            return f" {number} of {total}" if total > 1 else ""
+
+        ended = Counter((run.status, run.reason) for run in self.runs if run.status != "completed")
+        parts = [f"{status}{share(n)}{f': {reason}' if reason else ''}" for (status, reason), n in ended.items()]
+        remarks = {
+            "resumed": [run.resumed for run in self.runs],
+            "overlapping": [run.overlapping for run in self.runs],
+            "first epoch only": [run.status == "completed" and not run.steady for run in self.runs],
+        }
+        parts += [f"{remark}{share(sum(which))}" for remark, which in remarks.items() if any(which)]
+        return "; ".join(parts if ended else [", ".join(["completed", *parts])])
 
 
 @dataclass(frozen=True)
@@ -166,173 +108,125 @@ class Comparison:
     """Runs of one machine and one data set.
 
     Args:
-        columns: what distinguishes them: keys of the configuration, and facts of the software that were not the same.
-        cells: one for each combination of values in these columns.
+        columns: keys of the configuration that differ, and facts of the software that do.
+        rows: one for each combination of values in these columns.
         facts: machine, software and data, where they are the same for all.
+        error: the rate at which the interval of one pair may miss, so that a report with all its pairs names a
+            difference that is none at a rate of at most 5% (Bonferroni).
     """
 
     columns: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    rows: tuple[Configuration, ...]
     facts: Mapping[str, str]
+    error: float = ERROR
 
-    @property
-    def measured(self) -> list[Cell]:
-        """The cells that have a time, the fastest first."""
-        return sorted((cell for cell in self.cells if cell.epoch_s), key=_time)
-
-    @property
-    def slowest(self) -> float | None:
-        """The epoch time of the slowest cell."""
-        return max(map(_time, self.measured), default=None)
-
-    @property
-    def first_epochs_count(self) -> bool:
-        """Whether a cell has but first epochs, so that warming up is in its figures."""
-        return any(cell.counted and all(len(run.epochs) < 2 for run in cell.runs) for cell in self.cells)
-
-    @property
-    def repeated(self) -> bool:
-        """Whether some configuration was run more than once."""
-        return any(len(cell.runs) > 1 for cell in self.cells)
-
-    @property
-    def disturbed(self) -> int:
-        """How many runs were at work beside another one."""
-        return sum(run.disturbed for cell in self.cells for run in cell.runs)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether a run's set lay in parts on several devices, so that its batches were others."""
-        together = (run.result.get("distributed") or {} for cell in self.cells for run in cell.runs)
-        return any(how.get("placement") == "shard" for how in together)
+    @cached_property
+    def ranked(self) -> list[Configuration]:
+        """The rows whose times are compared, the one with the lowest median first."""
+        return sorted((row for row in self.rows if row.ranked), key=_median_time)
 
     @property
     def target_acc(self) -> float | None:
         """The accuracy, in percent, that all runs were to reach as soon as possible; None if that was not the aim."""
-        aims = [run.config.get("sweep") or {} for cell in self.cells for run in cell.runs]
-        targets = {aim.get("target_acc") for aim in aims}
-        sought = all(aim.get("objective") == "seconds_to_target" for aim in aims)
-        return targets.pop() if sought and len(targets) == 1 else None
+        aims = [run.config.get("sweep") for row in self.rows for run in row.runs]
+        targets = [
+            aim.get("target_acc")
+            for aim in aims
+            if isinstance(aim, Mapping) and aim.get("objective") == "seconds_to_target"
+        ]
+        is_aim = len(targets) == len(aims) and all(target == targets[0] for target in targets)
+        return targets[0] if is_aim and isinstance(targets[0], int | float) and 0 <= targets[0] <= 100 else None
+
+    def value(self, row: Configuration, column: str) -> Any:
+        """The value of a row in a column; None where there is no such column."""
+        return row.values[self.columns.index(column)] if column in self.columns else None
 
     def batch_sizes(self) -> list[int]:
-        """The batch sizes that were swept, ascending; none where they were not, or are not all known."""
-        if "batch_size" not in self.columns:
-            return []
-        sizes = {self.value(cell, "batch_size") for cell in self.cells}
-        return sorted(sizes) if all(isinstance(size, int) for size in sizes) else []
+        """The batch sizes, ascending, of the rows that have one; none where it does not vary."""
+        sizes = {self.value(row, "batch_size") for row in self.rows} - {NOTHING}
+        return sorted(sizes) if all(type(size) is int for size in sizes) else []
 
-    def loader_by_batch_size(self) -> bool:
-        """Whether loader and batch size are what was swept, and nothing else."""
-        return set(self.columns) == {"data/loader", "batch_size"} and bool(self.batch_sizes())
+    def loader_groups(self) -> dict[tuple[tuple[str, Any], ...], list[Configuration]]:
+        """Rows that differ in the loader alone, by the columns and values that they share."""
+        # A key of one loader alone is no difference to the others.
+        shared = [name for name in self.columns if name != LOADER and not name.startswith("data.loader.")]
+        groups: dict[tuple[tuple[str, Any], ...], list[Configuration]] = {}
+        for row in self.rows:
+            groups.setdefault(tuple((name, self.value(row, name)) for name in shared), []).append(row)
+        return {key: rows for key, rows in groups.items() if len({self.value(row, LOADER) for row in rows}) > 1}
 
-    def place(self) -> str:
-        """Machine and data, in a line."""
-        facts = {**self.facts, "SHA-256": self.facts.get("SHA-256", "").partition(",")[0]}  # that of the images
-        return ", ".join(facts[key] for key in PLACE if facts.get(key)) or "machine and data not known"
+    def ratio(self, slower: Configuration, faster: Configuration, key: str = "epoch_s") -> PairedRatio | None:
+        """How many times as long `slower` takes, over the rounds that both have; None where they have none."""
+        keys = slower.ranked.keys() & faster.ranked.keys()
+        pairs = [(slower.ranked[round_key].figure(key), faster.ranked[round_key].figure(key)) for round_key in keys]
+        known = [(one, other) for one, other in pairs if one is not None and other is not None]
+        return PairedRatio.of([one for one, _ in known], [other for _, other in known], self.error)
 
-    def value(self, cell: Cell, column: str) -> Any:
-        """What a cell has in a column."""
-        return cell.values[self.columns.index(column)]
+    def loader_label(self, row: Configuration) -> str:
+        """The loader of a row, with its options where they vary."""
+        options = [
+            f"{column.removeprefix('data.loader.')}={value}"
+            for column, value in zip(self.columns, row.values, strict=True)
+            if column.startswith("data.loader.") and value != NOTHING
+        ]
+        return " ".join([str(self.value(row, LOADER)), *options])
 
 
-def as_text(value: Any) -> str:
-    """A value of a configuration for people: a float with four digits, where it has more than eight."""
-    return f"{value:.4g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)
-
-
-def _time(cell: Cell) -> float:
-    assert cell.epoch_s is not None
-    return cell.epoch_s.median
+def _median_time(row: Configuration) -> float:
+    assert row.epoch_s is not None
+    return row.epoch_s.median
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and data set; the order of the runs is kept."""
-    runs = marked(runs)
+    runs = mark_overlapping(runs)
     apart: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        known = run if run.result.get("environment") else _relative(run, runs)
-        apart.setdefault((*_machine(known, runs), *_data(known)), []).append(run)
-    return [_comparison(group) for group in apart.values()]
+        known = run if run.environment else _relative(run, runs)
+        apart.setdefault(_identity(known), []).append(run)
+    groups = [_rows(group) for group in apart.values()]
+    counted = [sum(any(run.status == "completed" for run in row.runs) for row in rows) for _, rows, _ in groups]
+    pairs = sum(number * (number - 1) // 2 for number in counted)
+    return [Comparison(*group, error=ERROR / max(pairs, 1)) for group in groups]
 
 
 def _relative(run: Run, runs: Sequence[Run]) -> Run:
     """For a run that never began, and does not know its machine: one of its sweep, with the same data if there is."""
-    beside = [one for one in runs if one.result.get("environment") and one.folder.parent == run.folder.parent]
 
-    def same_data(one: Run) -> bool:
-        return bool(_dataset(one) == _dataset(run))
+    def dataset(one: Run) -> Any:
+        data = one.config.get("data")
+        return data.get("dataset") if isinstance(data, Mapping) else None
 
-    return max(beside, key=same_data, default=run)
-
-
-def _dataset(run: Run) -> Any:
-    return run.config["data"].get("dataset") if isinstance(run.config.get("data"), Mapping) else None
+    siblings = [one for one in runs if one.environment and one.folder.parent == run.folder.parent]
+    return max(siblings, key=lambda one: bool(dataset(one) == dataset(run)), default=run)
 
 
-def _environment(run: Run) -> dict[str, Any]:
-    """Where and with what a run ran, the device included; empty where it is not known."""
-    environment = run.result.get("environment")
-    together = run.result.get("distributed") or {}
-    return {**environment, **together, "device": run.result.get("device")} if environment else {}
-
-
-def _machine(run: Run, runs: Sequence[Run]) -> tuple[Any, ...]:
-    """What makes a machine another one. A run on the CPU does not know the GPU beside it."""
-    environment = _environment(run)
-    processor = (environment.get("cpu"), environment.get("cpu_count"))
-    gpu = environment.get("gpu")
-    if gpu is None:
-        beside = {
-            other["gpu"]
-            for other in map(_environment, runs)
-            if (other.get("cpu"), other.get("cpu_count")) == processor and other.get("gpu")
-        }
-        gpu = beside.pop() if len(beside) == 1 else None
-    return (*processor, gpu)
-
-
-def _data(run: Run) -> tuple[Any, ...]:
+def _identity(run: Run) -> tuple[Any, ...]:
+    """What identifies the machine and the data set of a run."""
     dataset = run.result.get("dataset") or {}
-    return (dataset.get("name"), *sorted((dataset.get("sha256") or {}).items()))
+    machine = (fact_of(run.environment.get(key)) for key in MACHINE)
+    return (*machine, fact_of(dataset.get("name")), *sorted((dataset.get("sha256") or {}).items()))
 
 
-def _comparison(runs: Sequence[Run]) -> Comparison:
-    known = [run for run in runs if run.result.get("environment")]
-    found = {
-        key: list(dict.fromkeys(_fact(_environment(run).get(key)) for run in known)) for key in (*MACHINE, *SOFTWARE)
+def _rows(runs: Sequence[Run]) -> tuple[tuple[str, ...], tuple[Configuration, ...], dict[str, str]]:
+    """Columns, rows and facts of a comparison."""
+    found = [facts_of(run) for run in runs]
+    known = [facts for run, facts in zip(runs, found, strict=True) if run.environment]
+    configs = [flat_values(run) for run in runs]
+    keys = varied_keys(configs)
+    differing = [key for key in SOFTWARE if len({facts[key] for facts in known}) > 1 and key not in keys]
+    rows: dict[tuple[Any, ...], list[Run]] = {}  # what cannot be read is no repeat of anything: a row for each
+    for run, config, facts in zip(runs, configs, found, strict=True):
+        values = [*(config.get(key, NOTHING) for key in keys), *(facts[key] for key in differing)]
+        own = run.folder if run.status == "unreadable" else None
+        rows.setdefault((own, *values), []).append(run)
+    shared = {
+        title: ", ".join(dict.fromkeys(facts[key] for facts in known if facts[key] != NOTHING))
+        for key, title in (MACHINE | SOFTWARE).items()
+        if key not in differing
     }
-    configs = [values_of(run) for run in runs]
-    keys = swept(configs)
-    differing = [key for key in SOFTWARE if len(found[key]) > 1 and key not in keys]
-    cells: dict[tuple[Any, ...], list[Run]] = {}
-    for run, config in zip(runs, configs, strict=True):
-        values = [
-            *(config.get(key, NOTHING) for key in keys),
-            *(_fact(_environment(run).get(key)) for key in differing),
-        ]
-        cells.setdefault(tuple(values), []).append(run)
-    facts = {title: ", ".join(fact for fact in found[key] if fact != NOTHING) for key, title in MACHINE.items()}
-    facts |= {title: found[key][0] for key, title in SOFTWARE.items() if len(found[key]) == 1}
-    facts |= _data_facts(known)
-    return Comparison(
-        columns=(*(title_of(key) for key in keys), *(SOFTWARE[key] for key in differing)),
-        cells=tuple(Cell(values, tuple(repeats)) for values, repeats in cells.items()),
-        facts={title: fact for title, fact in facts.items() if fact and fact != NOTHING},
+    return (
+        (*(title_of(key) for key in keys), *(SOFTWARE[key] for key in differing)),
+        tuple(Configuration(tuple(values), tuple(repeats)) for (_, *values), repeats in rows.items()),
+        {title: fact for title, fact in (shared | data_facts(runs)).items() if fact},
     )
-
-
-def _data_facts(known: Sequence[Run]) -> dict[str, str]:
-    for run in known:
-        if dataset := run.result.get("dataset"):
-            sums = ", ".join(f"{name} {value[:12]}" for name, value in dataset["sha256"].items())
-            sizes = f"{dataset['train_size']:,} training and {dataset['test_size']:,} test images"
-            return {"data": f"{dataset['name']}, {sizes}", "SHA-256": f"{sums} (first 12 digits)"}
-    return {}
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str) and len(value) == 40 and value.isalnum():  # a commit
-        return value[:12]
-    return NOTHING if value is None else str(value)

@@ -13,11 +13,13 @@ from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.atomic import write_whole
-from vitmnist.report.answer import answer, named
 from vitmnist.report.compare import Comparison, compare
-from vitmnist.report.picture import draw
+from vitmnist.report.facts import place
+from vitmnist.report.plot import draw
 from vitmnist.report.runs import find_runs, read_run
+from vitmnist.report.summary import summary
 from vitmnist.report.table import Rows, articles_table, as_csv, table
+from vitmnist.report.text import row_name
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -31,10 +33,12 @@ img { max-width: 100%; background: white; }
 """
 
 READING = (
-    "An epoch is its training pass and the evaluation after it; its time is the median over the epochs that count, "
-    "with their range. Waiting is the time in which the model had no batch to work on; its share is of the training "
-    "pass. Accuracy is that after the last epoch. Memory is the peak of a run: what is resident on the host, and "
-    "tensors on the GPU. × slowest: how many times as fast as the slowest row."
+    "An epoch is its training pass and the evaluation after it. Each run contributes the median of its epochs without "
+    "the first; a row shows median and range of its runs, and from six runs on an interval for the true median. "
+    "× fastest: the median ratio to the row with the lowest time, over runs of the same round; an interval that "
+    "contains 1 is noise, and without an interval the runs are too few to tell. Waiting is the time in which the model "
+    "had no batch; its share is of the training pass. Accuracy is that after the last epoch. Memory is the peak of a "
+    "run: resident on the host, tensors on the GPU."
 )
 
 
@@ -59,25 +63,23 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
 
 
 def as_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The whole report; its picture is `report.png` beside it."""
-    parts = ["# Report"]
-    if len(comparisons) > 1:
-        parts.append(apart(comparisons))
+    """The whole report; its picture is `report.png` next to it."""
+    several = len(comparisons) > 1
+    parts = ["# Report", "![Seconds per epoch](report.png)", *([separate(comparisons)] if several else [])]
     for number, comparison in enumerate(comparisons, 1):
-        if len(comparisons) > 1:
-            parts.append(f"## {number}. {_escaped(comparison.place())}")
-        parts += [_escaped(sentence, bold=True) for sentence in answer(comparison)]
+        if several:
+            parts.append(f"## {number}. {_escaped(place(comparison.facts))}")
+        parts += [_escaped(sentence, bold=True) for sentence in summary(comparison)]
         parts.append(_pipe(*table(comparison), bold=False))
         if reasons := not_completed(comparison):
             parts.append("\n".join(["Not completed:", "", *(f"- {_escaped(reason)}" for reason in reasons)]))
-        if comparison.loader_by_batch_size():
-            parts += ["Seconds of an epoch, as in the articles:", _pipe(*articles_table(comparison), bold=True)]
-        parts.append("\n".join(f"- {_escaped(title)}: {_escaped(fact)}" for title, fact in facts(comparison).items()))
-    parts += ["![Seconds of an epoch](report.png)", READING]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        if (articles := articles_table(comparison))[1]:
+            parts += ["Median seconds per epoch, as in the articles:", _pipe(*articles, bold=True)]
+        parts.append("\n".join(f"- {_escaped(key)}: {_escaped(fact)}" for key, fact in comparison.facts.items()))
+    return "\n\n".join(part for part in [*parts, READING] if part) + "\n"
 
 
-def apart(comparisons: Sequence[Comparison]) -> str:
+def separate(comparisons: Sequence[Comparison]) -> str:
     """What to say of runs that may not be compared with each other."""
     return (
         f"These runs are of {len(comparisons)} machines or data sets. Each has its own table, and no figure of one is "
@@ -86,18 +88,12 @@ def apart(comparisons: Sequence[Comparison]) -> str:
 
 
 def not_completed(comparison: Comparison) -> list[str]:
-    """What became of each configuration of which a run did not complete."""
+    """How each configuration ended of which a run did not complete, in full."""
     return [
-        f"{named(comparison, cell)}: {' '.join(cell.status.split())}"
-        for cell in comparison.cells
-        if any(run.status != "completed" for run in cell.runs)
+        f"{row_name(comparison, row)}: {' '.join(row.status.split())}"
+        for row in comparison.rows
+        if any(run.status != "completed" for run in row.runs)
     ]
-
-
-def facts(comparison: Comparison) -> dict[str, str]:
-    """What stands under a table: machine, software, data, and which epochs count."""
-    exception = ", except where there is no other" if comparison.first_epochs_count else ""
-    return {**comparison.facts, "epochs that count": f"all without the first of each run{exception}"}
 
 
 def as_html(text: str, picture: bytes) -> str:
@@ -114,17 +110,17 @@ def as_html(text: str, picture: bytes) -> str:
 
 
 def as_text(comparisons: Sequence[Comparison], width: int = 24) -> str:
-    """The tables and the answer for a terminal; in a table, what is long is cut after `width` characters."""
-    parts = [apart(comparisons)] if len(comparisons) > 1 else []
+    """The tables and the sentences for a terminal; in a table, what is long is cut after `width` characters."""
+    parts = [separate(comparisons)] if len(comparisons) > 1 else []
     for comparison in comparisons:
         if len(comparisons) > 1:
-            parts.append(f"{comparison.place()}:")
+            parts.append(f"{place(comparison.facts)}:")
         parts.append(_plain(*table(comparison), width))
         if reasons := not_completed(comparison):
             parts.append("\n".join(["not completed:", *(f"  {reason}" for reason in reasons)]))
-        if comparison.loader_by_batch_size():
-            parts.append("seconds of an epoch\n" + _plain(*articles_table(comparison), width))
-        parts += [sentence.replace("**", "") for sentence in answer(comparison)]
+        if (articles := articles_table(comparison))[1]:
+            parts.append("median seconds per epoch\n" + _plain(*articles, width))
+        parts += [sentence.replace("**", "") for sentence in summary(comparison)]
     return "\n\n".join(parts)
 
 
@@ -134,10 +130,8 @@ def _pipe(header: list[str], rows: Rows, bold: bool) -> str:
 
 
 def _plain(header: list[str], rows: Rows, width: int) -> str:
-    """A table without the columns in which nothing was measured."""
-    told = [index for index in range(len(header)) if any(row[index] != "–" for row in rows)]
-    cut = [[_cut(" ".join(row[index].split()).strip("*"), width) for index in told] for row in rows]
-    return str(tabulate(cut, [header[index] for index in told], tablefmt="simple", disable_numparse=True))
+    cut = [[_cut(" ".join(value.split()).strip("*"), width) for value in row] for row in rows]
+    return str(tabulate(cut, header, tablefmt="simple", disable_numparse=True))
 
 
 def _cut(text: str, width: int) -> str:

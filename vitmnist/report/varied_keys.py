@@ -1,4 +1,4 @@
-"""What distinguishes runs: the keys of their configurations that are not the same."""
+"""The keys of the configuration in which runs differ."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ from typing import Any
 from vitmnist.config import ASIDE, is_under, leaves, trainer_label
 from vitmnist.report.runs import Run
 
+REPEATS = (*ASIDE, "seed")  # runs that differ in these alone are repeats of one configuration
 
-def values_of(run: Run) -> dict[str, Any]:
+
+def flat_values(run: Run) -> dict[str, Any]:
     """A run's configuration by full keys; empty where it is not known.
 
-    Loader and trainer are named as one speaks of them: `prefetch of ram`, `auto: ram` for what an automatic choice came
-    to, `plain, fused=true`.
+    Loader and trainer get the names of the report: `prefetch of ram`, `auto: ram` for what `auto` chose,
+    `plain, fused=true`.
     """
     config = dict(run.config)
     if isinstance(trainer := config.get("trainer"), Mapping):
         config["trainer"] = {"name": trainer_label(trainer)}
     values = leaves(config)
     if base := values.pop("data.loader.base.name", None):
-        values["data.loader.name"] = f"{values['data.loader.name']} of {base}"
+        values["data.loader.name"] = f"{values.get('data.loader.name')} of {base}"
     chosen = (run.result.get("choices") or {}).get("loader", "auto")
     if values.get("data.loader.name") == "auto" and chosen != "auto":
         values["data.loader.name"] = f"auto: {chosen}"
     return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-def swept(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values differ among configurations, as `values_of` gives them.
+def varied_keys(flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values differ among configurations, as `flat_values` gives them.
 
     Below a group whose members differ, a key counts only if it differs among runs of the same member: `num_workers`
-    does not distinguish `disk` from `ram`, that is what their names do.
+    does not distinguish `disk` from `ram`, their names do.
     """
     found = []
     for key in dict.fromkeys(key for values in flat for key in values):
-        if is_under(key, ASIDE):
+        if is_under(key, REPEATS):
             continue
         by_member: dict[tuple[Any, ...], set[str]] = {}
         for values in flat:
@@ -47,7 +49,7 @@ def swept(flat: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _members_above(key: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The members that were chosen of the groups that a key stands in."""
+    """The members that were chosen of the groups that contain a key."""
     parts = key.split(".")
     groups = [".".join(parts[:depth]) for depth in range(1, len(parts))]
     own = key.removesuffix(".name") if key.endswith(".name") else None

@@ -1,0 +1,98 @@
+"""What the report calls an interval contains the true median; what it calls a difference is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+import pytest
+
+from vitmnist.report.intervals import ERROR, PairedRatio, Spread, least_runs, median_interval, wilson
+
+SIMULATIONS = 1000
+# Three standard deviations of a rate of 5% in so many simulations; beyond it by chance in 1 of 700 cases.
+SLACK = 3 * (0.05 * 0.95 / SIMULATIONS) ** 0.5
+
+
+def medians_of_runs(
+    runs: int, configurations: int, effect: float = 1.0, epochs: int = 9, noise: float = 0.05
+) -> np.ndarray:
+    """Median epoch times [simulation, configuration, run]: a drift per round, an effect per run, noise per epoch.
+
+    The last configuration takes `effect` times as long as the others.
+    """
+    random = np.random.default_rng(1000 * configurations + runs)
+    drift = random.normal(0, 0.1, (SIMULATIONS, 1, runs))
+    run = random.normal(0, noise, (SIMULATIONS, configurations, runs))
+    epoch = random.normal(0, noise, (SIMULATIONS, configurations, runs, epochs))
+    run[:, -1] += np.log(effect)
+    return np.exp(np.median(drift[..., None] + run[..., None] + epoch, axis=-1))
+
+
+def named_different(times: Sequence[Sequence[float]]) -> bool:
+    """Whether the fastest of the configurations is called faster than another."""
+    best, *others = sorted(times, key=median)
+    error = ERROR / (len(times) * len(others) / 2)
+    ratios = [PairedRatio.of(list(other), list(best), error) for other in others]
+    return any(ratio is not None and ratio.excludes_one for ratio in ratios)
+
+
+@pytest.mark.parametrize("runs", range(1, 21))
+def test_intervals_hold_what_they_say(runs: int) -> None:
+    """With epochs that are clustered in runs, the interval contains the true median in at least 95% of cases."""
+    times = medians_of_runs(runs, 2)
+    found = [interval for one in times[:, 0].tolist() if (interval := median_interval(one))]
+    assert len(found) == (SIMULATIONS if runs >= 6 else 0)
+    if found:
+        covered = sum(interval.low <= 1 <= interval.high for interval in found) / SIMULATIONS
+        assert covered >= 0.95 - SLACK
+        assert abs(covered - found[0].coverage) < SLACK
+        assert found[0].coverage >= 0.95
+
+
+@pytest.mark.parametrize("configurations", [2, 4])
+@pytest.mark.parametrize("runs", range(1, 21))
+def test_equal_configurations_are_called_different_in_at_most_one_report_of_twenty(
+    runs: int, configurations: int
+) -> None:
+    wrong = sum(map(named_different, medians_of_runs(runs, configurations).tolist())) / SIMULATIONS
+    assert wrong <= 0.05 + SLACK
+    if runs < {2: 6, 4: 8}[configurations]:
+        assert wrong == 0
+
+
+def test_a_difference_of_a_tenth_is_found_with_eight_runs() -> None:
+    for configurations in (2, 4):
+        times = medians_of_runs(8, configurations, effect=1.1, noise=0.01)
+        assert np.mean([named_different(one) for one in times.tolist()]) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "coverage"),
+    [(6, 1, 0.96875), (8, 1, 0.9921875), (9, 2, 0.9609375), (20, 6, 0.9586), (50, 18, 0.9672)],
+)
+def test_ranks_are_those_of_the_table_in_conover(number: int, rank: int, coverage: float) -> None:
+    interval = median_interval([float(value) for value in range(1, number + 1)])
+    assert (interval.low, interval.high) == (rank, number + 1 - rank)
+    assert interval.coverage == pytest.approx(coverage, abs=1e-4)
+
+
+def test_few_runs_have_no_interval() -> None:
+    assert Spread.of([]) is None
+    assert Spread.of([1.0, 2.0, 4.0, 4.0, 5.0]) == Spread(4.0, 1.0, 5.0, 5, None)
+    assert [least_runs(ERROR / pairs) for pairs in (1, 6, 66)] == [6, 8, 12]
+
+
+def test_a_drift_that_pairs_share_hides_no_difference() -> None:
+    drift = np.linspace(1, 3, 6)
+    ratio = PairedRatio.of(list(1.1 * drift), list(drift))
+    assert ratio.excludes_one
+    assert ratio.ratio == pytest.approx(1.1)
+    assert not PairedRatio.of([1.0] * 6, [1.0] * 6).excludes_one  # ties
+    assert PairedRatio.of([], []) is None
+
+
+def test_wilson_is_that_of_the_textbook() -> None:
+    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)

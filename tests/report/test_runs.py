@@ -1,0 +1,140 @@
+"""Reading records: one that cannot be read, or contradicts itself, is a row that says why, and stops no report."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import compared, epoch, rows, run, the_only
+
+from vitmnist.errors import DataError
+from vitmnist.report.compare import compare
+from vitmnist.report.runs import Run, find_runs, read_run
+from vitmnist.report.table import as_csv
+from vitmnist.report.write import as_text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b"\0\0\0\0", "Expecting value"),
+        (b"\xff\xfe", "'utf-8' codec can't decode"),
+        (b"{", "Expecting property name"),
+        (b"[" * 100_000, "maximum recursion depth exceeded"),
+        (b"null", "is not an object"),
+        (b"[]", "is not an object"),
+        (b"{}", "status is missing or unknown"),
+        (b'{"status": "completed"}', "epochs is not a list of objects"),
+        (b'{"status": "completed", "epochs": [3]}', "epochs is not a list of objects"),
+        (b'{"status": "completed", "epochs": [], "error": "\\ud800"}', "'utf-8' codec can't encode"),
+        ({"config": [3]}, "config is not an object"),
+        ({"choices": "ram"}, "choices is not an object"),
+        ({"dataset": {"name": "mnist", "sha256": {"train_images": 1}}}, "dataset.sha256 is not an object of strings"),
+        ({"began_at": "now"}, "began_at is now"),
+        ({"epochs": [epoch(2.0, train_s=0.0, data_wait_s=0.0, compute_s=0.0)]}, "epoch 1: train_s is 0"),
+        ({"epochs": [epoch(2.0), epoch(2.0, val_acc="high")]}, "epoch 2: val_acc is high"),
+        ({"epochs": [epoch(2.0, epoch_s=True)]}, "epoch 1: epoch_s is True"),
+        ({"epochs": [epoch(float("nan"))]}, "epoch 1: epoch_s is nan"),
+        ({"epochs": [epoch(2.0, val_loss=float("inf"))]}, "epoch 1: val_loss is inf"),
+        ({"epochs": [epoch(2.0, data_wait_s=-1.0)]}, "epoch 1: data_wait_s is -1.0"),
+        ({"epochs": [epoch(2.0, data_wait_s=3.0)]}, "epoch 1: data_wait_s is 3, above train_s, which is 1.6"),
+        ({"epochs": [epoch(2.0, compute_s=3.0)]}, "epoch 1: compute_s is 3, above train_s, which is 1.6"),
+        ({"epochs": [epoch(2.0, train_s=3.0)]}, "epoch 1: train_s is 3, above epoch_s, which is 2"),
+    ],
+)
+def test_what_cannot_be_read_is_a_row_with_the_reason(content: Any, reason: str, tmp_path: Path) -> None:
+    run(tmp_path / "0")
+    file = run(tmp_path / "1", "disk") / "result.json"
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(file.read_text()) | content).encode()
+    file.write_bytes(content)
+    found = [row for comparison in compared(tmp_path) for row in rows(comparison)]
+    assert [row["status"].partition(": ")[0] for row in found] == ["completed", "unreadable"]
+    assert found[1]["status"].startswith(f"unreadable: 1/result.json: {reason}")
+
+
+def test_each_record_that_cannot_be_read_has_a_row(tmp_path: Path) -> None:
+    run(tmp_path / "0")
+    for number in (1, 2):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "result.json").write_text("null")
+    found = [row["status"] for row in rows(the_only(tmp_path))]
+    assert found == ["completed", *(f"unreadable: {number}/result.json: is not an object" for number in (1, 2))]
+
+
+def replaced(node: Any, junk: Any) -> Iterator[Any]:
+    """Copies of a JSON value in which one value is replaced, or is missing."""
+    if isinstance(node, dict | list):
+        for key in node if isinstance(node, dict) else range(len(node)):
+            for inner in [junk, *replaced(node[key], junk)]:
+                other = copy.copy(node)
+                other[key] = inner
+                yield other
+            other = copy.copy(node)
+            del other[key]
+            yield other
+
+
+@pytest.mark.parametrize("junk", [None, [[]], {"a": []}, 10**400])
+def test_no_value_in_a_record_stops_the_report(junk: Any, tmp_path: Path) -> None:
+    """Each value of a record in turn is replaced by what does not belong there."""
+    config = {"sweep": {"objective": "seconds_to_target", "target_acc": 97.0}}
+    auto = {"trainer": {"micro_batch": 1}, "summary": {"compile_s": 1.0}, "distributed": {"ranks": 2}}
+    epochs = [{"epoch_s": 1.0}, epoch(2.0, ended_at=4.0)]
+    odd = run(tmp_path / "0", config=config, began_at=1.0, ended_at=5.0, epochs=epochs, **auto)
+    good = replace(read_run(odd), folder=tmp_path / "1")
+    for content in replaced(json.loads((odd / "result.json").read_text()), junk):
+        (odd / "result.json").write_text(json.dumps(content))
+        comparisons = compare([read_run(odd), good])
+        assert sum(len(row.runs) for comparison in comparisons for row in comparison.rows) == 2
+        for text in (as_text(comparisons), as_csv(comparisons)):
+            text.encode()
+
+
+def test_a_figure_that_old_records_lack_is_missing(tmp_path: Path) -> None:
+    old = [{"epoch_s": 3.0, "train_loss": 1.0}, {"epoch_s": 2.0, "train_loss": 1.0}]
+    run(tmp_path / "0", epochs=old)
+    (row,) = rows(the_only(tmp_path))
+    assert row == {"epoch, s": "2.00"}
+    assert Run(Path(), "completed", "", {}, {"epochs": old}).seconds_to(90.0) is None
+    run(tmp_path / "1", "disk", times=(9.0, 4.0))
+    assert [row["waiting, s"] for row in rows(the_only(tmp_path))] == ["–", "0.800"]
+
+
+def test_a_new_figure_and_new_facts_are_shown(tmp_path: Path) -> None:
+    new = {"cpu_capability": "AVX512", "cpu_flags": ["avx2", "fma"], "blas": "MKL", "env": {"OMP_NUM_THREADS": "2"}}
+    run(tmp_path / "0", environment={**new, "git_diff_sha256": "b" * 64}, epochs=[epoch(2.0, save_s=0.5)])
+    comparison = the_only(tmp_path)
+    assert rows(comparison)[0]["saving, s"] == "0.500"
+    shown = ("CPU capability", "instruction sets", "BLAS", "environment variables", "SHA-256 of the changes")
+    assert [comparison.facts[title] for title in shown] == ["AVX512", "avx2, fma", "MKL", "OMP_NUM_THREADS=2", "b" * 12]
+    run(tmp_path / "1", environment={**new, "git_diff_sha256": "c" * 64})
+    assert the_only(tmp_path).columns == ("SHA-256 of the changes",)
+
+
+def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 9, 2):
+        run(tmp_path / "sweep" / f"{number}-x")
+    found = find_runs([tmp_path, tmp_path / "sweep", tmp_path / "sweep" / "9-x"])
+    assert [one.name for one in found] == ["2-x", "9-x", "10-x"]
+
+
+def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no run"):
+        find_runs([tmp_path])
+    with pytest.raises(DataError, match="there is no such folder"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    folder = run(tmp_path / "0")
+    (folder / ".lock").touch()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    compared(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
