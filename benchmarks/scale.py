@@ -116,8 +116,7 @@ def costs(size: float, gpus: int, cluster: Cluster, sample: Sample) -> list[Cost
     copies = local * (size + indices)
     batches = over_bus / cluster.bus
     return [
-        cost("gpu_slice, replicate", size + indices / gpus, local * indices, size, indices / gpus, (0.0,)),
-        cost("gpu_slice, shard", size / gpus, local * indices / gpus, size / machines, indices / gpus, (0.0,)),
+        cost("gpu_slice", size + indices / gpus, local * indices, size, indices / gpus, (0.0,)),
         cost("ram", 0.0, copies, size, over_bus, (batches,)),
         cost("prefetch of ram", 0.0, copies, size, over_bus, (batches,)),
         cost("prefetch of cache", 0.0, local * indices, size, over_bus, (batches, from_disk)),

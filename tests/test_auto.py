@@ -18,7 +18,7 @@ from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader, auto
 from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
 from vitmnist.data.loaders.contract import Batches
-from vitmnist.data.loaders.gpu_slice import GpuSliceLoader, GpuSliceOptions
+from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
 from vitmnist.data.loaders.ram import RamOptions
 from vitmnist.data.loaders.timing import measure
 from vitmnist.data.order import EpochOrder
@@ -192,9 +192,7 @@ def test_a_sets_memory_is_judged_at_its_real_dtype() -> None:
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = Arrays(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         permutation = 23 * 8
-        assert (
-            needs(GpuSliceOptions(), arrays, ORDER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
-        )
+        assert needs(NoOptions(), arrays, ORDER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
     samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
     assert LOADERS.member(complete("ram"))[0].needs(RamOptions(), samples, ORDER, CPU).host == 23 * (3 * 8 + 4)
 

@@ -253,7 +253,6 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: Ranks, tmp_pa
         (["-m", "seed=1,2"], {}, "-m: is for one process"),
         (["trainer.cuda_graph=true"], {}, "trainer.cuda_graph=true: is for one process alone"),
         (["resume=nowhere"], {}, "nowhere: holds no run"),
-        ([*PREFETCH, "data.loader.base.placement=shard"], {}, "placement=shard: is for"),
         (["distributed.timeout_s=0"], {}, "distributed.timeout_s=0.0: must be above 0"),
     ],
 )
@@ -304,24 +303,6 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         else:
             with pytest.raises(ConfigError, match=rf"rank {world.rank} has no GPU: torch sees 2 here, for 4 processes"):
                 choose_device("auto", world)
-
-
-def test_shards_are_recorded_and_hold_to_their_number(quick: list[str], ranks: Ranks, tmp_path: Path) -> None:
-    sharded = [*quick, "data/loader=gpu_slice", "data.loader.placement=shard", "epochs=2"]
-    ranks(2, *sharded, "hydra.run.dir=whole").well()
-    assert result_of(tmp_path / "whole")["distributed"] == {"ranks": 2, "placement": "shard"}
-    ranks(2, *sharded, "max_minutes=0", "hydra.run.dir=cut").well()
-    codes, outputs = ranks(3, "resume=cut", "max_minutes=null").ended()
-    assert codes == [1, 1, 1]
-    assert "the epoch was begun with the set in 2 shards" in "".join(outputs)
-    ranks(2, "resume=cut", "max_minutes=null").well()
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-
-
-def test_the_set_is_replicated_where_it_fits(quick: list[str], ranks: Ranks) -> None:
-    placed = ranks(2, *quick, "data/loader=gpu_slice", "hydra.run.dir=run").well() / "run"
-    assert result_of(placed)["distributed"] == {"ranks": 2, "placement": "replicate"}
-    assert "data.loader.placement=replicate: the set fits on every device" in (placed / "vitmnist.log").read_text()
 
 
 def test_a_later_rank_neither_unpacks_nor_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,12 @@ from vitmnist.errors import DataError
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 1
+FORMAT = 2
+"""Goes up when a run that is resumed would train on in another way than it began."""
+
+
+class OtherFormatError(DataError):
+    """A checkpoint of another version of the program."""
 
 
 def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
@@ -76,7 +81,7 @@ def load(folder: Path) -> dict[str, Any] | None:
     """The newest whole checkpoint of a run, on the CPU; None where there has been none yet.
 
     Raises:
-        DataError: there are checkpoints, and all are damaged.
+        DataError: there are checkpoints, and all are damaged, or of another version of the program.
     """
     place = folder / FOLDER
     paths = [place / name for name in ("next.pt", "last.pt", "previous.pt")]
@@ -87,6 +92,8 @@ def load(folder: Path) -> dict[str, Any] | None:
     for path in found:
         try:
             return read(path)
+        except OtherFormatError:
+            raise  # not damaged: that version can read it
         except DataError as error:
             damage.append(str(error))
             log.warning("%s; the one before it is used", error)
@@ -101,7 +108,7 @@ def read(path: Path) -> dict[str, Any]:
     """The checkpoint in a file, verified, and unpickled without running anything of it.
 
     Raises:
-        DataError: it is damaged, or holds anything but plain values and tensors.
+        DataError: it is damaged, of another version of the program, or holds anything but plain values and tensors.
     """
     try:
         content = path.read_bytes()
@@ -115,8 +122,13 @@ def read(path: Path) -> dict[str, Any]:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         raise DataError(f"{path}: is no checkpoint: it holds more than plain values and tensors, or less") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise DataError(f"{path}: is no checkpoint of this program, or of another version of it")
+    if not isinstance(state, dict) or "format" not in state:
+        raise DataError(f"{path}: is not a checkpoint of this program")
+    if state["format"] != FORMAT:
+        raise OtherFormatError(
+            f"{path}: was written by another version of the program (format {state['format']}, this one has {FORMAT}), "
+            "which would train on in another way; start a new run, or resume it with that version"
+        )
     return state
 
 

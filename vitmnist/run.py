@@ -162,8 +162,7 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     result.dataset = world.share(lambda: describe_dataset(trainee.dataset))
     result.environment = describe_environment(device) if world.main else None
     if world.size > 1:
-        placement = trainee.placement.value if trainee.placement else None
-        result.distributed = {"ranks": world.size, "placement": placement}
+        result.distributed = {"ranks": world.size}
     saved = Saved(folder, config, trainee, result, stop, world)
     current = saved.restore(kept) if kept else None
     trainee.learner.capture(trainee.step, trainee.train_loader)

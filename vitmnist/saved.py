@@ -16,7 +16,6 @@ from vitmnist import checkpoint
 from vitmnist.atomic import write_whole
 from vitmnist.clock import EpochTimer
 from vitmnist.config import Config, is_under, leaves, plain
-from vitmnist.data.loaders.gpu_slice import Placement
 from vitmnist.engine import TrainingPass
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.records.result import EpochRecord, Result
@@ -84,7 +83,6 @@ class Saved:
             raise DataError(f"the data set is not the one that the run began with: {differing} differ")
         trainee = self._trainee
         step = trainee.step
-        self._check_recipe(kept)
         step.model.load_state_dict(kept["model"])
         # How the optimizer computes is this sitting's matter, and decides where torch puts its state.
         for group, built in zip(kept["optimizer"]["param_groups"], step.optimizer.param_groups, strict=True):
@@ -101,34 +99,11 @@ class Saved:
         current = None
         if kept["pass"]:
             device = next(step.model.parameters()).device
-            shards = kept.get("shards", 0)
-            if shards != self._shards():
-                raise ConfigError(
-                    f"resume: the epoch was begun with the set in {shards or 'no'} shards, which decide what "
-                    f"is in a batch, and now there would be {self._shards() or 'none'}; start as many processes as "
-                    "before, with the same data.loader.placement"
-                )
             current = TrainingPass(self._good, len(trainee.train_loader), device, self._watch_every, self._world)
             current.load_state_dict(kept["pass"])
         done = current.tally.steps if current else 0
         log.info("resumed after %d epochs and %d batches", self._good, done)
         return current
-
-    def _check_recipe(self, kept: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of a version of the program that trains differently with the same configuration."""
-        before, now = json.loads(kept["facts"]), json.loads(self._facts)
-        differing = [key for key in ("mean", "std") if before[key] != now[key]]
-        if differing:
-            raise DataError(
-                f"{self._folder}: another version of the program began it, with other channel statistics "
-                f"({', '.join(f'{key} {before[key]}, now {now[key]}' for key in differing)}); start a new run"
-            )
-        groups, built = len(kept["optimizer"]["param_groups"]), len(self._trainee.step.optimizer.param_groups)
-        if groups != built:
-            raise DataError(
-                f"{self._folder}: another version of the program began it, whose weight decay left other parameters "
-                f"alone (parameter groups: {groups}, now {built}); start a new run"
-            )
 
     def note_step(self) -> None:
         """Put into the record how steps are computed; running out of memory may have changed it."""
@@ -177,10 +152,6 @@ class Saved:
         """0 for none; else the exit code, and 1."""
         return 1 + self._stop.due.exit_code if self._stop.due else 0
 
-    def _shards(self) -> int:
-        """In how many parts the set lies on the devices; 0 if it is whole."""
-        return self._world.size if self._trainee.placement == Placement.shard else 0
-
     def final_weights(self) -> None:
         """Write `final.safetensors`, with what is needed to use them.
 
@@ -223,7 +194,6 @@ class Saved:
             "schedule": step.schedule.state_dict(),
             "random": checkpoint.random_state(),
             "random_of_others": others,
-            "shards": self._shards(),
         }
         if self._world.main:
             checkpoint.save(self._folder, state, best)

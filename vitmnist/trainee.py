@@ -14,14 +14,13 @@ from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import DATASETS, Dataset, build_dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
-from vitmnist.data.loaders.gpu_slice import GpuSliceLoader, GpuSliceOptions, Placement
 from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.reading import Reading, read_as
-from vitmnist.data.shares import RankOrder, ShardOrder
+from vitmnist.data.shares import RankOrder
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.learner import Learner
-from vitmnist.memory import Memory, free_memory, freed_memory_kept
+from vitmnist.memory import freed_memory_kept
 from vitmnist.models import MODELS
 from vitmnist.optimizer import OPTIMIZERS
 from vitmnist.schedule import SCHEDULES
@@ -34,10 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trainee:
-    """What an epoch needs, built and on its device.
-
-    `placement` is where the set lies of several ranks, if it lies on their devices.
-    """
+    """What an epoch needs, built and on its device."""
 
     dataset: Dataset
     learner: Learner
@@ -46,7 +42,6 @@ class Trainee:
     test_loader: Loader
     test_preprocess: Preprocess
     choice: Choice | None
-    placement: Placement | None
 
 
 def prepare(
@@ -73,13 +68,9 @@ def prepare(
         )
     values = data.loader
     _, options = LOADERS.member(values)
-    placement = place(options, dataset, together, device, world) if isinstance(options, GpuSliceOptions) else None
 
     def part(order: EpochOrder) -> EpochOrder:
-        if world.size == 1:
-            return order
-        kind: type[RankOrder | ShardOrder] = ShardOrder if placement == Placement.shard else RankOrder
-        return kind.of(order, world.rank, world.size)
+        return order if world.size == 1 else RankOrder.of(order, world.rank, world.size)
 
     order = part(together)
     if device.type == "cpu":
@@ -114,7 +105,6 @@ def prepare(
         test_loader=test_loader,
         test_preprocess=Preprocess(dataset.train).to(device),
         choice=choice,
-        placement=placement,
     )
 
 
@@ -167,28 +157,3 @@ def reading_in_turn(world: World) -> Iterator[None]:
         alone = Reading.ALONE if world.machine_size == 1 else Reading.FIRST
         with read_as(Reading.LATER if later else alone):
             yield
-
-
-def place(
-    options: GpuSliceOptions, dataset: Dataset, together: EpochOrder, device: torch.device, world: World
-) -> Placement | None:
-    """What of the set each rank keeps on its device: all of it, if that was asked for, or fits everywhere."""
-    if world.size == 1:
-        return None
-    if options.placement != Placement.auto:
-        return options.placement
-    needs = (
-        GpuSliceLoader.needs(options, split, EpochOrder(len(split), 1, 0), device)
-        for split in (dataset.train, dataset.test)
-    )
-    wanted, free = sum(needs, Memory()).on(device), free_memory(device)
-    fits = wanted.device <= free.device and wanted.host * world.machine_size <= free.host
-    chosen = Placement.replicate if all(world.gather(fits)) else Placement.shard
-    log.info(
-        "data.loader.placement=%s: %s",
-        chosen.value,
-        "the set fits on every device"
-        if chosen == Placement.replicate
-        else "the set does not fit on every device; it is shuffled within the part of each",
-    )
-    return chosen

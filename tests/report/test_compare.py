@@ -51,13 +51,12 @@ def test_a_resumed_job_was_not_active_while_it_was_stopped(tmp_path: Path) -> No
     assert overlapping(the_only(tmp_path)).startswith("2 runs")
 
 
-def test_processes_and_shards_are_columns(tmp_path: Path) -> None:
+def test_the_number_of_processes_is_a_column(tmp_path: Path) -> None:
     run(tmp_path / "0")
-    run(tmp_path / "1", distributed={"ranks": 2, "placement": None})
-    run(tmp_path / "2", distributed={"ranks": 2, "placement": "shard"})
+    run(tmp_path / "1", distributed={"ranks": 2})
     comparison = the_only(tmp_path)
-    assert comparison.columns == ("processes", "placement of the set")
-    assert [row.values for row in comparison.rows] == [("–", "–"), ("2", "–"), ("2", "shard")]
+    assert comparison.columns == ("processes",)
+    assert [row.values for row in comparison.rows] == [("–",), ("2",)]
 
 
 def test_what_varies_makes_the_columns_whatever_it_is(tmp_path: Path) -> None:

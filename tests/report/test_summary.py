@@ -172,9 +172,3 @@ def test_a_search_for_the_shortest_time_to_an_accuracy_says_which_it_is(tmp_path
     assert summary(the_only(tmp_path))[0] == "**Lowest median time to 97%: lr=2.0, 1.50 s** (single run)."
     run(tmp_path / "x" / "0", config={"sweep": {**aim, "target_acc": 99.0}}, epochs=slow)
     assert summary(the_only(tmp_path / "x"))[0] == "**No completed run reached 99%.**"
-
-
-def test_shards_are_named(tmp_path: Path) -> None:
-    run(tmp_path / "0")
-    run(tmp_path / "1", distributed={"ranks": 2, "placement": "shard"})
-    assert "With placement=shard each process shuffles its own part of the set" in " ".join(summary(the_only(tmp_path)))

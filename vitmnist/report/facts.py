@@ -13,7 +13,6 @@ MACHINE = {"host": "host", "cpu": "processor", "cpu_count": "cores"}
 SOFTWARE = {
     "device": "device",
     "ranks": "processes",
-    "placement": "placement of the set",
     "torch_threads": "torch threads",
     "cpu_capability": "CPU capability",
     "cpu_flags": "instruction sets",

@@ -22,7 +22,6 @@ def summary(comparison: Comparison) -> list[str]:
         effect_of_loader(comparison),
         overlapping(comparison),
         *loss_sentences(comparison),
-        sharded(comparison),
         highest_accuracy(comparison),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -143,17 +142,6 @@ def overlapping(comparison: Comparison) -> str:
     return (
         f"{number} runs overlapped with another run on the same machine, and each slowed the other down: their times "
         "are not ranked. To measure, sweep without a launcher, one job after another."
-    )
-
-
-def sharded(comparison: Comparison) -> str:
-    """Whether the set lay in parts on several devices."""
-    runs = (run.result.get("distributed") or {} for row in comparison.rows for run in row.runs)
-    if all(how.get("placement") != "shard" for how in runs):
-        return ""
-    return (
-        "With placement=shard each process shuffles its own part of the set: the batches differ from those of the "
-        "other runs, and depend on the number of processes."
     )
 
 
