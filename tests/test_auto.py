@@ -130,10 +130,12 @@ def test_mistaken_candidates_are_named() -> None:
         chosen("rem")
     with pytest.raises(ConfigError, match=r"candidates\.auto: auto cannot be its own candidate"):
         choose(AutoOptions(candidates={"auto": LOADERS.complete({"name": "auto"})}), ARRAYS, ORDER, CPU)
-    with pytest.raises(ConfigError, match=r"^num_workers: -1 must be at least 0"):
-        make_loader("auto", ARRAYS, num_workers=[2, -1], batch_size=1, device="cpu", seed=0)
-    with pytest.raises(ConfigError, match=r"^num_workers=4: must be a list of whole numbers, as in '\[2,4\]' or null"):
-        make_loader("auto", ARRAYS, num_workers=4, batch_size=1, device="cpu", seed=0)
+    with pytest.raises(ConfigError, match=r"^worker_counts: -1 must be at least 0"):
+        make_loader("auto", ARRAYS, worker_counts=[2, -1], batch_size=1, device="cpu", seed=0)
+    with pytest.raises(
+        ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or null"
+    ):
+        make_loader("auto", ARRAYS, worker_counts=4, batch_size=1, device="cpu", seed=0)
     with pytest.raises(ConfigError, match=r"prefetch cannot wrap auto"):
         make_loader("prefetch", ARRAYS, base="auto", batch_size=1, device="cpu", seed=0)
 
@@ -329,7 +331,7 @@ def test_differences_within_the_noise_are_called_that() -> None:
         following = iter(next(trials))
         return lambda loader: (next(following) * len(list(loader.epoch(0))), 0.0)
 
-    options = AutoOptions(candidates={label: complete("ram") for label in durations}, batches=5, num_workers=[])
+    options = AutoOptions(candidates={label: complete("ram") for label in durations}, batches=5, worker_counts=[])
     choice = choose(options, ARRAYS, ORDER, CPU, new_trial=new_trial)
     assert (choice.name, choice.model_alone_s) == ("noisy", 0.0)
     assert choice.reason.endswith("the least; within the noise of it: also")
@@ -359,7 +361,7 @@ def test_more_workers_are_tried_as_long_as_that_pays(
         return Candidate(name, epoch_s=seconds(values["num_workers"]))
 
     rows = [Candidate("disk", epoch_s=seconds(2))]
-    rows += auto._with_more_workers(AutoOptions(num_workers=asked), candidates, rows, timed)
+    rows += auto._with_more_workers(AutoOptions(worker_counts=asked), candidates, rows, timed)
     assert found == tried
     assert [row.name for row in rows[1:]] == [f"disk, {workers} workers" for workers in tried]
     assert all(candidates[row.name]["name"] == "disk" for row in rows)

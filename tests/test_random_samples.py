@@ -151,7 +151,7 @@ def test_auto_chooses_a_loader_that_does_not_freeze(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where `cache` would decode to
-    with make_loader("auto", NOISY, **ORDER, batches=3, num_workers=[0]) as loader:
+    with make_loader("auto", NOISY, **ORDER, batches=3, worker_counts=[0]) as loader:
         assert loader.choice.values["name"] in ("disk", "prefetch")
         with make_loader("disk", NOISY, **ORDER, num_workers=0) as disk:
             for epoch in (0, 1):

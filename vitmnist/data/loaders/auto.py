@@ -47,7 +47,7 @@ class AutoOptions:
 
     batches: int = bounded(30, at_least=1)
     seconds: float = bounded(3.0, above=0)
-    num_workers: list[int] | None = None
+    worker_counts: list[int] | None = None
     candidates: dict[str, Any] = field(default_factory=dict)
 
 
@@ -165,8 +165,8 @@ def choose(
     candidates: dict[str, Any] = dict(options.candidates) or {
         name: LOADERS.complete({"name": name}) for name in sorted(LOADERS.names(), key=_rank) if name != "auto"
     }
-    if wrong := [workers for workers in options.num_workers or () if workers < 0]:
-        raise ConfigError(f"{join(key, 'num_workers')}: {wrong[0]} must be at least 0")
+    if wrong := [workers for workers in options.worker_counts or () if workers < 0]:
+        raise ConfigError(f"{join(key, 'worker_counts')}: {wrong[0]} must be at least 0")
     for name, values in candidates.items():
         LOADERS.member(values, join(key, f"candidates.{name}"))
         if values["name"] == "auto":
@@ -224,7 +224,7 @@ def _with_more_workers(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for own in [row for row in table if not row.refused and "num_workers" in candidates[row.name]]:
         values, least = candidates[own.name], own.epoch_s
-        for workers in options.num_workers if options.num_workers is not None else _doublings():
+        for workers in options.worker_counts if options.worker_counts is not None else _doublings():
             if workers == values["num_workers"]:
                 continue
             name = f"{own.name}, {workers} workers"
@@ -232,7 +232,7 @@ def _with_more_workers(
             row = timed(name, candidates[name])
             yield row
             pays = not row.refused and row.epoch_s < least * (1 - DOUBLING_PAYS)
-            if options.num_workers is None and workers > cores and not pays:
+            if options.worker_counts is None and workers > cores and not pays:
                 break
             least = least if row.refused else min(least, row.epoch_s)
 
