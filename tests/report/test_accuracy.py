@@ -22,7 +22,7 @@ ACCURACY: dict[str, tuple[Records, str]] = {
     "one seed": (
         accuracies(3, 97.0) + accuracies(6, 97.1) + accuracies(9, 90.0),
         "Highest median accuracy: model.depth=6, 97.10% (95% interval 96.75–97.41 of 10,000 images; one seed). Within "
-        "its uncertainty: model.depth=3. Not enough seeds to tell it from model.depth=9: 7 could.",
+        "its uncertainty: model.depth=3. Not enough seeds to tell it from model.depth=9: 7 in common are needed.",
     ),
     "six seeds, always higher": (
         accuracies(3, *(90 + n / 8 for n in range(6))) + accuracies(6, *(90.25 + n / 8 for n in range(6))),
@@ -42,7 +42,7 @@ ACCURACY: dict[str, tuple[Records, str]] = {
     "unknown number of images": (
         [one for n in (3, 6) for one in accuracies(n, 90.0 + n, dataset={**DATASET, "test_size": None})],
         "Highest median accuracy: model.depth=6, 96.00% (number of evaluated images unknown, so no interval; one "
-        "seed). Not enough seeds to tell it from model.depth=3: 6 could.",
+        "seed). Not enough seeds to tell it from model.depth=3: 6 in common are needed.",
     ),
     "the same with each loader": (
         [
@@ -51,7 +51,7 @@ ACCURACY: dict[str, tuple[Records, str]] = {
             for size in (100, 200)
         ],
         "Highest median accuracy: batch_size=200, 50.00% (95% interval 49.02–50.98 of 10,000 images; one seed). Not "
-        "enough seeds to tell it from batch_size=100: 8 could.",
+        "enough seeds to tell it from batch_size=100: 8 in common are needed.",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
 }

@@ -99,7 +99,7 @@ def test_repeats_and_seeds_are_one_row_of_as_many_runs(tmp_path: Path) -> None:
     run(tmp_path / "3", "disk", times=(9.0, 8.0), config={"seed": 0})
     ram, disk = rows(the_only(tmp_path))
     assert (ram["runs"], ram["epoch, s"], ram["range"]) == ("3", "3.00", "2.00–6.00")
-    assert (disk["runs"], disk["range"], disk["× fastest"]) == ("1", "–", "4.00, single runs")
+    assert (disk["runs"], disk["range"], disk["× fastest"]) == ("1", "–", "4.00, single round")
 
 
 @pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])

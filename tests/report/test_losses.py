@@ -41,10 +41,11 @@ LOSSES: dict[str, tuple[Records, list[str]]] = {
     ),
     "repeats of one loader differ": (
         [*(a("disk", repeat=n, epochs=losses(1.0, n / 8)) for n in (1, 2)), a("ram", epochs=losses(1.0, 0.125))],
-        [
-            "Repeats of disk with seed=42 first differ in epoch 2, in the training loss by 0.12: its losses are not "
-            "compared with others."
-        ],
+        ["Repeats of data/loader=disk with seed=42 first differ in epoch 2, in the training loss by 0.12."],
+    ),
+    "repeats differ where the loader is the same": (
+        [a("ram", repeat=n, epochs=losses(n / 8)) for n in (1, 2)],
+        ["Repeats with seed=42 first differ in epoch 1, in the training loss by 0.12."],
     ),
     "one loader has losses": ([a("disk", 2.0), a("disk", 2.0, repeat=2), LOST], []),
     "old records without losses": ([a(loader, epochs=[{"epoch_s": 1.0}]) for loader in ("disk", "ram")], []),

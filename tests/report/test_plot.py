@@ -34,7 +34,7 @@ def test_bars_are_sorted_within_a_batch_size_and_say_how_sure_they_are(tmp_path:
         "9.00 s (n=6), ×3.00, not enough repeats",
     ]
     assert axis.get_title(loc="left").startswith("Time per epoch\nSome CPU, here, mnist")
-    assert axis.get_xlabel() == "seconds per epoch, training and evaluation (median of runs; whiskers: their range)"
+    assert axis.get_xlabel().endswith("(median of runs; whiskers: range; × the fastest of its batch size)")
     assert axis.get_ylabel() == "data/loader"
     assert axis.get_xscale() == "linear"
 

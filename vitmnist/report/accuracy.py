@@ -47,6 +47,7 @@ def highest_accuracy(comparison: Comparison) -> str:
     if len(found) < 2:
         return ""
     best, *others = sorted(found, key=lambda one: -one.median)
+    tied = [other.label for other in others if other.median == best.median]
     apart, alike, unknown = [], [], []
     for other in others:
         common = best.by_seed.keys() & other.by_seed.keys()
@@ -55,17 +56,21 @@ def highest_accuracy(comparison: Comparison) -> str:
             low, high = sorted((abs(gain.low), abs(gain.high)))
             side = "above" if gain.low > 0 else "below"  # below: on the seeds that both have
             apart.append(f"{side} {other.label} by {low:.2f} to {high:.2f} points ({coverage(gain.coverage)})")
+        elif other.label in tied:
+            continue
         elif gain or best.may_equal(other):
             alike.append(other.label)
         else:
             unknown.append(other.label)
-    parts = [f"Highest median accuracy: {best.label}, {best.median:.2f}% ({_uncertainty(best)})."]
+    labels = " and ".join([best.label, *tied])
+    parts = [f"Highest median accuracy: {labels}, {best.median:.2f}% ({_uncertainty(best)})."]
     if apart:
         parts.append(f"With the same seeds it is {listed(apart)}.")
     if alike:
         parts.append(f"Within its uncertainty: {listed(alike)}.")
     if unknown:
-        parts.append(f"Not enough seeds to tell it from {listed(unknown)}: {least_runs(comparison.error)} could.")
+        needed = least_runs(comparison.error)
+        parts.append(f"Not enough seeds to tell it from {listed(unknown)}: {needed} in common are needed.")
     return " ".join(parts)
 
 

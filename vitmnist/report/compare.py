@@ -1,7 +1,8 @@
-"""Groups the runs that may be compared, and pairs the runs of configurations.
+"""Groups the runs that may be compared, and pairs the rounds of configurations.
 
 Times are comparable only on one machine with the same data, so runs are first divided into comparisons, one for each
-machine and data set. Within one, runs that differ in nothing but seed and round are repeats of a configuration.
+machine and data set. Within one, runs that differ in nothing but seed and round are repeats of a configuration. What is
+compared are rounds of one sweep (`repeats`), in which every configuration has its turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 from vitmnist.report.facts import MACHINE, NOTHING, SOFTWARE, data_facts, fact_of, facts_of
@@ -20,7 +22,7 @@ from vitmnist.report.varied_keys import flat_values, title_of, varied_keys
 
 LOADER = "data/loader"
 
-RoundKey = tuple[str, str, int]  # seed, repeat, and the how manieth such run it is
+Round = tuple[str, str]  # the folder of the sweep, and `repeat`
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,25 +33,22 @@ class Configuration:
     runs: tuple[Run, ...]
 
     @cached_property
-    def ranked(self) -> dict[RoundKey, Run]:
-        """The runs whose times are compared, by what pairs them with those of other configurations."""
-        occurrences: Counter[tuple[str, str]] = Counter()
-        keyed = {}
-        for run in sorted(self.runs, key=lambda run: run.result.get("began_at") or 0.0):
-            key = (run.seed, str(run.config.get("repeat")))
-            keyed[(*key, occurrences[key])] = run
-            occurrences[key] += 1
-        return {key: run for key, run in keyed.items() if run.is_ranked}
+    def ranked(self) -> dict[Round, list[Run]]:
+        """The runs whose times are compared, by round."""
+        rounds: dict[Round, list[Run]] = {}
+        for run in self.runs:
+            if run.is_ranked:
+                rounds.setdefault((str(run.folder.parent), str(run.config.get("repeat"))), []).append(run)
+        return rounds
 
     @property
-    def shown(self) -> list[Run]:
-        """The runs whose figures are shown: those that are compared, or else all that have an epoch."""
-        return list(self.ranked.values()) or [run for run in self.runs if run.epochs]
+    def shown(self) -> list[list[Run]]:
+        """The runs whose figures are shown, by round: those that are compared, or else all that have an epoch."""
+        return list(self.ranked.values()) or [[run] for run in self.runs if run.epochs]
 
     def spread(self, key: str) -> Spread | None:
         """A figure over the runs, each of which contributes its median epoch."""
-        figures = [run.figure(key) for run in self.shown]
-        return Spread.of([value for value in figures if value is not None])
+        return Spread.of([figures(runs, key) for runs in self.shown])
 
     @cached_property
     def epoch_s(self) -> Spread | None:
@@ -70,13 +69,13 @@ class Configuration:
     @property
     def accuracy(self) -> Spread | None:
         """Accuracy over the seeds; of what is shown where no run completed."""
-        ends = [run.epochs[-1].get("val_acc") for run in self.shown]
-        return Spread.of([*self.accuracies.values()] or [end for end in ends if end is not None])
+        ends = [run.epochs[-1].get("val_acc") for runs in self.shown for run in runs]
+        return Spread.of([[end] for end in [*self.accuracies.values()] or ends if end is not None])
 
     def seconds_to(self, target: float) -> Spread | None:
         """Seconds until an accuracy was reached, over the completed runs that did."""
         reached = [run.seconds_to(target) for run in self.runs if run.status == "completed" and not run.overlapping]
-        return Spread.of([seconds for seconds in reached if seconds is not None])
+        return Spread.of([[seconds] for seconds in reached if seconds is not None])
 
     def peak(self, key: str) -> float | None:
         """The highest value over all epochs of all runs."""
@@ -97,7 +96,10 @@ class Configuration:
         remarks = {
             "resumed": [run.resumed for run in self.runs],
             "overlapping": [run.overlapping for run in self.runs],
-            "first epoch only": [run.status == "completed" and not run.steady for run in self.runs],
+            "first epoch only": [run.status == "completed" and len(run.epochs) == 1 for run in self.runs],
+            "no epoch after the first of a start": [
+                run.status == "completed" and not run.steady and len(run.epochs) > 1 for run in self.runs
+            ],
         }
         parts += [f"{remark}{share(sum(which))}" for remark, which in remarks.items() if any(which)]
         return "; ".join(parts if ended else [", ".join(["completed", *parts])])
@@ -157,9 +159,12 @@ class Comparison:
 
     def ratio(self, slower: Configuration, faster: Configuration, key: str = "epoch_s") -> PairedRatio | None:
         """How many times as long `slower` takes, over the rounds that both have; None where they have none."""
-        keys = slower.ranked.keys() & faster.ranked.keys()
-        pairs = [(slower.ranked[round_key].figure(key), faster.ranked[round_key].figure(key)) for round_key in keys]
-        known = [(one, other) for one, other in pairs if one is not None and other is not None]
+        pairs = [
+            (figures(slower.ranked[number], key), figures(faster.ranked[number], key))
+            for number in slower.ranked
+            if number in faster.ranked
+        ]
+        known = [(median(one), median(other)) for one, other in pairs if one and other]
         return PairedRatio.of([one for one, _ in known], [other for _, other in known], self.error)
 
     def loader_label(self, row: Configuration) -> str:
@@ -170,6 +175,11 @@ class Comparison:
             if column.startswith("data.loader.") and value != NOTHING
         ]
         return " ".join([str(self.value(row, LOADER)), *options])
+
+
+def figures(runs: Sequence[Run], key: str) -> list[float]:
+    """A figure of each run that has it."""
+    return [value for run in runs if (value := run.figure(key)) is not None]
 
 
 def _median_time(row: Configuration) -> float:

@@ -59,9 +59,11 @@ def data_facts(runs: Sequence[Run]) -> dict[str, str]:
     if not dataset:
         return {}
     train, test = (fact_of(dataset.get(key)) for key in ("train_size", "test_size"))
+    held_out = {bool(data.get("holdout")) for run in runs if isinstance(data := run.config.get("data"), Mapping)}
+    split = "evaluated" if len(held_out) > 1 else "held-out" if True in held_out else "test"
     sums = ", ".join(f"{name} {value[:12]}" for name, value in (dataset.get("sha256") or {}).items())
     return {
-        "data": f"{fact_of(dataset.get('name'))}, {train} training and {test} test images",
+        "data": f"{fact_of(dataset.get('name'))}, {train} training and {test} {split} images",
         "SHA-256": f"{sums} (first 12 digits)",
     }
 

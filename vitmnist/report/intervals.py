@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, median
 
+NEGLIGIBLE = 1.01  # the least factor that is called a difference
 ERROR = 0.05  # the largest rate at which an interval misses, or a report names a difference that is none
 
 
@@ -22,7 +23,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and range of the figures of `n` runs; `confidence_interval` is None where the runs are too few for one."""
+    """Median and range of the figures of `n` runs; `confidence_interval` is None if the rounds are too few."""
 
     median: float
     low: float
@@ -31,34 +32,44 @@ class Spread:
     confidence_interval: Interval | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """None where nothing was measured."""
+    def of(cls, rounds: Sequence[Sequence[float]]) -> Spread | None:
+        """Of the figures of runs by round; None where nothing was measured.
+
+        The interval is over one value per round: runs of the same round share what the machine did meanwhile.
+        """
+        values = [value for figures in rounds for value in figures]
         if not values:
             return None
-        return cls(median(values), min(values), max(values), len(values), median_interval(values))
+        interval = median_interval([median(figures) for figures in rounds if figures])
+        return cls(median(values), min(values), max(values), len(values), interval)
 
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """How many times as long one configuration takes as another, over runs of the same round.
+    """How many times as long one configuration takes as another, round by round.
 
     Args:
-        ratio: the median of the ratios of the pairs.
-        interval: of the true median ratio; None where the pairs are too few for the coverage that was asked for.
+        ratio: the median of the ratios of the rounds.
+        rounds: how many both have.
+        interval: of the true median ratio; None if the rounds are too few for the coverage that was asked for.
     """
 
     ratio: float
-    pairs: int
+    rounds: int
     interval: Interval | None
 
     @property
-    def excludes_one(self) -> bool:
-        """Whether the two take different times."""
-        return self.interval is not None and not self.interval.low <= 1 <= self.interval.high
+    def is_difference(self) -> bool:
+        """Whether the two are shown to differ by more than 1%.
+
+        The order within a round is fixed. A machine that slows down steadily through a sweep therefore shifts every
+        ratio the same way, by a small part of its whole slowdown.
+        """
+        return self.interval is not None and (self.interval.low > NEGLIGIBLE or self.interval.high < 1 / NEGLIGIBLE)
 
     @classmethod
     def of(cls, slower: Sequence[float], faster: Sequence[float], error: float = ERROR) -> PairedRatio | None:
-        """The ratios of two sequences of positive times, pair by pair; None where there is no pair."""
+        """The ratios of two sequences of positive times, round by round; None where there is no round."""
         if not slower:
             return None
         logs = [math.log(one / other) for one, other in zip(slower, faster, strict=True)]
@@ -92,7 +103,7 @@ def _rank(number: int, error: float) -> tuple[int, float]:
 
 
 def least_runs(error: float) -> int:
-    """The least number of runs, or of pairs, from which there is an interval."""
+    """The least number of rounds from which there is an interval."""
     return 1 + math.ceil(-math.log2(error))
 
 

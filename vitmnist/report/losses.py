@@ -7,7 +7,7 @@ from itertools import combinations
 
 from vitmnist.report.compare import LOADER, Comparison, Configuration
 from vitmnist.report.runs import Run
-from vitmnist.report.text import where
+from vitmnist.report.text import row_name, where
 
 LOSSES = {"train_loss": "training loss", "val_loss": "evaluation loss"}
 
@@ -19,21 +19,25 @@ def loss_sentences(comparison: Comparison) -> list[str]:
 
     Loaders are compared with all else the same, seed included. Equality is stated of runs that completed.
     """
-    sentences: list[str] = []
+    sentences = []
+    differing = set()
+    for row in comparison.rows:
+        for seed in dict.fromkeys(run.seed for run in row.runs):
+            if found := _first_difference([run for run in row.runs if run.seed == seed]):
+                differing.add((id(row), seed))
+                name = row_name(comparison, row)
+                sentences.append(f"Repeats{' of ' if name else ''}{name} with seed={seed} {found[0]}.")
     equal: dict[tuple[tuple[str, ...], int], dict[str, list[str]]] = {}
     for shared, rows in comparison.loader_groups().items():
         for seed in dict.fromkeys(run.seed for row in rows for run in row.runs):
             place = where(shared)
-            told = f" at {place}" if place else ""
-            told += f" with seed={seed}"
-            runs = []
-            for row in rows:
-                repeats = [run for run in row.runs if run.seed == seed and losses_of(run)]
-                if found := _first_difference(repeats):
-                    label = comparison.loader_label(row)
-                    sentences.append(f"Repeats of {label}{told} {found[0]}: its losses are not compared with others.")
-                elif repeats:
-                    runs.append((row, max(repeats, key=lambda run: len(losses_of(run)))))
+            told = f"{f' at {place}' if place else ''} with seed={seed}"
+            runs = [
+                (row, max(repeats, key=lambda run: len(losses_of(run))))
+                for row in rows
+                if (repeats := [run for run in row.runs if run.seed == seed and losses_of(run)])
+                and (id(row), seed) not in differing  # its repeats differ already
+            ]
             sentences += _difference(comparison, runs, told)
             for loaders, epochs in _equal(comparison, runs):
                 equal.setdefault((loaders, epochs), {}).setdefault(place, []).append(seed)

@@ -91,7 +91,8 @@ def _bars(axis: Axes, comparison: Comparison) -> None:
     axis.set_yticks(list(ticks), list(ticks.values()), fontsize=9)
     axis.set_ylim(y - 0.4, -0.8)
     axis.set_xlim(0, 1.9 * widest)  # room for the remarks
-    axis.set_xlabel("seconds per epoch, training and evaluation (median of runs; whiskers: their range)")
+    compared = "; × the fastest of its batch size" if comparison.batch_sizes() else "; × the fastest"
+    axis.set_xlabel(f"seconds per epoch, training and evaluation (median of runs; whiskers: range{compared})")
     axis.set_ylabel(", ".join(column for column in comparison.columns if column != "batch_size") or "")
     axis.set_title("\n".join(["Time per epoch", *textwrap.wrap(place(comparison.facts), 90)]), fontsize=10, loc="left")
     axis.grid(True, axis="x", color="#dddddd")

@@ -5,8 +5,6 @@ Each sentence is a pure function of a comparison, and names a difference only wh
 
 from __future__ import annotations
 
-import math
-
 from vitmnist.report.accuracy import highest_accuracy
 from vitmnist.report.compare import LOADER, Comparison, Configuration
 from vitmnist.report.intervals import least_runs
@@ -35,27 +33,31 @@ def fastest(comparison: Comparison) -> str:
         return "Nothing is ranked: no run completed, had the machine to itself, and has an epoch after its first."
     best, *others = comparison.ranked
     assert best.epoch_s
-    label, time = row_name(comparison, best), f"{seconds(best.epoch_s.median)} s per epoch"
-    if not others:
-        return f"**{label}{', ' if label else ''}{time}** ({spread_text(best.epoch_s)})."
-    verdicts: dict[str, list[str]] = {"faster": [], "slower": [], "noise": [], "few": [], "unpaired": []}
+    tied = [row for row in others if row.epoch_s and row.epoch_s.median == best.epoch_s.median]
+    others = [row for row in others if row not in tied]
+    label = " and ".join(row_name(comparison, row) for row in (best, *tied))
+    verdicts: dict[str, list[str]] = {"faster": [], "slower": [], "equal": [], "few": [], "unpaired": []}
     for row in others:
         verdict, text = _verdict(comparison, best, row)
         verdicts[verdict].append(text)
-    head = "Fastest" if len(verdicts["faster"]) == len(others) else "Lowest median"
-    parts = [f"**{head}: {label}, {time}** ({spread_text(best.epoch_s)})."]
+    head = "Fastest: " if others and len(verdicts["faster"]) == len(others) and not tied else "Lowest median: "
+    parts = [
+        f"**{head if others or tied else ''}{label}{', ' if label else ''}{seconds(best.epoch_s.median)} s per epoch** "
+        f"({spread_text(best.epoch_s)})."
+    ]
     for verdict in ("faster", "slower"):  # slower: in the rounds that both have
         if verdicts[verdict]:
-            parts.append(f"By epoch_s it is {verdict} than {listed(verdicts[verdict], '; than ')}.{_drift(comparison)}")
-    if verdicts["noise"]:
-        parts.append(f"Within noise of it: {listed(verdicts['noise'])}.")
+            parts.append(f"By epoch_s it is {verdict} than {listed(verdicts[verdict], '; than ')}.")
+    if verdicts["equal"]:
+        parts.append(f"Not distinguishable from it: {listed(verdicts['equal'])}.")
     if verdicts["unpaired"]:
-        parts.append(f"Without a common seed and round, and so not compared with it: {listed(verdicts['unpaired'])}.")
+        parts.append(f"Without a common round, and so not compared with it: {listed(verdicts['unpaired'])}.")
     if few := verdicts["few"]:
         names = "any other" if 1 < len(few) == len(others) else listed(few)
-        parts.append(f"Not enough repeats to tell it from {names}: repeats={_repeats_needed(comparison)} could.")
-        parts.append(_highest(best, others[-1], row_name(comparison, others[-1])))
-    return " ".join(parts)
+        needed = least_runs(comparison.error)
+        parts.append(f"Not enough repeats to tell it from {names}: {needed} rounds in common are needed.")
+        parts.append(_highest(comparison, best, others[-1]))
+    return " ".join([*parts, *_not_ranked(comparison)])
 
 
 def _verdict(comparison: Comparison, best: Configuration, row: Configuration) -> tuple[str, str]:
@@ -65,36 +67,35 @@ def _verdict(comparison: Comparison, best: Configuration, row: Configuration) ->
         return "unpaired", label
     if ratio.interval is None:
         return "few", label
-    if not ratio.excludes_one:
-        return "noise", label
+    if not ratio.is_difference:
+        return "equal", label
     verdict, factor = ("faster", ratio) if ratio.ratio > 1 else ("slower", comparison.ratio(best, row))
     assert factor
     assert factor.interval
     return verdict, f"{label} by a factor of {factor.ratio:.2f} ({interval_text(factor.interval)})"
 
 
-def _highest(best: Configuration, last: Configuration, label: str) -> str:
-    """The point estimate of the whole range, where it is not shown to be one."""
-    assert best.epoch_s
+def _highest(comparison: Comparison, best: Configuration, last: Configuration) -> str:
+    """The point estimate of the whole range, where it is not shown to be a difference."""
+    ratio = comparison.ratio(last, best)
+    if ratio is None:
+        return ""
     assert last.epoch_s
-    runs = sorted({best.epoch_s.n, last.epoch_s.n})
-    of = "single runs" if runs == [1] else f"medians of {' and '.join(map(str, runs))} runs"
-    ratio = last.epoch_s.median / best.epoch_s.median
-    return f"The highest median, {label} with {seconds(last.epoch_s.median)} s, is {ratio:.2f} times as long ({of})."
-
-
-def _repeats_needed(comparison: Comparison) -> int:
-    """The least `repeats=` that gives every pair enough runs; the seeds of a round are runs too."""
-    seeds = min(len({seed for seed, *_ in row.ranked}) for row in comparison.ranked)
-    return math.ceil(least_runs(comparison.error) / seeds)
-
-
-def _drift(comparison: Comparison) -> str:
-    """What to add to a difference if every pair is of one round."""
-    rounds = {key[1:] for row in comparison.ranked for key in row.ranked}
+    rounds = "a single round" if ratio.rounds == 1 else f"the median of {ratio.rounds} rounds"
     return (
-        " All runs are of one round, where a drift of the machine looks like a difference." if len(rounds) == 1 else ""
+        f"The highest median, {row_name(comparison, last)} with {seconds(last.epoch_s.median)} s, is {ratio.ratio:.2f} "
+        f"times as long ({rounds})."
     )
+
+
+def _not_ranked(comparison: Comparison) -> list[str]:
+    """The rows without a time that is compared, so that none of them is overlooked."""
+    names = [
+        f"{row_name(comparison, row) or 'a run'} ({row.status.partition(':')[0].removeprefix('completed, ')})"
+        for row in comparison.rows
+        if not row.ranked
+    ]
+    return [f"Not ranked: {listed(names)}."] if names else []
 
 
 def effect_of_loader(comparison: Comparison) -> str:
@@ -108,30 +109,29 @@ def effect_of_loader(comparison: Comparison) -> str:
             places.append(f" at {where(shared)}" if shared else "")
     if not parts:
         return ""
-    are_few = any(part.endswith(" runs)") for part in parts)
-    few = " Without an interval the runs are too few to tell a factor from 1." if are_few else ""
-    told = "; ".join(part + place for part, place in zip(parts, places, strict=True))
-    return f"Effect of the loader on the training pass (train_s): {told}.{few}"
+    few = " A factor without an interval may be chance." if any(part.endswith(")*") for part in parts) else ""
+    sentence = "; ".join(part.removesuffix("*") + place for part, place in zip(parts, places, strict=True))
+    return f"Effect of the loader on the training pass (train_s): {sentence}.{few}"
 
 
 def _loader_pair(comparison: Comparison, best: Configuration, worst: Configuration) -> str:
+    """The comparison of two rows; ends in `*` where it has no interval."""
     low, high = (comparison.loader_label(row) for row in (best, worst))
     ratio, whole = comparison.ratio(worst, best, "train_s"), comparison.ratio(worst, best)
     if ratio is None or whole is None:
-        return f"{low} has the lowest median and {high} the highest, without a common seed and round"
+        return f"{low} has the lowest median and {high} the highest, without a common round"
     if ratio.ratio < 1:  # by the rounds that both have
         return _loader_pair(comparison, worst, best)
     if ratio.interval is None:
-        runs = "single runs" if ratio.pairs == 1 else f"{ratio.pairs} pairs of runs"
-        return f"{high} took {ratio.ratio:.2f} times as long as {low} ({runs})"
+        rounds = "a single round" if ratio.rounds == 1 else f"the median of {ratio.rounds} rounds"
+        return f"{high} took {ratio.ratio:.2f} times as long as {low} ({rounds})*"
+    factor = f"{ratio.ratio:.2f} ({interval_text(ratio.interval)})"
     # A difference of the training pass counts only with one of the epoch: the two are one test, not two.
-    if ratio.excludes_one and whole.excludes_one:
-        return f"{low} is faster than {high} by a factor of {ratio.ratio:.2f} ({interval_text(ratio.interval)})"
-    by = " by epoch_s" if ratio.excludes_one else ""
-    return (
-        f"{low} and {high} are within noise of each other{by} (factor {ratio.ratio:.2f}, "
-        f"{interval_text(ratio.interval)})"
-    )
+    if ratio.is_difference and whole.is_difference:
+        opposite = "" if whole.ratio > 1 else ", but slower by epoch_s"
+        return f"{low} is faster than {high} by a factor of {factor}{opposite}"
+    by = " by epoch_s, though" if ratio.is_difference else ":"
+    return f"{low} and {high} are not distinguishable{by} train_s differs by a factor of {factor}"
 
 
 def overlapping(comparison: Comparison) -> str:
@@ -139,9 +139,10 @@ def overlapping(comparison: Comparison) -> str:
     number = sum(run.overlapping for row in comparison.rows for run in row.runs)
     if not number:
         return ""
+    runs = "1 run overlapped" if number == 1 else f"{number} runs overlapped"
     return (
-        f"{number} runs overlapped with another run on the same machine, and each slowed the other down: their times "
-        "are not ranked. To measure, sweep without a launcher, one job after another."
+        f"{runs} with another run on the same machine, and each slowed the other down: such times are not ranked. To "
+        "measure, sweep without a launcher, one job after another."
     )
 
 
@@ -152,7 +153,7 @@ def first_at_target(comparison: Comparison) -> str:
         return ""
     reached = [(spread, row) for row in comparison.rows if (spread := row.seconds_to(target))]
     if not reached:
-        return f"**No completed run reached {target:g}%.**"
+        return f"**No run whose times are compared reached {target:g}%.**"
     spread, row = min(reached, key=lambda pair: pair[0].median)
     runs = f"in {spread.n} of {len(row.runs)} runs" if len(row.runs) > 1 else "single run"
     return f"**Lowest median time to {target:g}%: {row_name(comparison, row)}, {seconds(spread.median)} s** ({runs})."

@@ -65,6 +65,6 @@ def verdict(ratio: PairedRatio | None) -> str:
     if ratio is None:
         return NOTHING
     if ratio.interval is None:
-        return f"{ratio.ratio:.2f}, {'single runs' if ratio.pairs == 1 else 'not enough repeats'}"
+        return f"{ratio.ratio:.2f}, {'single round' if ratio.rounds == 1 else 'not enough repeats'}"
     low, high = ratio.interval.low, ratio.interval.high
-    return f"{ratio.ratio:.2f} ({low:.2f}–{high:.2f}){'' if ratio.excludes_one else ', within noise'}"
+    return f"{ratio.ratio:.2f} ({low:.2f}–{high:.2f}){'' if ratio.is_difference else ', not distinguishable'}"

@@ -34,11 +34,11 @@ img { max-width: 100%; background: white; }
 
 READING = (
     "An epoch is its training pass and the evaluation after it. Each run contributes the median of its epochs without "
-    "the first; a row shows median and range of its runs, and from six runs on an interval for the true median. "
-    "× fastest: the median ratio to the row with the lowest time, over runs of the same round; an interval that "
-    "contains 1 is noise, and without an interval the runs are too few to tell. Waiting is the time in which the model "
-    "had no batch; its share is of the training pass. Accuracy is that after the last epoch. Memory is the peak of a "
-    "run: resident on the host, tensors on the GPU."
+    "the first; a row shows median and range of its runs, and from six rounds on an interval for the median, whose "
+    "coverage assumes that rounds do not depend on each other. × fastest: the median ratio to the row with the lowest "
+    "time, over rounds of the same sweep; it is a difference if its interval lies outside of 0.99 to 1.01. Waiting is "
+    "the time in which the model had no batch; its share is of the training pass. Accuracy is that after the last "
+    "epoch. Memory is the peak of a run: resident on the host, tensors on the GPU."
 )
 
 
@@ -90,7 +90,7 @@ def separate(comparisons: Sequence[Comparison]) -> str:
 def not_completed(comparison: Comparison) -> list[str]:
     """How each configuration ended of which a run did not complete, in full."""
     return [
-        f"{row_name(comparison, row)}: {' '.join(row.status.split())}"
+        ": ".join(filter(None, [row_name(comparison, row), " ".join(row.status.split())]))
         for row in comparison.rows
         if any(run.status != "completed" for run in row.runs)
     ]

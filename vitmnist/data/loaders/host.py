@@ -37,8 +37,8 @@ class HostLoader(Loader):
 def gather(arrays: Arrays, order: EpochOrder, number: int, start: int) -> Batches:
     """The batches of an epoch where the set is: views of it where they are contiguous, else gathered.
 
-    `index_select` copies rows whole; `images[indices]`, which computes an address for each element, takes ten times as
-    long. Of labels, which are small, the call costs more than the bytes: those of an epoch are gathered at once.
+    `index_select` copies rows whole; `images[indices]`, which computes an address for each element, takes several
+    times as long. Of labels, which are small, the call costs more than the bytes, so an epoch's are gathered at once.
     """
     images, labels = arrays.images, arrays.labels
     if order.shuffle == Shuffle.sample and labels.dim() == 1:
