@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from conftest import Train, result_of
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from vitmnist import load_dataset, make_loader
+from vitmnist import evaluate, load_dataset, make_loader
 from vitmnist.data.datasets import Dataset, image_folder
 from vitmnist.data.pictures import read_picture
 from vitmnist.data.preprocess import Preprocess
@@ -274,7 +276,18 @@ def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
     assert not root.exists()
 
 
-def test_training_on_ones_own_pictures(folder: Path, train_here: Train, tmp_path: Path) -> None:
+def evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What `python -m vitmnist.evaluate` prints."""
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["evaluate", str(run)])
+        evaluate.main()
+    return capsys.readouterr()
+
+
+def test_training_on_ones_own_pictures(
+    folder: Path, train_here: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "dog" / "3.png").write_bytes(b"")
     arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
     ended = train_here(*arguments, "epochs=1", "data.dataset.skip_unreadable=true", "data.dataset.mode=rgb")
@@ -284,6 +297,10 @@ def test_training_on_ones_own_pictures(folder: Path, train_here: Train, tmp_path
     result = result_of(run)
     pets = load(folder, mode="rgb", skip_unreadable=True)
     assert (run / "eval_files.txt").read_text().splitlines() == pets.test.files
+    assert evaluated(run, capsys).err == ""
+    for number in range(10):
+        shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
+    assert "warning: the pictures have changed since training: " in evaluated(run, capsys).err
     assert result["dataset"]["skipped"] == 1
     assert result["choices"]["dataset"] == "image_folder"
     refused = train_here(*arguments, "epochs=1")

@@ -72,7 +72,7 @@ def test_statistics_are_the_same_from_a_split_a_pair_a_dataset_and_by_name(tiny:
         (lambda images: images[:, 0], r"must be \[B, C, H, W\], found \[23, 28, 28\]; images.unsqueeze\(1\)"),
         (lambda images: images.permute(0, 2, 3, 1), r"found \[23, 28, 28, 1\], with the channels last; images.permute"),
         (lambda images: images.flatten(1), r"must be \[B, C, H, W\], found \[23, 784\]"),
-        (lambda images: images.expand(-1, 3, -1, -1), "3 channels .*, but the mean and std are of 1"),
+        (lambda images: images.expand(-1, 3, -1, -1), r"3 channel\(s\) .*, but the mean and std are of 1"),
         (lambda images: images.float(), "floats from 0 to 255 are not normalised"),
         (lambda images: images / 255, "floats from 0 to 1 are not normalised"),
     ],
@@ -94,11 +94,23 @@ def test_floats_may_be_what_mean_and_std_make_of_0_to_1(tiny: Dataset) -> None:
     assert plain(images) is images
     halves = images * 2 - 1
     assert Preprocess(mean=0.5, std=0.5)(halves) is halves
+    bright = (128 + tiny.train.images // 2) / 255  # normalised, these too are multiples of 1/255 in 0…1
+    assert Preprocess(mean=0.5, std=0.5)(bright * 2 - 1).min() >= 0
+    with pytest.raises(DataError, match=r"floats from 0\.501961 to 1 are not normalised"):
+        Preprocess(mean=0.5, std=0.5)(bright)
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"mean": 0.1}, {"mean": 0.1, "std": 0}, {"mean": [0.1, 0.2], "std": [1.0]}, {"mean": [], "std": []}],
+    [
+        {},
+        {"mean": 0.1},
+        {"mean": 0.1, "std": 0},
+        {"mean": [0.1, 0.2], "std": [1.0]},
+        {"mean": [], "std": []},
+        {"mean": 120, "std": 60},
+        {"mean": float("nan"), "std": 1},
+    ],
 )
 def test_statistics_that_are_none_are_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError, match="mean"):

@@ -102,6 +102,25 @@ def test_a_training_loop_draws_what_it_drew_before(name: str) -> None:
     assert train(dropout=True) == (train(dropout=False)[0], undisturbed)
 
 
+class Exhausted(Dataset[tuple[torch.Tensor, int]]):
+    """Has a stray `next` of an iterator that is at its end."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(1), index if index != 9 else next(iter(()))
+
+
+@pytest.mark.parametrize("label", ["disk, 0 workers", "disk, 2 persistent workers", "prefetch of disk, 2 workers"])
+def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch(label: str) -> None:
+    with (
+        make_loader(data=Exhausted(), **ORDER, **READERS[label]) as loader,
+        pytest.raises(RuntimeError, match="sample 9 of the data set raised StopIteration"),
+    ):
+        list(loader.epoch(0))
+
+
 def options_of(name: str, folder: Path) -> dict[str, Any]:
     return {"folder": str(folder)} if name == "cache" else {}
 
@@ -109,7 +128,7 @@ def options_of(name: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["ram", "cache"])
 def test_a_loader_that_decodes_once_refuses_random_samples(name: str, tmp_path: Path) -> None:
     options = options_of(name, tmp_path)
-    message = rf"^{name}: sample 0 is different in each epoch.*disk or prefetch.*data/augment.*frozen=True"
+    message = rf"^{name}: sample 0 differs between epochs 0 and 1.*disk or prefetch.*data/augment.*frozen=True"
     with pytest.raises(ConfigError, match=message):
         make_loader(name, NOISY, **ORDER, **options)
     with pytest.raises(ConfigError, match=message):
@@ -142,7 +161,7 @@ class Rarely(Dataset[tuple[torch.Tensor, int]]):
 
 
 def test_rare_randomness_is_found_and_what_is_not_random_is_not_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ram: sample \d+ is different in each epoch"):
+    with pytest.raises(ConfigError, match=r"ram: sample \d+ differs between epochs 0 and 1"):
         make_loader("ram", Rarely(0.1), **ORDER)
     make_loader("ram", Rarely(0.0), **ORDER).close()
 
@@ -157,5 +176,5 @@ def test_auto_chooses_a_loader_that_does_not_freeze(
             for epoch in (0, 1):
                 assert digest(list(loader.epoch(epoch))) == digest(list(disk.epoch(epoch)))
     table = capsys.readouterr().err
-    assert "refused: ram: sample 0 is different in each epoch" in table
-    assert "refused: cache: sample 0 is different in each epoch" in table
+    assert "refused: ram: sample 0 differs between epochs 0 and 1" in table
+    assert "refused: cache: sample 0 differs between epochs 0 and 1" in table

@@ -14,6 +14,7 @@ import argparse
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from vitmnist.accelerator import choose_device
 from vitmnist.atomic import write_whole
 from vitmnist.config import Config, typed
 from vitmnist.data.datasets import Dataset, Split, build_dataset
+from vitmnist.data.datasets.contract import EVAL_FILES
 from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import DataError, UserError
@@ -140,6 +142,8 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
     dataset = build_dataset(config.data.dataset, config.data.root)
     if config.data.holdout:
         dataset = dataset.held_out(config.data.holdout)
+    if not any(override.startswith("data") for override in overrides):
+        _warn_of_other_files(folder, dataset)
     dataset = replace(dataset, test=trained.normalising(dataset.test))
     # The same figures with any loader; this one needs no choice.
     with make_loader(
@@ -148,6 +152,20 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
         preprocess = Preprocess(dataset.test).to(device)
         _, predictions = engine.evaluate(trained.model, loader, preprocess, device)
     return Evaluation(trained.path, dataset, predictions)
+
+
+def _warn_of_other_files(folder: Path, dataset: Dataset) -> None:
+    """Say so if the folder of pictures has changed, and other pictures are evaluated than in training."""
+    recorded = folder / EVAL_FILES
+    if not dataset.test.files or not recorded.is_file():
+        return
+    before, now = set(os.fsdecode(recorded.read_bytes()).splitlines()), set(dataset.test.files)
+    if before != now:
+        print(
+            f"warning: the pictures have changed since training: {len(now - before)} are new in the "
+            f"{dataset.eval_split} split, {len(before - now)} are no longer in it; {recorded} lists those of then",
+            file=sys.stderr,
+        )
 
 
 def main() -> None:

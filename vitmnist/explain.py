@@ -48,6 +48,9 @@ def explain(error: BaseException, conf: Path, composed: DictConfig | None = None
         return _refused_override(error, error.__cause__, conf)
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key}: {first_line(error)}"
+    if isinstance(error, HydraException) and str(error).startswith("Ambiguous value"):
+        override = first_line(error).partition("'")[2].rpartition("'")[0]
+        return f"{override}: a list of values is a sweep, which needs -m; a number is typed without commas"
     if isinstance(error, HydraException):
         group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", str(error))
         return _unknown_group(group[1] or group[2], conf) if group else _one_line(str(error))
@@ -115,6 +118,9 @@ def _unreadable(override: str) -> str:
     key, assigned, value = override.partition("=")
     if not assigned:
         return f"{override}: cannot be read; write KEY=VALUE"
+    if group := re.fullmatch(r"(\w+/\w+)\.(\w+)", key):  # data/loader.base=disk
+        place = f"{group[1].replace('/', '.')}.{group[2]}"
+        return f"{override}: cannot be read; within another member a group is chosen by {group[1]}@{place}={value}"
     if key.startswith("hydra."):
         value = os.path.expanduser(value)  # Hydra takes a quoted ~ for a folder's name
     quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")

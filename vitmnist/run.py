@@ -23,6 +23,7 @@ from vitmnist.atomic import write_whole
 from vitmnist.clock import EpochTimer
 from vitmnist.config import Config, leaves, plain, typed
 from vitmnist.data.datasets import Dataset
+from vitmnist.data.datasets.contract import EVAL_FILES
 from vitmnist.data.loaders.disk import worker_error
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.folders import ClaimedError, claim
@@ -41,7 +42,6 @@ from vitmnist.world import ALONE, World
 log = logging.getLogger(__name__)
 
 NOTICEABLE = 10.0  # percent of the training time
-EVAL_FILES = "eval_files.txt"  # the files that a run is evaluated on, relative to the data set's folder, in its order
 
 
 def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, world: World = ALONE) -> Result:

@@ -243,7 +243,7 @@ def expand(arguments: list[str]) -> list[str]:
     if not asked or asked[-1] == "sweep.resume=null":
         return arguments
     if asked[-1] == "sweep.resume=":
-        raise ConfigError("sweep.resume=: is empty; name a folder such as outputs/sweeps/DATE/TIME")
+        raise ConfigError("sweep.resume=: is empty; name a folder such as outputs/sweeps/DATE/TIME-…")
     others = [argument for argument in arguments if argument not in (*asked, "-m", "--multirun")]
     if others or len(asked) > 1:
         rest = " ".join(others or asked[:-1])
@@ -251,7 +251,7 @@ def expand(arguments: list[str]) -> list[str]:
     folder = Path(asked[0].partition("=")[2].strip("'\"")).expanduser()
     if not (folder / RECORD).is_file():
         single = (folder / ".hydra").is_dir()
-        hint = "resume= goes on with a single run" if single else "name a folder such as outputs/sweeps/DATE/TIME"
+        hint = "resume= goes on with a single run" if single else "name a folder such as outputs/sweeps/DATE/TIME-…"
         raise ConfigError(f"{asked[0]}: holds no sweep over listed values; {hint}")
     overrides: Any = OmegaConf.to_container(OmegaConf.load(folder / RECORD).hydra.overrides)  # interpolations as typed
     typed: list[str] = [*overrides["task"], *overrides["hydra"]]

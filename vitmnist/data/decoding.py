@@ -133,9 +133,9 @@ def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:
     index = random_sample(dataset, seed)
     if index is not None:
         raise ConfigError(
-            f"{loader}: sample {index} is different in each epoch, and {loader} would repeat one version of it; choose "
-            "disk or prefetch of disk, or augment batches on the device (data/augment); frozen=True keeps the version "
-            "of epoch 0"
+            f"{loader}: sample {index} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
+            "choose disk or prefetch of disk, or augment batches on the device (data/augment); frozen=True keeps the "
+            "version of epoch 0"
         )
 
 

@@ -59,8 +59,12 @@ class Preprocess(nn.Module):
         channel_mean, channel_std = (mean, std) if data is None else _statistics(data)
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
-        if len(self.mean) != len(self.std) or not len(self.mean) or not bool((self.std > 0).all()):
-            raise ConfigError(f"mean={mean}, std={std}: must be one number per channel each, std above 0")
+        possible = (self.mean >= 0).all() & (self.mean <= 1).all() & (self.std > 0).all() & (self.std <= 1).all()
+        if len(self.mean) != len(self.std) or not len(self.mean) or not possible:
+            raise ConfigError(
+                f"mean={mean}, std={std}: must be one number per channel each, of images scaled to 0…1: mean 0 to 1, "
+                "std above 0 and at most 1"
+            )
         # A tensor and not the number 255: CUDA divides by a number by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
         self.register_buffer("black", self._normalised(torch.zeros(len(self.mean), 1, 1, dtype=torch.uint8)))
@@ -68,7 +72,7 @@ class Preprocess(nn.Module):
         self._floats_checked = False
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
-        """float32 `[B, C, H, W]`; the batch itself is never written to.
+        """float32 `[B, C, H, W]` of uint8; floats pass in their own dtype. The batch itself is never written to.
 
         The values of floats are checked in the first float batch alone, because looking at them waits for the device;
         not at all in compiled code or while a CUDA graph is captured. Dtype and shape are checked always.
@@ -104,21 +108,22 @@ class Preprocess(nn.Module):
         """Raise `DataError` if the mean and std cannot have been taken from these floats; waits for the device."""
         if not images.numel():
             return
-        extremes = torch.stack([images.amin(dim=(0, 2, 3)), images.amax(dim=(0, 2, 3))]).float()
-        least, most = float(extremes.min()), float(extremes.max())
-        scaled = extremes * self.std.flatten() + self.mean.flatten()  # as they were before normalising
-        inside = bool(((scaled >= -MARGIN) & (scaled <= 1 + MARGIN)).all())
-        # As ToTensor leaves them: multiples of 1/255 in 0…1.
-        changed = bool(self.mean.any() or (self.std != 1).any())
-        steps = 255 * images.float()
-        unnormalised = changed and 0 <= least < most <= 1 and bool(((steps - steps.round()).abs() < 0.01).all())
-        if unnormalised or not inside:
+        least, most = images.min().item(), images.max().item()
+        before = images.float() * self.std + self.mean  # as they were before normalising
+        inside = bool(((before >= -MARGIN) & (before <= 1 + MARGIN)).all())
+        if not inside or (_is_from_bytes(images.float()) and not _is_from_bytes(before)):
             mean, std = ([round(value, 4) for value in part.flatten().tolist()] for part in (self.mean, self.std))
             raise DataError(
                 f"images: floats from {least:g} to {most:g} are not normalised with mean {mean} and std {std}; "
                 "give uint8 images, which are normalised here, or floats (images / 255 - mean) / std"
             )
         self._floats_checked = True
+
+
+def _is_from_bytes(images: Tensor) -> bool:
+    """Whether images are multiples of 1/255 in 0…1, as `ToTensor` makes them of uint8."""
+    steps = 255 * images
+    return bool(((steps - steps.round()).abs().amax() < 0.01) & (steps.amin() > -0.01) & (steps.amax() < 255.01))
 
 
 def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:

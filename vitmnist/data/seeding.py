@@ -20,12 +20,19 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
     The generators are the global ones of torch (CPU), NumPy and Python, so what torchvision's transforms draw depends
     on (seed, epoch, index) alone: not on the worker, nor on what was read before. A data set that draws from a
     generator of its own is outside of this.
+
+    Raises:
+        RuntimeError: a sample raised `StopIteration`.
     """
     with preserved_generators():
         samples = []
         for index in indices:
             seed_generators(seed, epoch, index)
-            samples.append(dataset[index])
+            try:
+                samples.append(dataset[index])
+            except StopIteration as error:
+                # Passed on, it would end the epoch without a word; a stray next() in a data set raises it.
+                raise RuntimeError(f"sample {index} of the data set raised StopIteration") from error
         return samples
 
 

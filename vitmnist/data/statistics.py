@@ -17,7 +17,7 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
     """Raise `DataError` if images of this shape are not `[B, C, H, W]` with `channels` channels (None: any number)."""
     found = f"images: must be [B, C, H, W], found {list(shape)}"
     if len(shape) == 3:
-        raise DataError(f"{found}; images.unsqueeze(1) adds the channel dimension")
+        raise DataError(f"{found}; images.unsqueeze(1) adds the channels, images.unsqueeze(0) makes one image a batch")
     if len(shape) != 4:
         raise DataError(found)
     plausible = CHANNELS if channels is None else (channels,)
@@ -25,7 +25,7 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
         raise DataError(f"{found}, with the channels last; images.permute(0, 3, 1, 2) puts them first")
     if channels is not None and shape[1] != channels:
         raise DataError(
-            f"images: {shape[1]} channels {list(shape)}, but the mean and std are of {channels}; "
+            f"images: {shape[1]} channel(s) {list(shape)}, but the mean and std are of {channels}; "
             "build Preprocess from the data that it is given, or with their mean= and std="
         )
 

@@ -16,6 +16,8 @@ from vitmnist.data.statistics import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 
+EVAL_FILES = "eval_files.txt"  # in a run's folder: the files that it was evaluated on, in the order of the split
+
 
 class Pictures(Protocol):
     """The pictures of a split on disk, one by one; can be sent to another process."""

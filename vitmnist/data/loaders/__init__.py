@@ -56,7 +56,7 @@ def make_loader(
             (`step(batch)` where samples are not pairs). It is called for real, with up to 32 batches per candidate:
             give it a copy of the model, or load the model's weights afterwards. Random generators are restored.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
-            is a name, or a dict with `name` and options.
+            is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a data set.
 
     Raises:
         ConfigError: an unknown name or option, or a loader that cannot load such data.

@@ -43,7 +43,7 @@ DOUBLING_PAYS = 0.1  # the share of the time that twice as many workers must sav
 
 @dataclass
 class AutoOptions:
-    """See `conf/data/loader/auto.yaml`. Without candidates, all registered loaders are."""
+    """See `conf/data/loader/auto.yaml`. Without candidates, all registered loaders that can serve are."""
 
     batches: int = bounded(30, at_least=1)
     seconds: float = bounded(3.0, above=0)
@@ -138,6 +138,13 @@ def auto(options: AutoOptions, data: Data, order: EpochOrder, device: torch.devi
     return loader
 
 
+def _default_names(data: Data) -> list[str]:
+    """The candidates if none are given: all registered loaders that can serve, the simplest first."""
+    # What is in memory already is not copied into a file, which would stay.
+    unfit = ("auto", "cache") if isinstance(data, Arrays) and not data.mapped else ("auto",)
+    return sorted((name for name in LOADERS.names() if name not in unfit), key=_rank)
+
+
 def _rank(name: str) -> tuple[int, str]:
     """Which of equally fast loaders is preferred: the simplest, as in `conf/data/loader/auto.yaml`."""
     return (SIMPLEST_FIRST.index(name) if name in SIMPLEST_FIRST else len(SIMPLEST_FIRST)), name
@@ -163,7 +170,7 @@ def choose(
         ConfigError: a candidate that is unknown or wrongly configured, or none that can be used.
     """
     candidates: dict[str, Any] = dict(options.candidates) or {
-        name: LOADERS.complete({"name": name}) for name in sorted(LOADERS.names(), key=_rank) if name != "auto"
+        name: LOADERS.complete({"name": name}) for name in _default_names(data)
     }
     if wrong := [workers for workers in options.worker_counts or () if workers < 0]:
         raise ConfigError(f"{join(key, 'worker_counts')}: {wrong[0]} must be at least 0")

@@ -28,7 +28,7 @@ class GpuSliceLoader(Loader):
     def __init__(self, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
         if not isinstance(data, Arrays):
             raise ConfigError(
-                "gpu_slice keeps a set of tensors on the device, and this one is read sample by sample; "
+                "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
         super().__init__(order)
