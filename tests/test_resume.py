@@ -397,7 +397,7 @@ def test_a_stop_while_a_run_is_resumed_leaves_its_records(quick: list[str], trai
     assert train(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
     before = result_of(tmp_path / "cut")
     started = Started(
-        tmp_path, "resume=cut", "data/loader=auto", "data.loader.seconds=1000", "data.loader.batches=1000"
+        tmp_path, "resume=cut", "epochs=2", "data/loader=auto", "data.loader.seconds=1000", "data.loader.batches=1000"
     )
     assert started.until("timing").ended(signal.SIGTERM)[0] == 143
     assert result_of(tmp_path / "cut") == before
