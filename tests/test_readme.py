@@ -30,9 +30,12 @@ from vitmnist.models.vit import ViT, ViTOptions
 README = (REPOSITORY / "README.md").read_text()
 EXTENDING = (REPOSITORY / "docs" / "extending.md").read_text()
 COMMANDS = [
-    line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line
+    line
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.replace("\\\n", "").splitlines()
+    if line
 ]
-SMALL = [PLAIN, "epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20"]
+SMALL = [PLAIN, "epochs=1", "repeats=1", "data.dataset.train_size=40", "data.dataset.test_size=20"]
 
 
 def blocks(language: str, page: str = README) -> list[str]:

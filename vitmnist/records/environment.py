@@ -26,6 +26,7 @@ VARIABLES = (
     *("NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_"),
 )
 """How the names of the environment variables begin that change times or results."""
+SET_BY_TORCH = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")  # when it is imported
 SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|KEY")
 
 
@@ -89,7 +90,7 @@ def _variables() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(VARIABLES) and not SECRET.search(name)
+        if name.startswith(VARIABLES) and name not in SET_BY_TORCH and not SECRET.search(name)
     }
 
 
