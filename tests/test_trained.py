@@ -16,6 +16,7 @@ from conftest import REPOSITORY, result_of
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from vitmnist import checkpoint
 from vitmnist.accelerator import choose_device
 from vitmnist.data.pictures import find_pictures
 from vitmnist.errors import ConfigError, DataError
@@ -186,6 +187,8 @@ def test_mistakes_that_cannot_be_written_are_an_error(trained: Path, monkeypatch
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "run", tmp_path / "run")
     place = tmp_path / "run" / "checkpoints"
+    assert not (place / "best.pt").exists(), "selected by the test split"
+    checkpoint.save(tmp_path / "run", checkpoint.load(tmp_path / "run"), best=True)
     for name in ("final", "best", "last"):
         assert load_trained(tmp_path / "run", CPU, name).path.stem == name
     (place / "best.pt").write_bytes(b"damaged")

@@ -121,8 +121,8 @@ def test_a_step_that_cannot_be_recorded_is_taken_plainly_or_refused(
 
 
 def test_the_average_is_what_is_evaluated_and_kept(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    train_here(*quick, "hydra.run.dir=plain")
-    train_here(*quick, "ema_decay=0.9", "hydra.run.dir=averaged")
+    train_here(*quick, "data.holdout=5", "hydra.run.dir=plain")
+    train_here(*quick, "data.holdout=5", "ema_decay=0.9", "hydra.run.dir=averaged")
     folders = [tmp_path / name / "checkpoints" for name in ("plain", "averaged")]
     newest, last = (torch.load(folder / "last.pt", weights_only=True) for folder in folders)
     final = load_file(folders[1] / "final.safetensors")

@@ -2,7 +2,7 @@
 
 checkpoints/last.pt            the newest           each with its SHA-256 beside it, NAME.sha256
 checkpoints/previous.pt        the one before it
-checkpoints/best.pt            the one with the best accuracy on the test split
+checkpoints/best.pt            with a hold-out, the one with the best accuracy on it
 checkpoints/final.safetensors  the weights at the end
 """
 

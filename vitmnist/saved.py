@@ -47,7 +47,7 @@ class Saved:
         self._stopping: Stopped | None = None
         self._folder, self._trainee, self._result, self._stop = folder, trainee, result, stop
         self._config = plain(config)
-        self._options = config.checkpoint
+        self._options, self._has_holdout = config.checkpoint, config.data.holdout is not None
         self._watch_every = config.tensorboard.every_steps
         self.note_step()
         self._saved_at, self._steps_since = time.monotonic(), 0
@@ -135,7 +135,8 @@ class Saved:
     def after_epoch(self, last: bool) -> None:
         """Save after an epoch that is recorded, if it is time to."""
         accuracies = [record.val_acc for record in self._result.epochs]
-        best = accuracies[-1] > max(accuracies[:-1], default=-1.0)
+        # Selected by the test split, its accuracy there would be biased.
+        best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
         every = self._options.every_epochs
         stopping, _ = self._world.agree([self._wish_to_stop(), 0], at_once=True)
         if last or best or stopping or (every and len(accuracies) % every == 0):
