@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from conftest import Train, result_of
 from vitmnist import load_dataset, make_loader, memory
 from vitmnist.data.arrays import Arrays
 from vitmnist.data.datasets import Dataset
+from vitmnist.data.decoding import SharedSamples
 from vitmnist.data.loaders import LOADERS, Loader, auto
 from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
 from vitmnist.data.loaders.contract import Batches
@@ -394,6 +396,13 @@ def test_what_one_candidate_decodes_the_others_use(tmp_path: Path) -> None:
         assert sorted(torch.cat([labels for _, labels in loader.epoch(0)]).tolist()) == list(range(600))
     # Once each, 32 twice to see that they are not random, and one for its size whenever memory is checked.
     assert data.reads <= 600 + 64 + 3
+
+
+def test_a_candidate_sees_the_attributes_of_the_data_set() -> None:
+    shared = pickle.loads(pickle.dumps(SharedSamples(Counted(), 0)))
+    assert shared.reads == 0
+    with pytest.raises(AttributeError, match="targets"):
+        _ = shared.targets
 
 
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -310,6 +311,13 @@ def test_nested_samples_pass_through() -> None:
     assert batch["mask"] is None
     assert list(batch["name"]) == ["sample 2", "sample 3"]
     assert [array.tolist() for array in batch["pair"]] == [[2, 3], [1.0, 1.5]]
+
+
+def test_types_that_cannot_hold_a_batch_become_plain_ones() -> None:
+    sizes = collate_samples([torch.Size([2, 3]), torch.Size([4, 5])])
+    assert [part.tolist() for part in sizes] == [[2, 4], [3, 5]]
+    labels = collate_samples([defaultdict(int, label=1), defaultdict(int, label=2)])
+    assert labels["label"].tolist() == [1, 2]
 
 
 def test_some_samples_without_a_value_are_an_error() -> None:

@@ -90,6 +90,7 @@ def test_images_that_the_statistics_cannot_be_right_for_are_refused(
 
 def test_floats_may_be_what_mean_and_std_make_of_0_to_1(tiny: Dataset) -> None:
     images = tiny.train.images / 255
+    Preprocess(tiny.train)(torch.zeros(2, 1, 28, 28))  # a dry run
     plain = Preprocess(mean=0, std=1)
     assert plain(images) is images
     halves = images * 2 - 1

@@ -121,6 +121,22 @@ def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch(label: str) 
         list(loader.epoch(0))
 
 
+class Refused(Exhausted):
+    """Reads from a server that is gone."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        raise ConnectionResetError("the server is gone")
+
+
+@pytest.mark.parametrize("label", ["disk, 0 workers", "disk, 1 worker"])
+def test_an_error_of_the_data_set_is_not_taken_for_a_dead_worker(label: str) -> None:
+    with (
+        make_loader(data=Refused(), **ORDER, **READERS[label]) as loader,
+        pytest.raises(ConnectionResetError, match="the server is gone"),
+    ):
+        list(loader.epoch(0))
+
+
 def options_of(name: str, folder: Path) -> dict[str, Any]:
     return {"folder": str(folder)} if name == "cache" else {}
 

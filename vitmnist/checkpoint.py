@@ -87,7 +87,8 @@ def load(folder: Path) -> dict[str, Any] | None:
     paths = [place / name for name in ("next.pt", "last.pt", "previous.pt")]
     found = [path for path in paths if path.exists()]
     for left in place.glob(".*"):  # of a write that was killed; nobody else is at work here
-        left.unlink()
+        if left.is_file():
+            left.unlink()
     damage = []
     for path in found:
         try:

@@ -163,6 +163,14 @@ def test_a_summary_has_these_sentences_and_no_others(tmp_path: Path) -> None:
     assert summary(the_only(tmp_path)) == told
 
 
+def test_mirrored_times_are_compared(tmp_path: Path) -> None:
+    """Of which neither is the slower, but by rounding each may be."""
+    mirrored = [("ram", 1, 1.0), ("ram", 2, 107.0), ("disk", 1, 107.0), ("disk", 2, 1.0)]
+    for number, (loader, repeat, time) in enumerate(mirrored):
+        run(tmp_path / str(number), **a(loader, time, repeat=repeat))
+    assert "1.00 times as long" in effect_of_loader(the_only(tmp_path))
+
+
 def test_machines_are_summarised_apart(tmp_path: Path) -> None:
     """Pairs of all of them count: a report with two comparisons of two rows has two pairs to be wrong about."""
     for number, record in enumerate(rounds(6, disk=2.0, ram=1.0)):

@@ -93,6 +93,11 @@ class SharedSamples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
     @cached_property
     def arrays(self) -> Arrays:
         """The decoded samples; raises as `load_samples`."""

@@ -111,13 +111,14 @@ class Preprocess(nn.Module):
         least, most = images.min().item(), images.max().item()
         before = images.float() * self.std + self.mean  # as they were before normalising
         inside = bool(((before >= -MARGIN) & (before <= 1 + MARGIN)).all())
-        if not inside or (_is_from_bytes(images.float()) and not _is_from_bytes(before)):
+        varies = least < most  # a constant, such as the zeros of a dry run, shows nothing
+        if not inside or (varies and _is_from_bytes(images.float()) and not _is_from_bytes(before)):
             mean, std = ([round(value, 4) for value in part.flatten().tolist()] for part in (self.mean, self.std))
             raise DataError(
                 f"images: floats from {least:g} to {most:g} are not normalised with mean {mean} and std {std}; "
                 "give uint8 images, which are normalised here, or floats (images / 255 - mean) / std"
             )
-        self._floats_checked = True
+        self._floats_checked = varies
 
 
 def _is_from_bytes(images: Tensor) -> bool:

@@ -24,11 +24,17 @@ def collate_samples(samples: Sequence[Any]) -> Any:
 
 def _formed(sample: Any, batch: Any) -> Any:
     """The batch nested as a sample is: torch turns tuples into lists."""
+    formed: Any = batch
     if isinstance(sample, Mapping) and isinstance(batch, Mapping):
-        return type(batch)({key: _formed(sample[key], value) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(sample, (tuple, list)) and isinstance(batch, (tuple, list)) and not hasattr(sample, "_fields"):
-        return type(sample)(_formed(inner, value) for inner, value in zip(sample, batch, strict=True))
-    return batch
+        formed = {key: _formed(sample[key], value) for key, value in batch.items()}
+    elif isinstance(sample, (tuple, list)) and isinstance(batch, (tuple, list)) and not hasattr(sample, "_fields"):
+        formed = [_formed(inner, value) for inner, value in zip(sample, batch, strict=True)]
+    else:
+        return batch
+    try:
+        return type(sample)(formed)
+    except TypeError:  # a torch.Size holds no tensors, a defaultdict wants a factory
+        return tuple(formed) if isinstance(sample, tuple) else formed
 
 
 def _collate_pictures(pictures: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:

@@ -41,7 +41,7 @@ def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, 
     Raises:
         DataError: another dtype or layout, or no image.
     """
-    total = squares = torch.zeros((), dtype=torch.int64)
+    total = squares = torch.zeros((), dtype=torch.int64, device="cpu")
     pixels, channels = 0, None
     for piece in images.split(1000) if isinstance(images, Tensor) else images:
         if piece.dtype != torch.uint8:

@@ -38,7 +38,7 @@ class Configuration:
         rounds: dict[Round, list[Run]] = {}
         for run in self.runs:
             if run.is_ranked:
-                rounds.setdefault((str(run.folder.parent), str(run.config.get("repeat"))), []).append(run)
+                rounds.setdefault((str(run.folder.resolve().parent), str(run.config.get("repeat"))), []).append(run)
         return rounds
 
     @property

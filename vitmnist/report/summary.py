@@ -116,12 +116,14 @@ def effect_of_loader(comparison: Comparison) -> str:
 
 def _loader_pair(comparison: Comparison, best: Configuration, worst: Configuration) -> str:
     """The comparison of two rows; ends in `*` where it has no interval."""
+    ratio = comparison.ratio(worst, best, "train_s")
+    if ratio and ratio.ratio < 1:  # by the rounds that both have
+        best, worst = worst, best
+        ratio = comparison.ratio(worst, best, "train_s")
+    whole = comparison.ratio(worst, best)
     low, high = (comparison.loader_label(row) for row in (best, worst))
-    ratio, whole = comparison.ratio(worst, best, "train_s"), comparison.ratio(worst, best)
     if ratio is None or whole is None:
         return f"{low} has the lowest median and {high} the highest, without a common round"
-    if ratio.ratio < 1:  # by the rounds that both have
-        return _loader_pair(comparison, worst, best)
     if ratio.interval is None:
         rounds = "a single round" if ratio.rounds == 1 else f"the median of {ratio.rounds} rounds"
         return f"{high} took {ratio.ratio:.2f} times as long as {low} ({rounds})*"

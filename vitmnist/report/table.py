@@ -121,7 +121,7 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
         for row in comparison.rows:
             values: list[Any] = [number, machine, comparison.facts.get("data")]
             values += [comparison.value(row, column) for column in columns]
-            values += [len(row.runs), len(row.ranked)]
+            values += [len(row.runs), sum(map(len, row.ranked.values()))]
             for spread in (*map(row.spread, SPREADS), row.accuracy):
                 values += [spread.median, spread.low, spread.high] if spread else [None] * 3
             ratio = _to_best(comparison, row)

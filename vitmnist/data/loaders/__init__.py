@@ -53,8 +53,9 @@ def make_loader(
         shuffle: sample, batch or none; see `EpochOrder`.
         drop_last: leave out a last batch shorter than `batch_size`.
         step: of `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
-            (`step(batch)` where samples are not pairs). It is called for real, with up to 32 batches per candidate:
-            give it a copy of the model, or load the model's weights afterwards. Random generators are restored.
+            (`step(batch)` where samples are not pairs). It is called for real, with a few dozen batches per candidate,
+            and more where many workers make batches ahead: give it a copy of the model, or load the model's weights
+            afterwards. Random generators are restored.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a data set.
 

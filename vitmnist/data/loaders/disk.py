@@ -151,7 +151,8 @@ class DiskLoader(Loader):
             _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
             raise type(error)(message.strip()) from error
         except (RuntimeError, ConnectionError, EOFError) as error:
-            if named := worker_error(error):
+            # What a data set raised itself, torch hands on from a worker as "Caught …".
+            if workers and not str(error).startswith("Caught ") and (named := worker_error(error)):
                 raise named from error
             raise
         finally:
