@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 FORMAT = 2
-"""Goes up when a run that is resumed would train on in another way than it began."""
+"""Incremented when resuming an older checkpoint would change how the run is trained."""
 
 
 class OtherFormatError(DataError):
@@ -128,7 +128,7 @@ def read(path: Path) -> dict[str, Any]:
     if state["format"] != FORMAT:
         raise OtherFormatError(
             f"{path}: was written by another version of the program (format {state['format']}, this one has {FORMAT}), "
-            "which would train on in another way; start a new run, or resume it with that version"
+            "which would continue training differently; start a new run, or resume it with that version"
         )
     return state
 

@@ -247,7 +247,7 @@ def train_epoch(
     at_once = device.type == "cpu" and current.world.size == 1
     current.begin(step)
     timer = current.timer
-    keys = step.gradient.preprocess.keys(order, epoch, done)  # in "other": no loader can spare it
+    keys = step.gradient.preprocess.keys(order, epoch, done)  # counted as "other": needed with every loader
     for delivered, batch_keys in timer.waiting(zip(step.batches(loader, epoch, done), keys, strict=False)):
         rate, number = step.rate, current.tally.steps
         batch, size = delivered, order.whole.count(number)

@@ -163,7 +163,7 @@ def _warn_of_other_files(folder: Path, dataset: Dataset) -> None:
     if before != now:
         print(
             f"warning: the pictures have changed since training: {len(now - before)} are new in the "
-            f"{dataset.eval_split} split, {len(before - now)} are no longer in it; {recorded} lists those of then",
+            f"{dataset.eval_split} split, {len(before - now)} are no longer in it; {recorded} lists the original ones",
             file=sys.stderr,
         )
 

@@ -105,7 +105,7 @@ class SharedSamples(Dataset[Any]):
 
     @property
     def is_decoded(self) -> bool:
-        """Whether a loader has asked for `arrays`."""
+        """Whether a loader has decoded the samples."""
         return "arrays" in vars(self)
 
     @cached_property
