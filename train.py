@@ -5,7 +5,7 @@ python train.py -m data/loader=disk,ram batch_size=300     a sweep
 python train.py --help                                     every group and key
 """
 
-from vitmnist.__main__ import main
+from vitmnist.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist.data.datasets import Split
-from vitmnist.data.loaders.disk import PicturesOnDisk
+from vitmnist.data.loaders.disk import ImagesOnDisk
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.models.vit import ViT
 
@@ -36,7 +36,7 @@ class ArticleViT(ViT):
 
 def disk(split: Split, batch_size: int, device: torch.device) -> Batches:
     """Sample by sample: the picture, as tensor, normalised."""
-    loader = DataLoader(PicturesOnDisk(split), batch_size, shuffle=True, pin_memory=device.type == "cuda")
+    loader = DataLoader(ImagesOnDisk(split), batch_size, shuffle=True, pin_memory=device.type == "cuda")
     return lambda: loader
 
 

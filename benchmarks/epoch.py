@@ -39,23 +39,24 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from vitmnist import Loader, engine, load_dataset, make_loader
-from vitmnist.accelerator import accelerator_of, choose_device
-from vitmnist.clock import synchronize
-from vitmnist.config import Precision, TrainerConfig
+from vitmnist import Loader, load_dataset, make_loader
+from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.loaders.timing import Resident
-from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import UserError
-from vitmnist.memory import freed_memory_kept
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optimizer import AdamOptions, adam
-from vitmnist.records.environment import describe_environment
-from vitmnist.schedule import SCHEDULES
-from vitmnist.training import Gradient, Step
-from vitmnist.training.trainer import Trainer, decide, timer
+from vitmnist.optim.optimizers import AdamOptions, adam
+from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.runtime.allocator import freed_memory_kept
+from vitmnist.runtime.device import accelerator_of, choose_device
+from vitmnist.runtime.timer import synchronize
+from vitmnist.tracking.environment import describe_environment
+from vitmnist.training import loop
+from vitmnist.training.fast import StepConfig, decide, timer
+from vitmnist.training.step import Gradient, Step
 
 BARE = "bare loop"
 RESIDENT = "one resident batch"
@@ -154,7 +155,7 @@ def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch
             synchronize(device)
             seconds = time.perf_counter() - self.started
 
-    trainer = lightning.Trainer(
+    trainer = lightning.StepConfig(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=[device.index or 0] if device.type == "cuda" else 1,
         max_epochs=0,
@@ -174,7 +175,11 @@ def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch
 
 
 def our_loop(
-    new_loader: Callable[[], Loader], split: Split, device: torch.device, choose: Callable[[], Trainer], own: ExitStack
+    new_loader: Callable[[], Loader],
+    split: Split,
+    device: torch.device,
+    choose: Callable[[], StepConfig],
+    own: ExitStack,
 ) -> tuple[Epoch, str]:
     """The engine with one loader; and what was decided of its step.
 
@@ -187,7 +192,7 @@ def our_loop(
     model = new_model(split, device)
     optimizer = adam(AdamOptions(lr=LR), model, trainer.fused)
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
-    size = min(loader.order.batch_size, loader.order.size)
+    size = min(loader.sampler.batch_size, loader.sampler.size)
     gradient = Gradient(model, Preprocess(split).to(device), size, trainer.micro_batch, trainer.precision)
     step = Step(gradient, optimizer, schedule)
     if trainer.compile:
@@ -199,8 +204,8 @@ def our_loop(
         step.capture(loader, accelerator_of(device))
 
     def epoch(number: int) -> tuple[float, float]:
-        current = engine.TrainingPass(number, len(loader), device)
-        figures = engine.train_epoch(step, loader, current, device)
+        current = loop.TrainingPass(number, len(loader), device)
+        figures = loop.train_epoch(step, loader, current, device)
         return figures.seconds, 100 * figures.data_wait_s / figures.seconds
 
     remark = trainer.lines().replace("\n", "; ")
@@ -321,10 +326,10 @@ def candidates(split: Split, device: torch.device, arguments: argparse.Namespace
     builders[f"{ARTICLE}, our model"] = partial(article_loop, split, size, device, article.ram, ViT)
     if importlib.util.find_spec("lightning"):
         builders["Lightning"] = lambda: (lightning_loop(split, size, device), "")
-    resident = Resident(split, EpochOrder(len(split), size, 42), device)
-    builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, Trainer, own)
+    resident = Resident(split, EpochSampler(len(split), size, 42), device)
+    builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, StepConfig, own)
 
-    def ours(label: str, trainer: Callable[[], Trainer] = Trainer, **options: Any) -> None:
+    def ours(label: str, trainer: Callable[[], StepConfig] = StepConfig, **options: Any) -> None:
         name = re.split("[ ,]", label)[0]
         new_loader = partial(make_loader, name, split, batch_size=size, device=device, seed=42, **options)
         builders[label] = partial(our_loop, new_loader, split, device, trainer, own)
@@ -344,7 +349,7 @@ def candidates(split: Split, device: torch.device, arguments: argparse.Namespace
     return builders
 
 
-def fast(split: Split, batch_size: int, device: torch.device, compiling: bool) -> Trainer:
+def fast(split: Split, batch_size: int, device: torch.device, compiling: bool) -> StepConfig:
     """What `trainer=fast` comes down to."""
     sample = split.images[:batch_size].to(device), split.labels[:batch_size].to(device), None
     config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto")

@@ -32,16 +32,16 @@ from torchvision import transforms
 from tqdm import tqdm
 
 from vitmnist import Preprocess, load_dataset, make_loader
-from vitmnist.accelerator import choose_device
-from vitmnist.clock import synchronize
-from vitmnist.data.arrays import Arrays
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.contract import Batches
+from vitmnist.data.loaders.base import Batches
 from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import UserError
-from vitmnist.records.environment import describe_environment
+from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.timer import synchronize
+from vitmnist.tracking.environment import describe_environment
 
 PLAIN = "plain loop x[permutation[i:j]]"
 UINT8, FLOAT32, DISK, BLOCKS = "uint8", "normalised float32", "float32, from disk by sample", "uint8, whole blocks"
@@ -65,7 +65,7 @@ class Bench:
     """What is the same for all candidates."""
 
     split: Split
-    normalised: Arrays
+    normalised: TensorSet
     batch_size: int
     device: torch.device
     root: str
@@ -92,7 +92,7 @@ class Bench:
             yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
 
-def plain_loop(bench: Bench, arrays: Arrays) -> Epoch:
+def plain_loop(bench: Bench, arrays: TensorSet) -> Epoch:
     """What one writes by hand for tensors on the device."""
     images, labels = arrays.images.to(bench.device), arrays.labels.to(bench.device)
 
@@ -105,7 +105,7 @@ def plain_loop(bench: Bench, arrays: Arrays) -> Epoch:
     return epoch
 
 
-def by_sample(bench: Bench, arrays: Arrays, workers: int) -> Epoch:
+def by_sample(bench: Bench, arrays: TensorSet, workers: int) -> Epoch:
     """What most people write: sample by sample, collated."""
     loader: data.DataLoader[Any] = data.DataLoader(
         data.TensorDataset(arrays.images, arrays.labels),
@@ -118,7 +118,7 @@ def by_sample(bench: Bench, arrays: Arrays, workers: int) -> Epoch:
     return lambda number: bench.to_device(loader)
 
 
-def by_batch(bench: Bench, arrays: Arrays) -> Epoch:
+def by_batch(bench: Bench, arrays: TensorSet) -> Epoch:
     """What the documentation of `DataLoader` advises for data that can be read by the batch."""
     dataset = data.TensorDataset(arrays.images, arrays.labels)
     sampler = data.BatchSampler(data.RandomSampler(dataset), bench.batch_size, drop_last=False)
@@ -131,7 +131,7 @@ def by_batch(bench: Bench, arrays: Arrays) -> Epoch:
     return lambda number: bench.to_device(loader)
 
 
-def torchdata_nodes(bench: Bench, arrays: Arrays) -> Epoch:
+def torchdata_nodes(bench: Bench, arrays: TensorSet) -> Epoch:
     """torchdata's nodes: batches of indices, gathered in two threads."""
     from torchdata import nodes
 
@@ -142,7 +142,7 @@ def torchdata_nodes(bench: Bench, arrays: Arrays) -> Epoch:
     return lambda number: bench.to_device(loader)
 
 
-def spdl_pipeline(bench: Bench, arrays: Arrays) -> Epoch:
+def spdl_pipeline(bench: Bench, arrays: TensorSet) -> Epoch:
     """SPDL's pipeline: batches of indices, gathered in two threads."""
     from spdl.pipeline import PipelineBuilder
 
@@ -160,7 +160,7 @@ def spdl_pipeline(bench: Bench, arrays: Arrays) -> Epoch:
     return epoch
 
 
-def tensordict(bench: Bench, arrays: Arrays) -> Epoch:
+def tensordict(bench: Bench, arrays: TensorSet) -> Epoch:
     """A TensorDict that is indexed by the batch."""
     from tensordict import TensorDict
 
@@ -258,8 +258,8 @@ def seconds_of(candidate: Candidate, number: int, images: int, device: torch.dev
 class Sleeping(Loader):
     """A source that takes `seconds` for a batch without using the processor."""
 
-    def __init__(self, order: EpochOrder, seconds: float) -> None:
-        super().__init__(order)
+    def __init__(self, sampler: EpochSampler, seconds: float) -> None:
+        super().__init__(sampler)
         self.seconds = seconds
 
     def batches(self, number: int, start: int) -> Batches:
@@ -270,12 +270,12 @@ class Sleeping(Loader):
 
 def overlap(load: float, compute: float, batches: int = 100) -> float:
     """Seconds per batch where loading takes `load`, computing `compute`, and prefetch stands between them."""
-    order = EpochOrder(batches, 1, 0)
+    sampler = EpochSampler(batches, 1, 0)
     device = torch.device("cpu")
     options = PrefetchOptions(base=LOADERS.complete({"name": "ram"}))
-    loader = PrefetchLoader(options, Arrays(torch.zeros(batches, 1), torch.zeros(batches)), order, device)
+    loader = PrefetchLoader(options, TensorSet(torch.zeros(batches, 1), torch.zeros(batches)), sampler, device)
     with loader:
-        loader.base = Sleeping(order, load)
+        loader.base = Sleeping(sampler, load)
         started = time.perf_counter()
         for _ in loader.epoch(0):
             time.sleep(compute)
@@ -308,7 +308,7 @@ def compare(arguments: argparse.Namespace) -> None:
     """
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-    normalised = Arrays(Preprocess(split)(split.images), split.labels)
+    normalised = TensorSet(Preprocess(split)(split.images), split.labels)
     with ExitStack() as stack:
         bench = Bench(split, normalised, arguments.batch_size, device, arguments.root, stack)
         every = candidates(bench)

@@ -1,4 +1,4 @@
-"""How long `experiment=fast` takes to its accuracy, and how sure that accuracy is: many seeds, three clocks.
+"""How long `experiment=speedrun` takes to its accuracy, and how sure that accuracy is: many seeds, three clocks.
 
     python benchmarks/time_to_accuracy.py --seeds 3 --output benchmarks/results/time-to-accuracy.md
     python benchmarks/time_to_accuracy.py --seeds 10 epochs=6 trainer.compile=true      overrides as train.py takes them
@@ -31,11 +31,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from vitmnist.config import CONF, Config, typed
+from vitmnist.cli.messages import explain
+from vitmnist.config.labels import CONF
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import typed
 from vitmnist.errors import UserError
-from vitmnist.explain import explain
 
-RECIPE = "experiment=fast"
+RECIPE = "experiment=speedrun"
 
 
 def composed(overrides: list[str]) -> DictConfig:
@@ -46,31 +48,31 @@ def composed(overrides: list[str]) -> DictConfig:
 
 def train_once(overrides: list[str]) -> dict[str, Any]:
     """Train, evaluate once; the accuracy in percent, the seconds of the warm clock, and what it ran on."""
-    from vitmnist import engine  # the parent measures processes and imports no torch
-    from vitmnist.accelerator import choose_device
-    from vitmnist.clock import synchronize
-    from vitmnist.records.environment import describe_environment
-    from vitmnist.trainee import prepare
-    from vitmnist.world import ALONE
+    from vitmnist.runtime.device import choose_device
+    from vitmnist.runtime.distributed import ALONE
+    from vitmnist.runtime.timer import synchronize
+    from vitmnist.tracking.environment import describe_environment
+    from vitmnist.training import loop
+    from vitmnist.training.setup import build_setup
 
     config = typed(Config, composed(overrides))
     device = choose_device(config.device)
     with ExitStack() as stack:
-        trainee = prepare(config, device, stack, ALONE)
-        step, loader = trainee.step, trainee.train_loader
-        trainee.learner.capture(step, loader)
+        setup = build_setup(config, device, stack, ALONE)
+        step, loader = setup.step, setup.train_loader
+        setup.learner.capture(step, loader)
         synchronize(device)
         started = time.perf_counter()
         for epoch in range(config.epochs):
-            engine.train_epoch(step, loader, engine.TrainingPass(epoch, len(loader), device), device)
-        figures, _ = engine.evaluate(step.evaluated, trainee.test_loader, trainee.test_preprocess, device)
+            loop.train_epoch(step, loader, loop.TrainingPass(epoch, len(loader), device), device)
+        figures, _ = loop.evaluate(step.evaluated, setup.test_loader, setup.test_preprocess, device)
         seconds = time.perf_counter() - started
     return {
         "accuracy": figures.accuracy,
         "warm_s": seconds,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
-        "trainer": trainee.learner.record(),
+        "trainer": setup.learner.record(),
         "environment": describe_environment(device),
     }
 
@@ -101,7 +103,7 @@ def main() -> None:
     parser.add_argument("--cold", type=int, default=1, help="processes for the cold clock")
     parser.add_argument("--output", type=Path, help="write the table here too")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="as train.py takes them, on top of experiment=fast")
+    parser.add_argument("overrides", nargs="*", help="as train.py takes them, on top of experiment=speedrun")
     arguments = parser.parse_args()
     if arguments.seeds < 1 or arguments.cold < 1:
         parser.error("--seeds and --cold must be at least 1")

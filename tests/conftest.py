@@ -17,9 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from vitmnist.__main__ import main
+from vitmnist.cli.main import main
 from vitmnist.data.datasets import Dataset, load_dataset
-from vitmnist.data.datasets.mnist_family import FILES
+from vitmnist.data.datasets.mnist import FILES
 
 REPOSITORY = Path(__file__).parent.parent
 

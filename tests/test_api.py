@@ -14,13 +14,13 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
 from vitmnist import Loader, load_dataset, make_loader, register
-from vitmnist.config import bounded
+from vitmnist.config.validation import bounded
 from vitmnist.data import datasets
-from vitmnist.data.arrays import Arrays
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.contract import Batches
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.loaders.base import Batches
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.testing import check_loader
 
@@ -28,7 +28,7 @@ PAIR = (torch.arange(10.0).view(10, 1), torch.arange(10))
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0}
 
 
-class Pictures(Dataset[tuple[Image.Image, int]]):
+class ImageReader(Dataset[tuple[Image.Image, int]]):
     """As torchvision's data sets are without a transform."""
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class Pictures(Dataset[tuple[Image.Image, int]]):
 @pytest.mark.parametrize("name", ["disk", "ram", "cache", "prefetch"])
 def test_pictures_become_bytes(name: str, tmp_path: Path) -> None:
     options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
-    with make_loader(name, Pictures(), **ORDER, **options) as loader:
+    with make_loader(name, ImageReader(), **ORDER, **options) as loader:
         for images, labels in loader.epoch(0):
             assert images.dtype == torch.uint8
             assert images.shape[1:] == (3, 3, 4)
@@ -49,7 +49,7 @@ def test_pictures_become_bytes(name: str, tmp_path: Path) -> None:
 
 
 def test_prefetch_takes_samples_from_disk_and_tensors_from_ram() -> None:
-    with make_loader("prefetch", Pictures(), **ORDER) as samples, make_loader("prefetch", PAIR, **ORDER) as tensors:
+    with make_loader("prefetch", ImageReader(), **ORDER) as samples, make_loader("prefetch", PAIR, **ORDER) as tensors:
         assert type(samples.base).__name__ == "DiskLoader"
         assert type(tensors.base).__name__ == "RamLoader"
 
@@ -112,7 +112,11 @@ class Triples(Dataset[tuple[int, int, int]]):
         ("ram", Triples(), "sample 0 is no pair of an image and a label, but a tuple of int, int, int; .* disk"),
         ("cache", Triples(), "sample 0 is no pair"),
         ("ram", torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the data set is empty"),
-        ("gpu_slice", Pictures(), r"read sample by sample; give it as \(images, labels\), or choose ram, cache, disk"),
+        (
+            "gpu_slice",
+            ImageReader(),
+            r"read sample by sample; give it as \(images, labels\), or choose ram, cache, disk",
+        ),
     ],
 )
 def test_data_that_cannot_be_used_is_named(name: str, data: object, message: str, tmp_path: Path) -> None:
@@ -153,10 +157,10 @@ def mine() -> Iterator[type[Loader]]:
 
     @register("mine", MineOptions)
     class Mine(Loader):
-        def __init__(self, options: MineOptions, data: Arrays, order: EpochOrder, device: torch.device) -> None:
-            super().__init__(order)
+        def __init__(self, options: MineOptions, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+            super().__init__(sampler)
             self.fault, self.data = options.fault, data
-            self.buffer = torch.empty(order.batch_size, *data.images.shape[1:], dtype=data.images.dtype)
+            self.buffer = torch.empty(sampler.batch_size, *data.images.shape[1:], dtype=data.images.dtype)
 
         def __len__(self) -> int:
             return super().__len__() + (self.fault == "length")
@@ -168,7 +172,7 @@ def mine() -> Iterator[type[Loader]]:
                 number = 0
             if self.fault == "starts at the beginning":
                 start = 0
-            for indices in self.order.batches(number, start):
+            for indices in self.sampler.batches(number, start):
                 images, labels = self.data.images[indices], self.data.labels[indices]
                 if self.fault == "one buffer" and not isinstance(indices, slice):
                     images = torch.index_select(self.data.images, 0, indices, out=self.buffer[: len(indices)])

@@ -8,26 +8,27 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import test_training as training
 import torch
 
-from vitmnist import engine, load_dataset, make_loader
-from vitmnist.accelerator import accelerator_of
-from vitmnist.clock import EpochTimer, Phase
-from vitmnist.config import Precision, Shuffle
+from tests.training import test_step as training
+from vitmnist import load_dataset, make_loader
+from vitmnist.config.schema import Precision, Shuffle
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import Loader
-from vitmnist.data.loaders.contract import Batches
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.loaders.base import Batches
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.memory import DoesNotFitError, free_memory, peak_memory
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.records.hardware import HardwareFigures
-from vitmnist.schedule import SCHEDULES
+from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.runtime.device import accelerator_of
+from vitmnist.runtime.memory import DoesNotFitError, free_memory, peak_memory
+from vitmnist.runtime.timer import EpochTimer, Phase
 from vitmnist.testing import PROMISES, Case
-from vitmnist.training import Gradient, Step
-from vitmnist.training.trainer import Trainer
+from vitmnist.tracking.hardware import HardwareFigures
+from vitmnist.training import loop
+from vitmnist.training.fast import StepConfig
+from vitmnist.training.step import Gradient, Step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,10 +60,10 @@ def test_contract_on_the_gpu(label: str, promise: Callable[[Case], None], tiny: 
 
 @pytest.mark.parametrize("label", LOADER_OPTIONS)
 def test_images_normalised_on_the_gpu_are_those_of_the_cpu(tiny: Dataset, label: str, cuda: torch.device) -> None:
-    order = {"batch_size": 5, "seed": 3}
+    sampler = {"batch_size": 5, "seed": 3}
     with (
-        make_loader(label.partition(" ")[0], tiny.train, device=cuda, **order, **LOADER_OPTIONS[label]) as loader,
-        make_loader("ram", tiny.train, device="cpu", **order) as reference,
+        make_loader(label.partition(" ")[0], tiny.train, device=cuda, **sampler, **LOADER_OPTIONS[label]) as loader,
+        make_loader("ram", tiny.train, device="cpu", **sampler) as reference,
     ):
         on_gpu, on_cpu = Preprocess(tiny.train).to(cuda), Preprocess(tiny.train)
         for (images, _), (wanted, _) in zip(loader.epoch(1), reference.epoch(1), strict=True):
@@ -75,7 +76,7 @@ def test_augmentation_draws_the_same_numbers_on_the_gpu(tiny: Dataset, name: str
     augmented = []
     for device in (cuda, torch.device("cpu")):
         preprocess = Preprocess(tiny.train, AUGMENTS.build(AUGMENTS.complete({"name": name}))).to(device)
-        (keys,) = preprocess.keys(EpochOrder(23, 23, 3, Shuffle.none), 1)
+        (keys,) = preprocess.keys(EpochSampler(23, 23, 3, Shuffle.none), 1)
         augmented.append(preprocess(tiny.train.images.to(device), keys).cpu())
     assert torch.allclose(*augmented, atol=1e-4)
 
@@ -104,19 +105,19 @@ class SlowCopies(Loader):
     """Delays the stream that the copies are queued on, so that a batch is taken long before its memory holds it."""
 
     def __init__(self, base: Loader) -> None:
-        super().__init__(base.order)
+        super().__init__(base.sampler)
         self.base = base
 
     def batches(self, number: int, start: int) -> Batches:
         batches = self.base.epoch(number, start)
-        for _ in range(len(self.order)):
+        for _ in range(len(self.sampler)):
             torch.cuda._sleep(20_000_000)
             yield next(batches)
 
 
 def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
     """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
-    order = EpochOrder(23, 2, 3)
+    sampler = EpochSampler(23, 2, 3)
     with make_loader("prefetch", tiny.train, batch_size=2, device=cuda, seed=3, base="ram") as loader:
         loader.base = SlowCopies(loader.base)
         for number in range(20):
@@ -126,7 +127,7 @@ def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: t
                 torch.cuda._sleep(30_000_000 if number % 2 else 0)
                 sums.append(images.sum())
                 del images
-            wanted = [tiny.train.images[indices].sum() for indices in order.batches(number)]
+            wanted = [tiny.train.images[indices].sum() for indices in sampler.batches(number)]
             assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
 
 
@@ -158,8 +159,8 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: tor
             torch.cuda.set_sync_debug_mode("error" if steps < len(loader) else "default")
 
         try:
-            current = engine.TrainingPass(0, len(loader), cuda)
-            engine.train_epoch(step, loader, current, cuda, advance)
+            current = loop.TrainingPass(0, len(loader), cuda)
+            loop.train_epoch(step, loader, current, cuda, advance)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -184,7 +185,7 @@ def test_replay_on_the_gpu_is_the_eager_step_over_a_changing_rate(
         expected = training.train(eager, batches)
         figures = training.train(captured, batches, epochs=1)
         if compiled:
-            keys = next(captured.gradient.preprocess.keys(batches.order, 0))
+            keys = next(captured.gradient.preprocess.keys(batches.sampler, 0))
             assert captured.gradient.compile(*next(batches.epoch(0)), keys) is None
         captured.capture(batches, accelerator_of(cuda))
         figures += training.train(captured, batches, epochs=2, first=1)
@@ -198,13 +199,13 @@ def test_replay_on_the_gpu_is_the_eager_step_over_a_changing_rate(
 def test_less_precision_on_the_gpu_is_the_step_within_its_rounding(
     tiny: Dataset, cuda: torch.device, precision: Precision
 ) -> None:
-    Trainer(precision=precision).check(cuda)
+    StepConfig(precision=precision).check(cuda)
     plain, rounded = (training.make_step(tiny, device=cuda, precision=value) for value in (Precision.fp32, precision))
     before = torch.backends.cuda.matmul.fp32_precision
     with training.make_loader(tiny, "gpu_slice", device=cuda) as loader:
         batch = next(loader.epoch(0))
         for step in (plain, rounded):
-            step.gradient(*batch, next(step.gradient.preprocess.keys(loader.order, 0)))
+            step.gradient(*batch, next(step.gradient.preprocess.keys(loader.sampler, 0)))
     assert 0 < training.difference(rounded.model, plain.model) < 0.02
     assert torch.backends.cuda.matmul.fp32_precision == before
 

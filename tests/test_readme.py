@@ -19,10 +19,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from conftest import PLAIN, REPOSITORY, Train, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_image_folder import draw
 
+from tests.conftest import PLAIN, REPOSITORY, Train, result_of
+from tests.data.datasets.test_image_folder import draw
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.models.vit import ViT, ViTOptions

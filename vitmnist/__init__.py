@@ -23,11 +23,11 @@ __all__ = ["Loader", "Preprocess", "load_dataset", "make_loader", "register"]
 
 # Imported only when asked for: they need torch, and `python train.py --help` is to answer at once.
 _HOMES = {
-    "Loader": "vitmnist.data.loaders.contract",
+    "Loader": "vitmnist.data.loaders.base",
     "Preprocess": "vitmnist.data.preprocess",
     "load_dataset": "vitmnist.data.datasets",
     "make_loader": "vitmnist.data.loaders",
-    "register": "vitmnist.data.loaders.contract",
+    "register": "vitmnist.data.loaders.base",
 }
 
 

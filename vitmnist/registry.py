@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Generic, TypeVar
 
-from vitmnist.config import join, typed
+from vitmnist.config.validation import join, typed
 from vitmnist.errors import ConfigError, choices
 
 Built = TypeVar("Built")

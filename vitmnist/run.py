@@ -17,34 +17,40 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist import checkpoint, engine
-from vitmnist.accelerator import choose_device
-from vitmnist.atomic import write_whole
-from vitmnist.clock import EpochTimer
-from vitmnist.config import Config, leaves, plain, typed
+from vitmnist.checkpoint import storage as checkpoint
+from vitmnist.checkpoint.manager import CheckpointManager, saved_before
+from vitmnist.cli.overrides import is_completed, remember
+from vitmnist.config.labels import leaves, plain
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import typed
 from vitmnist.data.datasets import Dataset
-from vitmnist.data.datasets.contract import EVAL_FILES
+from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.data.loaders.disk import worker_error
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
-from vitmnist.folders import ClaimedError, claim
-from vitmnist.profiler import profiled
-from vitmnist.records.environment import describe_environment
-from vitmnist.records.hardware import HardwareFigures
-from vitmnist.records.progress import progress_bar
-from vitmnist.records.result import EpochRecord, Result
-from vitmnist.records.tensorboard import TensorBoard
-from vitmnist.resume import is_completed, remember
-from vitmnist.saved import Saved, saved_before
-from vitmnist.stop import Stop, Stopped
-from vitmnist.trainee import Trainee, prepare
-from vitmnist.world import ALONE, World
+from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.files import ClaimedError, claim, write_whole
+from vitmnist.runtime.profiler import profiled
+from vitmnist.runtime.signals import RunInterrupted, StopSignal
+from vitmnist.runtime.timer import EpochTimer
+from vitmnist.tracking.environment import describe_environment
+from vitmnist.tracking.hardware import HardwareFigures
+from vitmnist.tracking.progress import progress_bar
+from vitmnist.tracking.result import EpochRecord, Result
+from vitmnist.tracking.tensorboard import TensorBoard
+from vitmnist.training import loop
+from vitmnist.training.loop import TrainingPass
+from vitmnist.training.metrics import Predictions
+from vitmnist.training.setup import TrainSetup, build_setup
 
 log = logging.getLogger(__name__)
 
 NOTICEABLE = 10.0  # percent of the training time
 
 
-def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, world: World = ALONE) -> Result:
+def run(
+    composed: DictConfig, folder: Path, overrides: list[str], stop: StopSignal, world: SingleProcess = ALONE
+) -> Result:
     """Train and evaluate as configured, or go on with what `folder` holds, and leave the records there.
 
     Of several processes all call this; rank 0 keeps the records.
@@ -74,7 +80,7 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, wo
                 sitting = begin(config, folder, result, stop, stack, world)
                 if sitting is None:
                     advise_further(result, config)
-                    world.leave()
+                    world.disconnect()
                     return result
                 result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
                 to_the_end.enter_context(stop.deferred())  # a signal waits for a batch's end, or for the records
@@ -82,31 +88,31 @@ def run(composed: DictConfig, folder: Path, overrides: list[str], stop: Stop, wo
                 advise(result)
             result.status = "completed"
         except BaseException as met:
-            error = ended(world.blame(met), result, config, folder, stop, world)
+            error = ended(world.root_cause(met), result, config, folder, stop, world)
             if error is met:
                 raise
             raise error from met
-        world.leave()
+        world.disconnect()
         write_result(result, folder, world)
     return result
 
 
 def ended(
-    error: BaseException, result: Result, config: Config, folder: Path, stop: Stop, world: World
+    error: BaseException, result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
 ) -> BaseException:
     """Record why a run ended before its end, and let the other ranks know; what to raise for it."""
     refused = isinstance(error, ConfigError | DataError | PeerError)
     begun = result.setup_s is not None
     if stop.due and worker_error(error):
         error = stop.due  # whoever stopped the run stopped its workers too
-    stopped = isinstance(error, Stopped | KeyboardInterrupt)
+    stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
     reason = explained(error, config.batch_size)
     if not stopped:
-        world.first_to_fail(reason)
+        world.report_failure(reason)
     elif begun:
-        world.leave()
+        world.disconnect()
     if not begun and (refused or config.resume):  # there is nothing to record
-        if world.main and not config.resume and not isinstance(error, ClaimedError):
+        if world.is_main and not config.resume and not isinstance(error, ClaimedError):
             (folder / ".lock").unlink(missing_ok=True)
         return error
     result.status = "interrupted" if stopped else "failed"
@@ -120,20 +126,22 @@ def ended(
 
 
 @dataclass
-class Sitting:
+class RunContext:
     """A run that has been set up, from its beginning or from where it was saved."""
 
-    trainee: Trainee
-    saved: Saved
+    setup: TrainSetup
+    saved: CheckpointManager
     board: TensorBoard | None
     hardware: HardwareFigures
     device: torch.device
-    current: engine.TrainingPass | None
+    current: TrainingPass | None
     """The epoch that was under way when it was saved."""
-    world: World
+    world: SingleProcess
 
 
-def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitStack, world: World) -> Sitting | None:
+def begin(
+    config: Config, folder: Path, result: Result, stop: StopSignal, stack: ExitStack, world: SingleProcess
+) -> RunContext | None:
     """Set a run up, and note in `result` what is known of it; the stack closes what must be closed.
 
     None where the run has completed all its epochs; nothing of its records is touched then.
@@ -145,29 +153,29 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     gc.collect()  # a compiled step of the job before is a cycle, which would take this one's memory
     device = meet(config, world)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
-    if world.main:
+    if world.is_main:
         stack.enter_context(claim(folder))
     kept = saved_before(config, folder, world) if config.resume else None
     if kept:
         result.epochs = kept["records"]
-        if len(result.epochs) == config.epochs and world.share(lambda: is_completed(folder)):
+        if len(result.epochs) == config.epochs and world.broadcast_object(lambda: is_completed(folder)):
             return None
     # What was decided for another kind of device, another part of a batch, or from other wishes, is decided anew.
     same = kept and kept["typed"] == (device.type, world.size, plain(config)["trainer"])
-    trainee = prepare(config, device, stack, world, kept["trainer"] if kept and same else None)
+    setup = build_setup(config, device, stack, world, kept["trainer"] if kept and same else None)
     hardware = HardwareFigures(device)  # after an automatic choice, whose candidates' memory is not this run's
-    if trainee.choice:
-        result.choices |= trainee.choice.built
-        result.auto = trainee.choice.record()
-    result.dataset = world.share(lambda: describe_dataset(trainee.dataset))
-    result.environment = describe_environment(device) if world.main else None
+    if setup.choice:
+        result.choices |= setup.choice.built
+        result.auto = setup.choice.record()
+    result.dataset = world.broadcast_object(lambda: describe_dataset(setup.dataset))
+    result.environment = describe_environment(device) if world.is_main else None
     if world.size > 1:
         result.distributed = {"ranks": world.size}
-    saved = Saved(folder, config, trainee, result, stop, world)
+    saved = CheckpointManager(folder, config, setup, result, stop, world)
     current = saved.restore(kept) if kept else None
-    trainee.learner.capture(trainee.step, trainee.train_loader)
+    setup.learner.capture(setup.step, setup.train_loader)
     saved.note_step()
-    if config.resume and world.main:
+    if config.resume and world.is_main:
         remember(result.overrides, folder)
         # They were of a run that had ended, which it has not any more.
         (folder / "result.json").unlink(missing_ok=True)
@@ -176,23 +184,23 @@ def begin(config: Config, folder: Path, result: Result, stop: Stop, stack: ExitS
     log.info(
         "%s (%s parameters) on %s, %s loader, %s batches of %d%s, device=%s is %s",
         result.choices["model"],
-        f"{sum(parameter.numel() for parameter in trainee.step.model.parameters()):,}",
-        trainee.dataset.name,
+        f"{sum(parameter.numel() for parameter in setup.step.model.parameters()):,}",
+        setup.dataset.name,
         result.choices["loader"],
-        f"{len(trainee.train_loader):,}",
+        f"{len(setup.train_loader):,}",
         config.batch_size,
         f", divided among {world.size} processes" if world.size > 1 else "",
         config.device,
         device,
     )
-    log.info("evaluated on the %s", trainee.dataset.evaluated_on())
-    if world.main and (files := trainee.dataset.test.files):
+    log.info("evaluated on the %s", setup.dataset.evaluated_on())
+    if world.is_main and (files := setup.dataset.test.files):
         write_whole(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
-    board = stack.enter_context(TensorBoard(folder, result)) if world.main else None
-    return Sitting(trainee, saved, board, hardware, device, current, world)
+    board = stack.enter_context(TensorBoard(folder, result)) if world.is_main else None
+    return RunContext(setup, saved, board, hardware, device, current, world)
 
 
-def meet(config: Config, world: World) -> torch.device:
+def meet(config: Config, world: SingleProcess) -> torch.device:
     """Connect the ranks, and see that they want the same; this rank's device.
 
     Raises:
@@ -202,7 +210,7 @@ def meet(config: Config, world: World) -> torch.device:
         device, reason = choose_device(config.device, world), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
-    hellos = world.gather({"config": leaves(plain(config)), "device": device.type, "reason": reason})
+    hellos = world.all_gather_object({"config": leaves(plain(config)), "device": device.type, "reason": reason})
     first = hellos[0]
     for rank, hello in enumerate(hellos):
         if hello["reason"]:
@@ -217,25 +225,25 @@ def meet(config: Config, world: World) -> torch.device:
             differing.append(f"device is {hello['device']} (rank 0: {first['device']})")
         if differing:
             raise ConfigError(f"rank {rank} was started differently: {', '.join(differing)}; type the same for each")
-    world.open(device, config.distributed.timeout_s)
+    world.connect(device, config.distributed.timeout_s)
     return device
 
 
-def learn(sitting: Sitting, result: Result, config: Config, folder: Path) -> None:
+def learn(sitting: RunContext, result: Result, config: Config, folder: Path) -> None:
     """Train and evaluate until all epochs are done, each recorded and saved.
 
     Raises:
         TrainingError: training could not go on.
         Stopped: the run was told to stop, and is saved.
     """
-    trainee, saved, device, current = sitting.trainee, sitting.saved, sitting.device, sitting.current
+    setup, saved, device, current = sitting.setup, sitting.saved, sitting.device, sitting.current
     world = sitting.world
-    steps, options = len(trainee.train_loader), config.tensorboard
+    steps, options = len(setup.train_loader), config.tensorboard
     first = len(result.epochs)
     for epoch in range(first, config.epochs):
         last = epoch + 1 == config.epochs
-        current = current or engine.TrainingPass(epoch, steps, device, options.every_steps, world)
-        profiling = config.profile and epoch == first and world.main
+        current = current or TrainingPass(epoch, steps, device, options.every_steps, world)
+        profiling = config.profile and epoch == first and world.is_main
         recording = profiled(folder, steps - current.tally.steps, device) if profiling else nullcontext()
         record, predictions = train_and_evaluate(sitting, current, recording)
         current = None
@@ -243,7 +251,7 @@ def learn(sitting: Sitting, result: Result, config: Config, folder: Path) -> Non
         result.epochs.append(record)
         # Before the checkpoint: what is drawn of an epoch that it does not know is left out on resuming.
         if sitting.board and options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
-            sitting.board.pictures(trainee, predictions, epoch)
+            sitting.board.pictures(setup, predictions, epoch)
         saved.after_epoch(last)
         if sitting.board:
             sitting.board.epoch(record)
@@ -253,13 +261,13 @@ def learn(sitting: Sitting, result: Result, config: Config, folder: Path) -> Non
     saved.final_weights()
 
 
-def write_result(result: Result, folder: Path, world: World) -> None:
+def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
     """Write `result.json`, on rank 0.
 
     Raises:
         TrainingError: it cannot be written; says what it would have said.
     """
-    if not world.main:
+    if not world.is_main:
         return
     try:
         result.write(folder)
@@ -301,8 +309,8 @@ def choices_of(composed: DictConfig) -> dict[str, str]:
 
 
 def train_and_evaluate(
-    sitting: Sitting, current: engine.TrainingPass, recording: AbstractContextManager[Callable[[], None] | None]
-) -> tuple[EpochRecord, engine.Predictions]:
+    sitting: RunContext, current: TrainingPass, recording: AbstractContextManager[Callable[[], None] | None]
+) -> tuple[EpochRecord, Predictions]:
     """One epoch of training, or what is left of it, and the evaluation after it.
 
     Args:
@@ -312,9 +320,9 @@ def train_and_evaluate(
         TrainingError: a loss was not finite.
         Stopped: the run was told to stop, and is saved.
     """
-    trainee, saved, device, hardware = sitting.trainee, sitting.saved, sitting.device, sitting.hardware
+    setup, saved, device, hardware = sitting.setup, sitting.saved, sitting.device, sitting.hardware
     started = time.time()
-    epoch, steps = current.epoch, len(trainee.train_loader)
+    epoch, steps = current.epoch, len(setup.train_loader)
 
     def advance(timer: EpochTimer) -> None:
         bar.update()
@@ -323,21 +331,19 @@ def train_and_evaluate(
         saved.after_step(current, timer)
 
     try:
-        shown = sitting.world.main
+        shown = sitting.world.is_main
         with (
             progress_bar(f"epoch {epoch + 1} train", steps, current.tally.steps, shown) as bar,
             recording as record_step,
         ):
-            train = engine.train_epoch(trainee.step, trainee.train_loader, current, device, advance)
+            train = loop.train_epoch(setup.step, setup.train_loader, current, device, advance)
         record_step = None
-        with progress_bar(
-            f"epoch {epoch + 1} {trainee.dataset.eval_split}", len(trainee.test_loader), shown=shown
-        ) as bar:
-            val, predictions = engine.evaluate(
-                trainee.step.evaluated, trainee.test_loader, trainee.test_preprocess, device, advance, sitting.world
+        with progress_bar(f"epoch {epoch + 1} {setup.dataset.eval_split}", len(setup.test_loader), shown=shown) as bar:
+            val, predictions = loop.evaluate(
+                setup.step.evaluated, setup.test_loader, setup.test_preprocess, device, advance, sitting.world
             )
         if not math.isfinite(val.loss):
-            rate = trainee.step.rate
+            rate = setup.step.rate
             raise TrainingError(
                 f"the validation loss is {val.loss} after epoch {epoch + 1}, step {steps}, at learning rate {rate:g}; "
                 "try a smaller optimizer.lr"
@@ -357,8 +363,8 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
         epochs,
         record.train_loss,
         record.train_acc,
-        record.val_loss,
-        record.val_acc,
+        record.eval_loss,
+        record.eval_acc,
         record.epoch_s,
         record.data_wait_pct,
         f"{record.images_per_s:,.0f}",

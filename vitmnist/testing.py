@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from vitmnist.config import Shuffle
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.datasets.contract import Split
+from vitmnist.config.schema import Shuffle
+from vitmnist.data.collate import collate_samples
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import Batch, Data, Loader, make_loader
-from vitmnist.data.order import EpochOrder
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.data.samples import collate_samples
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
 
 BATCH = 5
@@ -79,14 +79,14 @@ class Case:
             generator = torch.Generator().manual_seed(SEED)
             images = torch.randint(0, 256, (SIZE, 1, 4, 6), generator=generator, dtype=torch.uint8)
             data = images, torch.randint(0, 10, (SIZE,), generator=generator)
-        loaded = Arrays(*data) if isinstance(data, (tuple, list)) else data
+        loaded = TensorSet(*data) if isinstance(data, (tuple, list)) else data
         if len(loaded) < SIZE:  # type: ignore[arg-type]
             raise ValueError(f"the check needs {SIZE} samples or more")
         return cls(name, loaded, device, options)
 
     def of_size(self, size: int) -> Case:
         """The same with the first `size` samples."""
-        if isinstance(self.data, Arrays):
+        if isinstance(self.data, TensorSet):
             images, labels = self.data.images[:size], self.data.labels[:size]
             if isinstance(self.data, Split):
                 return replace(self, data=replace(self.data, images=images, labels=labels, sha256=None))
@@ -95,7 +95,7 @@ class Case:
 
     def numbered(self) -> Case:
         """The same with each sample's index for its label."""
-        if isinstance(self.data, Arrays):
+        if isinstance(self.data, TensorSet):
             labels = torch.arange(len(self.data))
             if isinstance(self.data, Split):  # whose labels must be classes
                 classes = tuple(map(str, labels.tolist()))
@@ -104,9 +104,9 @@ class Case:
         return replace(self, data=Numbered(self.data))
 
     @contextmanager
-    def open(self, **order: Any) -> Iterator[Loader]:
+    def open(self, **sampler: Any) -> Iterator[Loader]:
         """The loader, closed at the end."""
-        settings = {"batch_size": BATCH, "seed": SEED, **order}
+        settings = {"batch_size": BATCH, "seed": SEED, **sampler}
         with make_loader(self.name, self.data, device=self.device, **settings, **self.options) as loader:
             yield loader
 
@@ -114,8 +114,8 @@ class Case:
         """The batches of an epoch, straight from the definition."""
         size = len(self.data)  # type: ignore[arg-type]
         batches = []
-        for indices in EpochOrder(size, BATCH, SEED, Shuffle(shuffle), drop_last).batches(number):
-            if isinstance(self.data, Arrays):
+        for indices in EpochSampler(size, BATCH, SEED, Shuffle(shuffle), drop_last).batches(number):
+            if isinstance(self.data, TensorSet):
                 batches.append((self.data.images[indices], self.data.labels[indices]))
             else:
                 chosen = torch.arange(size)[indices].tolist()
@@ -230,7 +230,7 @@ def any_size(case: Case) -> None:
     """sets of no sample, of one, and around the size of a batch are delivered whole"""
     sizes = (0, 1, BATCH - 1, BATCH, BATCH + 1)
     # A data set that is read sample by sample has no shape to tell before its first sample.
-    for size in sizes if isinstance(case.data, Arrays) else sizes[1:]:
+    for size in sizes if isinstance(case.data, TensorSet) else sizes[1:]:
         for drop_last in (False, True):
             part = case.of_size(size)
             with part.open(drop_last=drop_last) as loader:
@@ -279,7 +279,7 @@ def no_global_randomness(case: Case) -> None:
 
 def randomness_is_not_frozen(case: Case) -> None:
     """random samples are a function of (seed, epoch, index), or refused"""
-    if isinstance(case.data, Arrays):
+    if isinstance(case.data, TensorSet):
         return  # nothing random can be read from tensors
     noisy = replace(case, data=Noisy(case.data))
     try:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import DATASET, Records, epoch, the_only, write
 
+from tests.support.records import DATASET, Records, epoch, the_only, write
 from vitmnist.report.accuracy import highest_accuracy
 
 
 def accuracies(depth: int, *by_seed: float, **record: Any) -> Records:
     return [
-        {"epochs": [epoch(2.0, val_acc=value)], "config": {"seed": seed, "model.depth": depth}, **record}
+        {"epochs": [epoch(2.0, eval_acc=value)], "config": {"seed": seed, "model.depth": depth}, **record}
         for seed, value in enumerate(by_seed)
     ]
 
@@ -46,7 +46,7 @@ ACCURACY: dict[str, tuple[Records, str]] = {
     ),
     "the same with each loader": (
         [
-            {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, val_acc=size / 4)]}
+            {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=size / 4)]}
             for loader in ("ram", "disk")
             for size in (100, 200)
         ],

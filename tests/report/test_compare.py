@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import REPOSITORY
-from records import DATASET, compared, epoch, rows, run, the_only
 
+from tests.conftest import REPOSITORY
+from tests.support.records import DATASET, compared, epoch, rows, run, the_only
 from vitmnist.report.summary import overlapping, summary
 from vitmnist.report.table import articles_table, as_csv
 from vitmnist.report.text import seconds

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from records import BROKEN, LOST, SAME, Records, a, epoch, the_only, write
 
+from tests.support.records import BROKEN, LOST, SAME, Records, a, epoch, the_only, write
 from vitmnist.report.losses import loss_sentences
 
 
 def losses(*values: float | tuple[float, float]) -> Records:
     """Epochs with these losses, of training and evaluation."""
     pairs = [value if isinstance(value, tuple) else (value, value) for value in values]
-    return [epoch(2.0, train_loss=train, val_loss=val) for train, val in pairs]
+    return [epoch(2.0, train_loss=train, eval_loss=val) for train, val in pairs]
 
 
 LOSSES: dict[str, tuple[Records, list[str]]] = {

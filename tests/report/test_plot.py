@@ -6,8 +6,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from records import compared, run
 
+from tests.support.records import compared, run
 from vitmnist.report.plot import COLOURS, chart
 
 

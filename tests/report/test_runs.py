@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import compared, epoch, rows, run, the_only
 
+from tests.support.records import compared, epoch, rows, run, the_only
 from vitmnist.errors import DataError
 from vitmnist.report.compare import compare
 from vitmnist.report.runs import Run, find_runs, read_run
@@ -38,10 +38,10 @@ from vitmnist.report.write import as_text
         ({"dataset": {"name": "mnist", "sha256": {"train_images": 1}}}, "dataset.sha256 is not an object of strings"),
         ({"began_at": "now"}, "began_at is now"),
         ({"epochs": [epoch(2.0, train_s=0.0, data_wait_s=0.0, compute_s=0.0)]}, "epoch 1: train_s is 0"),
-        ({"epochs": [epoch(2.0), epoch(2.0, val_acc="high")]}, "epoch 2: val_acc is high"),
+        ({"epochs": [epoch(2.0), epoch(2.0, eval_acc="high")]}, "epoch 2: eval_acc is high"),
         ({"epochs": [epoch(2.0, epoch_s=True)]}, "epoch 1: epoch_s is True"),
         ({"epochs": [epoch(float("nan"))]}, "epoch 1: epoch_s is nan"),
-        ({"epochs": [epoch(2.0, val_loss=float("inf"))]}, "epoch 1: val_loss is inf"),
+        ({"epochs": [epoch(2.0, eval_loss=float("inf"))]}, "epoch 1: eval_loss is inf"),
         ({"epochs": [epoch(2.0, data_wait_s=-1.0)]}, "epoch 1: data_wait_s is -1.0"),
         ({"epochs": [epoch(2.0, data_wait_s=3.0)]}, "epoch 1: data_wait_s is 3, above train_s, which is 1.6"),
         ({"epochs": [epoch(2.0, compute_s=3.0)]}, "epoch 1: compute_s is 3, above train_s, which is 1.6"),

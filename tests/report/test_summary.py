@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from records import BROKEN, LOST, SAME, Records, a, compared, epoch, rounds, run, the_only, write
 
+from tests.support.records import BROKEN, LOST, SAME, Records, a, compared, epoch, rounds, run, the_only, write
 from vitmnist.report.summary import effect_of_loader, fastest, summary
 
 DISK, RAM = "data/loader=disk", "data/loader=ram"
@@ -189,10 +189,10 @@ def test_a_resumed_run_is_compared_without_the_first_epoch_of_each_start(tmp_pat
 
 def test_a_search_for_the_shortest_time_to_an_accuracy_says_which_it_is(tmp_path: Path) -> None:
     aim = {"objective": "seconds_to_target", "target_acc": 97.0}
-    slow = [epoch(1.0, val_acc=90.0), epoch(1.0, val_acc=97.0)]
+    slow = [epoch(1.0, eval_acc=90.0), epoch(1.0, eval_acc=97.0)]
     run(tmp_path / "0", config={"sweep": aim, "lr": 1.0}, epochs=slow)
-    run(tmp_path / "1", config={"sweep": aim, "lr": 2.0}, epochs=[epoch(1.5, val_acc=98.0)])
-    run(tmp_path / "2", config={"sweep": aim, "lr": 3.0}, epochs=[epoch(0.5, val_acc=96.0)])
+    run(tmp_path / "1", config={"sweep": aim, "lr": 2.0}, epochs=[epoch(1.5, eval_acc=98.0)])
+    run(tmp_path / "2", config={"sweep": aim, "lr": 3.0}, epochs=[epoch(0.5, eval_acc=96.0)])
     assert summary(the_only(tmp_path))[0] == "**Lowest median time to 97%: lr=2.0, 1.50 s** (single run)."
     run(tmp_path / "x" / "0", config={"sweep": {**aim, "target_acc": 99.0}}, epochs=slow)
     assert summary(the_only(tmp_path / "x"))[0] == "**No run whose times are compared reached 99%.**"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from records import run, the_only
 
+from tests.support.records import run, the_only
 from vitmnist.report.write import write_report
 
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitmnist.config import bounded
-from vitmnist.data.order import EpochOrder
+from vitmnist.config.validation import bounded
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 from vitmnist.registry import NoOptions, Registry
 
@@ -110,11 +110,11 @@ class Affine(Augment):
         return F.grid_sample(images - black, grid, align_corners=False).add_(black)
 
 
-def augment_keys(order: EpochOrder, epoch: int, device: torch.device, start: int = 0) -> Tensor:
+def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
     """A random number for each image of an epoch from batch `start` on, in the order of its batches: int64."""
     # A spawn key of its own: the order of the epoch is drawn from (epoch,).
-    (base,) = np.random.SeedSequence(order.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
-    return _mix(order.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
+    (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
+    return _mix(sampler.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
 
 
 def _random_bits(keys: Tensor, number: int) -> Tensor:

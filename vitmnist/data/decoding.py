@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.samples import collate_samples
+from vitmnist.data.collate import collate_samples
 from vitmnist.data.seeding import read_samples
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -49,7 +49,7 @@ def pairs(dataset: Dataset[Any], seed: int, size: int = 256) -> Iterator[tuple[T
         yield read_pairs(dataset, range(start, min(start + size, count)), seed, epoch=0)
 
 
-def load_samples(dataset: Dataset[Any], seed: int) -> Arrays:
+def load_samples(dataset: Dataset[Any], seed: int) -> TensorSet:
     """All samples of a map-style data set of pairs (image, label), in memory.
 
     Raises:
@@ -72,7 +72,7 @@ def load_samples(dataset: Dataset[Any], seed: int) -> Arrays:
         filled += len(chunk[0])
     if not arrays:
         raise DataError("the data set is empty")
-    return Arrays(*arrays)
+    return TensorSet(*arrays)
 
 
 def size_of_samples(dataset: Dataset[Any], seed: int) -> int:
@@ -99,7 +99,7 @@ class SharedSamples(Dataset[Any]):
         return getattr(self.dataset, name)
 
     @cached_property
-    def arrays(self) -> Arrays:
+    def arrays(self) -> TensorSet:
         """The decoded samples; raises as `load_samples`."""
         return load_samples(self.dataset, self._seed)
 

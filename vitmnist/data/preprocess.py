@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmnist.data.arrays import Arrays
 from vitmnist.data.augment import Augment, augment_keys
-from vitmnist.data.datasets.contract import Split
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.decoding import pairs
 from vitmnist.data.loaders import Data, loadable
-from vitmnist.data.order import EpochOrder
-from vitmnist.data.statistics import channel_statistics, check_layout
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet, channel_statistics, check_layout
 from vitmnist.errors import ConfigError, DataError
 
 MARGIN = 0.1  # by which floats may leave 0…1 (as they were before normalising): room for resampling
@@ -54,7 +53,7 @@ class Preprocess(nn.Module):
         super().__init__()
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
-        if augment is not None and isinstance(data, Arrays):
+        if augment is not None and isinstance(data, TensorSet):
             augment.check(*data.images.shape[-2:])
         channel_mean, channel_std = (mean, std) if data is None else _statistics(data)
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
@@ -95,11 +94,11 @@ class Preprocess(nn.Module):
             images = self.augment(images, keys, self.black)
         return images
 
-    def keys(self, order: EpochOrder, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
+    def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
         """For each batch of an epoch from `start` on, what its augmentation is drawn from; None where there is none."""
         if self.augment is None:
             return repeat(None)
-        return iter(augment_keys(order, epoch, self.mean.device, start).split(order.batch_size))
+        return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.batch_size))
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.float().div_(self.white).sub_(self.mean).div_(self.std)
@@ -131,7 +130,7 @@ def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
     loaded = loadable(data)
     if isinstance(loaded, Split):
         return loaded.mean, loaded.std
-    if isinstance(loaded, Arrays):
+    if isinstance(loaded, TensorSet):
         return channel_statistics(loaded.images)
     return channel_statistics(images for images, _ in pairs(loaded, seed=0))
 

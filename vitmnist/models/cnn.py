@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vitmnist.config import bounded
+from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
 from vitmnist.models.registry import MODELS
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from vitmnist.config import bounded
+from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
 from vitmnist.models.registry import MODELS
 

@@ -61,15 +61,15 @@ class Configuration:
         completed = [run for run in self.runs if run.status == "completed" and run.epochs]
         # Runs of one seed are no independent samples of an accuracy: the first counts.
         return {
-            run.seed: run.epochs[-1]["val_acc"]
+            run.seed: run.epochs[-1]["eval_acc"]
             for run in reversed(completed)
-            if run.epochs[-1].get("val_acc") is not None
+            if run.epochs[-1].get("eval_acc") is not None
         }
 
     @property
     def accuracy(self) -> Spread | None:
         """Accuracy over the seeds; of what is shown where no run completed."""
-        ends = [run.epochs[-1].get("val_acc") for runs in self.shown for run in runs]
+        ends = [run.epochs[-1].get("eval_acc") for runs in self.shown for run in runs]
         return Spread.of([[end] for end in [*self.accuracies.values()] or ends if end is not None])
 
     def seconds_to(self, target: float) -> Spread | None:

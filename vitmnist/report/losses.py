@@ -9,7 +9,7 @@ from vitmnist.report.compare import LOADER, Comparison, Configuration
 from vitmnist.report.runs import Run
 from vitmnist.report.text import row_name, where
 
-LOSSES = {"train_loss": "training loss", "val_loss": "evaluation loss"}
+LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
 
 Losses = tuple[tuple[float, ...], ...]  # of each epoch, in the order of LOSSES
 

@@ -15,16 +15,26 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from vitmnist.config import resolved
+from vitmnist.config.labels import resolved
 from vitmnist.errors import DataError
-from vitmnist.folders import is_claimed
+from vitmnist.runtime.files import is_claimed
 
 Record = dict[str, Any]
 SECTIONS = ("auto", "choices", "config", "dataset", "distributed", "environment", "summary", "trainer")
 # Of an epoch; null or missing where the machine or the version that ran it has no such figure.
 NUMBERS = (
     *("epoch_s", "train_s"),
-    *("eval_s", "save_s", "data_wait_s", "compute_s", "images_per_s", "train_loss", "train_acc", "val_loss", "val_acc"),
+    *(
+        "eval_s",
+        "save_s",
+        "data_wait_s",
+        "compute_s",
+        "images_per_s",
+        "train_loss",
+        "train_acc",
+        "eval_loss",
+        "eval_acc",
+    ),
     *("host_peak_mib", "gpu_peak_mib", "gpu_util_pct", "ended_at"),
 )
 ROUNDING = 1 + 1e-6  # a part may exceed the whole by so much
@@ -95,7 +105,7 @@ class Run:
             if epoch.get("epoch_s") is None:
                 return None
             seconds += epoch["epoch_s"]
-            if (epoch.get("val_acc") or 0.0) >= target:
+            if (epoch.get("eval_acc") or 0.0) >= target:
                 return float(seconds)
         return None
 

@@ -111,7 +111,7 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
     writer.writerow(
         [
             *("comparison", "machine", "data", *columns, "runs", "runs_ranked"),
-            *(f"{name}{end}" for name in (*SPREADS, "val_acc") for end in ("", "_low", "_high")),
+            *(f"{name}{end}" for name in (*SPREADS, "eval_acc") for end in ("", "_low", "_high")),
             *("epoch_s_interval_low", "epoch_s_interval_high", "epoch_s_interval_coverage"),
             *("ratio_to_fastest", "ratio_low", "ratio_high", "ratio_coverage", *PEAKS, "status"),
         ]

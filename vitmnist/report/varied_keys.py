@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitmnist.config import ASIDE, is_under, leaves, trainer_label
+from vitmnist.config.labels import NOT_COMPARED, is_under, leaves, trainer_label
 from vitmnist.report.runs import Run
 
-REPEATS = (*ASIDE, "seed")  # runs that differ in these alone are repeats of one configuration
+REPEATS = (*NOT_COMPARED, "seed")  # runs that differ in these alone are repeats of one configuration
 
 
 def flat_values(run: Run) -> dict[str, Any]:

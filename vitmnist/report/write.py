@@ -12,7 +12,6 @@ from filelock import FileLock
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.atomic import write_whole
 from vitmnist.report.compare import Comparison, compare
 from vitmnist.report.facts import place
 from vitmnist.report.plot import draw
@@ -20,6 +19,7 @@ from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Rows, articles_table, as_csv, table
 from vitmnist.report.text import row_name
+from vitmnist.runtime.files import write_whole
 
 STYLE = """
 :root { color-scheme: light dark; }

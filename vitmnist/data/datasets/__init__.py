@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.datasets import image_folder, mnist_family  # noqa: F401  # they register what they define
-from vitmnist.data.datasets.contract import DATASETS, Dataset, Split
+from vitmnist.data.datasets import image_folder, mnist  # noqa: F401  # they register what they define
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
 
-__all__ = ["DATASETS", "DEFAULT_ROOT", "Arrays", "Dataset", "Split", "build_dataset", "load_dataset"]
+__all__ = ["DATASETS", "DEFAULT_ROOT", "Dataset", "Split", "TensorSet", "build_dataset", "load_dataset"]
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.atomic import write_whole
 from vitmnist.data.reading import Reading, reading
 from vitmnist.errors import DataError
+from vitmnist.runtime.files import write_whole
 
 log = logging.getLogger(__name__)
 

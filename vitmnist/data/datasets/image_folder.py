@@ -21,12 +21,11 @@ from torch import Tensor
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
-from vitmnist.config import bounded
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.cache import Cached, decode_once, forget
-from vitmnist.data.datasets.contract import DATASETS, Dataset, Sizes, Split, first
-from vitmnist.data.pictures import ENDINGS, Mode, is_colour, read_picture
-from vitmnist.data.statistics import channel_statistics
+from vitmnist.config.validation import bounded
+from vitmnist.data.datasets.base import DATASETS, Dataset, Sizes, Split, first
+from vitmnist.data.decoded_cache import Cached, decode_once, forget
+from vitmnist.data.image_io import ENDINGS, Mode, is_colour, read_picture
+from vitmnist.data.tensors import TensorSet, channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Listed:
     labels: list[int]
 
 
-class FolderPictures:
+class FolderImageReader:
     """Picture i of a list of files, resized and converted."""
 
     def __init__(self, paths: list[Path], size: int, mode: Mode) -> None:
@@ -111,7 +110,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     def split(cached: Cached, paths: list[Path], take: slice) -> Split:
         images, labels = cached.arrays.images[take], cached.arrays.labels[take]
         whole = len(images) == len(cached.arrays)
-        pictures = partial(FolderPictures, paths, options.size, options.mode)
+        pictures = partial(FolderImageReader, paths, options.size, options.mode)
         files = [str(path.relative_to(folder)) for path in paths[take]]
         return Split(
             images, labels, mean, std, tuple(classes),
@@ -222,7 +221,7 @@ def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path
         if len(unreadable) == len(files.paths):
             raise _cannot_read(list(unreadable.values()), files, options)
 
-    def annotate(arrays: Arrays) -> dict[str, Any]:
+    def annotate(arrays: TensorSet) -> dict[str, Any]:
         mean, std = channel_statistics(arrays.images)
         notes: dict[str, Any] = {"mean": mean, "std": std, "unreadable": list(unreadable.items())}
         if options.mode == Mode.grey:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from vitmnist.accelerator import choose_device
-from vitmnist.config import Shuffle
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.loaders.contract import LOADERS, Batch, Batches, Data, Loader, register
+from vitmnist.config.schema import Shuffle
+from vitmnist.data.loaders.base import LOADERS, Batch, Batches, Data, Loader, register
 from vitmnist.data.loaders.timing import Step
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError, choices
+from vitmnist.runtime.device import choose_device
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -70,21 +70,21 @@ def make_loader(
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
     loaded = loadable(data)
     size = len(loaded)  # type: ignore[arg-type]
-    order = EpochOrder(size, _whole("batch_size", batch_size), _whole("seed", seed), Shuffle(shuffle), drop_last)
+    sampler = EpochSampler(size, _whole("batch_size", batch_size), _whole("seed", seed), Shuffle(shuffle), drop_last)
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
-    parts = (loaded, order, choose_device(str(device)), *([step] if step else []))
+    parts = (loaded, sampler, choose_device(str(device)), *([step] if step else []))
     return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
 def loadable(data: Data | Sequence[Tensor]) -> Data:
     """What loaders are built from; raises `DataError` as `make_loader` does."""
-    if isinstance(data, Arrays):
+    if isinstance(data, TensorSet):
         return data
     if isinstance(data, (tuple, list)):
         if len(data) != 2:
             raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
-        return Arrays(*data)
+        return TensorSet(*data)
     if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from vitmnist.config import bounded, join
-from vitmnist.data.arrays import Arrays
+from vitmnist.config.validation import bounded, join
 from vitmnist.data.decoding import SharedSamples
-from vitmnist.data.loaders.contract import LOADERS, Data, Loader, needs_of
+from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
 from vitmnist.data.loaders.timing import (
     NOTICEABLE_WAIT,
     Resident,
@@ -30,10 +29,11 @@ from vitmnist.data.loaders.timing import (
     time_loading,
     time_step,
 )
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.memory import Memory, check_fits, peak_memory
+from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 
 SIMPLEST_FIRST = ("gpu_slice", "ram", "prefetch", "cache", "disk")
 TIE = 0.05  # a loader that is slower by at most this share is preferred if it stands earlier in the list
@@ -117,7 +117,9 @@ class Choice:
 
 
 @LOADERS.register("auto", AutoOptions)
-def auto(options: AutoOptions, data: Data, order: EpochOrder, device: torch.device, step: Step | None = None) -> Loader:
+def auto(
+    options: AutoOptions, data: Data, sampler: EpochSampler, device: torch.device, step: Step | None = None
+) -> Loader:
     """The loader that delivers an epoch soonest; prints the table. The loader's `choice` is the `Choice`.
 
     Args:
@@ -126,14 +128,14 @@ def auto(options: AutoOptions, data: Data, order: EpochOrder, device: torch.devi
     Raises:
         ConfigError: no candidate can be used.
     """
-    shared = data if isinstance(data, Arrays) else SharedSamples(data, order.seed)
+    shared = data if isinstance(data, TensorSet) else SharedSamples(data, sampler.seed)
     new_trial = (lambda: time_step(step, device)) if step else None
     # How many batches the step is called with depends on the time they take; what it draws must not.
     devices = [device] if device.type == "cuda" else []
     with preserved_generators(), torch.random.fork_rng(devices):
-        choice = choose(options, shared, order, device, "", new_trial=new_trial)
+        choice = choose(options, shared, sampler, device, "", new_trial=new_trial)
     print(choice.table(), file=sys.stderr)
-    loader = LOADERS.build(choice.values, shared, order, device)
+    loader = LOADERS.build(choice.values, shared, sampler, device)
     loader.choice = choice
     return loader
 
@@ -141,7 +143,7 @@ def auto(options: AutoOptions, data: Data, order: EpochOrder, device: torch.devi
 def _default_names(data: Data) -> list[str]:
     """The candidates if none are given: all registered loaders that can serve, the simplest first."""
     # What is in memory already is not copied into a file, which would stay.
-    unfit = ("auto", "cache") if isinstance(data, Arrays) and not data.mapped else ("auto",)
+    unfit = ("auto", "cache") if isinstance(data, TensorSet) and not data.mapped else ("auto",)
     return sorted((name for name in LOADERS.names() if name not in unfit), key=_rank)
 
 
@@ -153,11 +155,11 @@ def _rank(name: str) -> tuple[int, str]:
 def choose(
     options: AutoOptions,
     data: Data,
-    order: EpochOrder,
+    sampler: EpochSampler,
     device: torch.device,
     key: str = "data.loader",
     new_trial: Callable[[], Trial] | None = None,
-    also: Sequence[tuple[Data, EpochOrder]] = (),
+    also: Sequence[tuple[Data, EpochSampler]] = (),
 ) -> Choice:
     """Time the candidates that fit and choose the fastest; among equals, the first.
 
@@ -179,23 +181,23 @@ def choose(
         if values["name"] == "auto":
             raise ConfigError(f"{join(key, f'candidates.{name}')}: auto cannot be its own candidate")
     reserve, alone = Memory(), None
-    if new_trial and len(order):
-        reserve, alone = _model_alone(options, data, order, device, new_trial)
+    if new_trial and len(sampler):
+        reserve, alone = _model_alone(options, data, sampler, device, new_trial)
 
     def timed(name: str, values: Mapping[str, Any]) -> Candidate:
         try:
             # Checked before the loader and a model are built for the trial: what is free now is all there is.
             others = (needs_of(values, *other, device) for other in also)
-            check_fits(name, sum(others, needs_of(values, data, order, device)), device, reserve)
+            check_fits(name, sum(others, needs_of(values, data, sampler, device)), device, reserve)
             started = time.perf_counter()
-            with LOADERS.build(values, data, order, device) as loader:
+            with LOADERS.build(values, data, sampler, device) as loader:
                 setup_s = time.perf_counter() - started
                 trial = new_trial() if new_trial else time_loading(device)
                 timing = measure(loader, options.batches, options.seconds, trial)
         except Exception as error:  # whatever it is, the other candidates may work
             reason = str(error) or type(error).__name__
             return Candidate(name, refused=reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")
-        return _expected(name, setup_s, timing, len(order))
+        return _expected(name, setup_s, timing, len(sampler))
 
     table = [timed(name, values) for name, values in candidates.items()]
     for row in _with_more_workers(options, candidates, table, timed):
@@ -265,12 +267,12 @@ def _reason(chosen: Candidate, fastest: Candidate, timed: list[Candidate]) -> st
 
 
 def _model_alone(
-    options: AutoOptions, data: Data, order: EpochOrder, device: torch.device, new_trial: Callable[[], Trial]
+    options: AutoOptions, data: Data, sampler: EpochSampler, device: torch.device, new_trial: Callable[[], Trial]
 ) -> tuple[Memory, float]:
     """The memory that a model needs, and the seconds that an epoch takes it over a batch that is there already."""
 
     def work() -> float:
-        return measure(Resident(data, order, device), options.batches, options.seconds, new_trial()).mean
+        return measure(Resident(data, sampler, device), options.batches, options.seconds, new_trial()).mean
 
     memory, seconds = peak_memory(work, device)
-    return memory, seconds * len(order)
+    return memory, seconds * len(sampler)

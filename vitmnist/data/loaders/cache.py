@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitmnist.data.arrays import Arrays, digest
-from vitmnist.data.cache import decode_for_now, decode_once
-from vitmnist.data.datasets.contract import Split
+from vitmnist.data.datasets.base import Split
+from vitmnist.data.decoded_cache import decode_for_now, decode_once
 from vitmnist.data.decoding import pairs, refuse_random
-from vitmnist.data.loaders.contract import LOADERS, Data
-from vitmnist.data.loaders.host import HostLoader
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.loaders.base import LOADERS, Data
+from vitmnist.data.loaders.pinned import HostLoader
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet, digest
 
 
 @dataclass
@@ -38,18 +38,18 @@ class CacheLoader(HostLoader):
         DataError: the folder cannot be written.
     """
 
-    def __init__(self, options: CacheOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
-        super().__init__(cached(data, options, order.seed), order, device)
+    def __init__(self, options: CacheOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(cached(data, options, sampler.seed), sampler, device)
 
 
-def cached(data: Data, options: CacheOptions, seed: int) -> Arrays:
+def cached(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     """The set as a mapped file.
 
     The cache is found again by the fingerprint: of arrays that is their content; a data set that is read sample by
     sample cannot tell what it holds, so without a fingerprint given it is decoded for this loader alone.
     """
     folder = Path(options.folder).expanduser()
-    if not isinstance(data, Arrays):
+    if not isinstance(data, TensorSet):
         if not options.frozen:
             refuse_random("cache", data, seed)
         decode = partial(pairs, data, seed)
@@ -65,8 +65,8 @@ def cached(data: Data, options: CacheOptions, seed: int) -> Arrays:
     known = data.sha256 if isinstance(data, Split) else None
     fingerprint = f"{data.images.dtype} {list(data.images.shape)} {known or digest(data.images)}"
     stored = decode_once(folder, fingerprint, partial(_chunks, data), verify=options.verify)
-    return Arrays(stored.arrays.images, data.labels, mapped=True)
+    return TensorSet(stored.arrays.images, data.labels, mapped=True)
 
 
-def _chunks(arrays: Arrays, size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(arrays: TensorSet, size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(arrays.images.split(size), arrays.labels.split(size), strict=True)

@@ -17,19 +17,19 @@ from torch import Tensor
 from torch.utils import data
 from torchvision import transforms
 
-from vitmnist.accelerator import accelerator_of
-from vitmnist.config import bounded
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.datasets.contract import Split
+from vitmnist.config.validation import bounded
+from vitmnist.data.collate import collate_samples, map_tensors
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.decoding import SharedSamples
-from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
-from vitmnist.data.order import EpochOrder
-from vitmnist.data.samples import collate_samples, map_tensors
+from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import LoadingError, UserError
+from vitmnist.runtime.device import accelerator_of
 
 
-class PicturesOnDisk(data.Dataset[tuple[Tensor, int]]):
+class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
     """Sample i of a split: its picture on disk, as tensor, as normalised tensor; and its label."""
 
     def __init__(self, split: Split) -> None:
@@ -65,8 +65,8 @@ class BatchReader(data.Dataset[Any]):
 def reader_of(source: Data, seed: int) -> BatchReader:
     """Reads from disk where a split knows its pictures there, and from memory where a set is tensors."""
     if isinstance(source, Split) and source.pictures:
-        return BatchReader(PicturesOnDisk(source), None)
-    if isinstance(source, Arrays):
+        return BatchReader(ImagesOnDisk(source), None)
+    if isinstance(source, TensorSet):
         return BatchReader(data.TensorDataset(source.images, source.labels), None)
     # Workers are sent the user's own data set, without what another loader has decoded of it.
     return BatchReader(source.dataset if isinstance(source, SharedSamples) else source, seed)
@@ -78,13 +78,13 @@ class BatchKeys(data.Sampler[tuple[int, list[int]]]):
     The epoch is part of the key because persistent workers keep the data set that they were started with.
     """
 
-    def __init__(self, order: EpochOrder) -> None:
-        self.order = order
+    def __init__(self, sampler: EpochSampler) -> None:
+        self.sampler = sampler
         self.number = 0
         self.start = 0
 
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        for indices in self.order.batches(self.number, self.start):
+        for indices in self.sampler.batches(self.number, self.start):
             if isinstance(indices, slice):
                 yield self.number, list(range(indices.start, indices.stop))
             else:
@@ -113,13 +113,13 @@ class DiskOptions:
 class DiskLoader(Loader):
     """A `torch.utils.data.DataLoader`; of a split on disk it delivers float32, normalised."""
 
-    def __init__(self, options: DiskOptions, source: Data, order: EpochOrder, device: torch.device) -> None:
-        super().__init__(order)
+    def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
         self.options = options
         self.buffered = options.num_workers * options.prefetch_factor
         self.device = device
         self.accelerator = accelerator_of(device)
-        self.reader = reader_of(source, order.seed)
+        self.reader = reader_of(source, sampler.seed)
         # A DataLoader with persistent workers has one iterator, which a second pass would reset. So each live
         # iterator has a DataLoader of its own, and one that has finished waits here with its workers for the next.
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
@@ -181,7 +181,7 @@ class DiskLoader(Loader):
         self._idle.clear()
 
     def _build(self, workers: int) -> tuple[data.DataLoader[Any], BatchKeys]:
-        keys = BatchKeys(self.order)
+        keys = BatchKeys(self.sampler)
         dataloader: data.DataLoader[Any] = data.DataLoader(
             self.reader,
             sampler=keys,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader
-from vitmnist.data.loaders.host import gather
+from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
+from vitmnist.data.loaders.pinned import gather
 from vitmnist.data.loaders.ram import in_memory
-from vitmnist.data.order import EpochOrder
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.memory import Memory, check_fits
 from vitmnist.registry import NoOptions
+from vitmnist.runtime.memory import Memory, check_fits
 
 
 @LOADERS.register("gpu_slice")
@@ -25,26 +25,26 @@ class GpuSliceLoader(Loader):
         DoesNotFitError: the device's memory is too small for the set.
     """
 
-    def __init__(self, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
-        if not isinstance(data, Arrays):
+    def __init__(self, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+        if not isinstance(data, TensorSet):
             raise ConfigError(
                 "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
-        super().__init__(order)
-        check_fits("gpu_slice", self.needs(options, data, order, device), device, others=("ram", "cache", "disk"))
-        arrays = in_memory(data, order.seed) if device.type == "cpu" else data
-        self._arrays = self.resident = Arrays(arrays.images.detach().to(device), arrays.labels.detach().to(device))
+        super().__init__(sampler)
+        check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
+        arrays = in_memory(data, sampler.seed) if device.type == "cpu" else data
+        self._arrays = self.resident = TensorSet(arrays.images.detach().to(device), arrays.labels.detach().to(device))
 
     @classmethod
-    def needs(cls, options: NoOptions, data: Data, order: EpochOrder, device: torch.device) -> Memory:
+    def needs(cls, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """The set and the permutation of an epoch; a set that is already on the device takes no more."""
-        if not isinstance(data, Arrays):
+        if not isinstance(data, TensorSet):
             return Memory()
         place = data.images.device
         there = place.type == device.type and device.index in (None, place.index) and not data.mapped
-        permutation = 8 * order.size if device.type != "cpu" else 0  # on the CPU every loader has one
+        permutation = 8 * sampler.size if device.type != "cpu" else 0  # on the CPU every loader has one
         return Memory(device=(0 if there else data.nbytes) + permutation)
 
     def batches(self, number: int, start: int) -> Batches:
-        return gather(self._arrays, self.order, number, start)
+        return gather(self._arrays, self.sampler, number, start)

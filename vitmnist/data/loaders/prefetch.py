@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.accelerator import Accelerator, accelerator_of
-from vitmnist.config import bounded
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.loaders.contract import LOADERS, Batches, Data, Loader, needs_of
-from vitmnist.data.order import EpochOrder
-from vitmnist.data.samples import map_tensors
+from vitmnist.config.validation import bounded
+from vitmnist.data.collate import map_tensors
+from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader, needs_of
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, LoadingError
-from vitmnist.memory import Memory
+from vitmnist.runtime.device import Accelerator, accelerator_of
+from vitmnist.runtime.memory import Memory
 
 
 @dataclass
@@ -41,16 +41,16 @@ class PrefetchLoader(Loader):
     With CUDA the base loader's copies go to one stream of this loader.
     """
 
-    def __init__(self, options: PrefetchOptions, data: Data, order: EpochOrder, device: torch.device) -> None:
+    def __init__(self, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
         values = base_of(options, data)
         if values.get("name") in ("prefetch", "auto"):
             raise ConfigError(
                 f"data.loader.base.name={values['name']}: prefetch cannot wrap {values['name']}; "
                 "choose another base, such as ram"
             )
-        self.base = LOADERS.build(values, data, order, device, key="data.loader.base")
+        self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # After the base: at its end the interpreter closes the younger first, and this one's thread runs the base.
-        super().__init__(order)
+        super().__init__(sampler)
         self.options = options
         self.buffered = options.queue_size + self.base.buffered
         self.accelerator = accelerator_of(device)
@@ -58,9 +58,9 @@ class PrefetchLoader(Loader):
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @classmethod
-    def needs(cls, options: PrefetchOptions, data: Data, order: EpochOrder, device: torch.device) -> Memory:
+    def needs(cls, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
-        return needs_of(base_of(options, data), data, order, device)
+        return needs_of(base_of(options, data), data, sampler, device)
 
     def batches(self, number: int, start: int) -> Batches:
         producer = Producer(
@@ -88,7 +88,7 @@ class PrefetchLoader(Loader):
 
 def base_of(options: PrefetchOptions, data: Data) -> dict[str, Any]:
     """The options of the base loader, with its name."""
-    return options.base or LOADERS.complete({"name": "ram" if isinstance(data, Arrays) else "disk"})
+    return options.base or LOADERS.complete({"name": "ram" if isinstance(data, TensorSet) else "disk"})
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from vitmnist.accelerator import accelerator_of
-from vitmnist.clock import EpochTimer, synchronize
-from vitmnist.data.arrays import Arrays
-from vitmnist.data.loaders.contract import Batches, Data, Loader
-from vitmnist.data.order import EpochOrder
-from vitmnist.data.samples import collate_samples, map_tensors
+from vitmnist.data.collate import collate_samples, map_tensors
+from vitmnist.data.loaders.base import Batches, Data, Loader
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
+from vitmnist.data.tensors import TensorSet
+from vitmnist.runtime.device import accelerator_of
+from vitmnist.runtime.timer import EpochTimer, synchronize
 
 WARM_UP = 2  # batches that are not timed: workers start, memory is touched for the first time
 LEAST = 3  # batches that are timed in any case
@@ -61,7 +61,7 @@ def measure(loader: Loader, batches: int, seconds: float, trial: Trial) -> Timin
     with closing(_full_batches(loader)) as under_way:
 
         def run(some: int) -> None:
-            spans.append((some, *trial(Portion(loader.order, under_way, some))))
+            spans.append((some, *trial(Portion(loader.sampler, under_way, some))))
 
         warm_up = max(WARM_UP, loader.buffered)
         run(warm_up)
@@ -84,8 +84,8 @@ def measure(loader: Loader, batches: int, seconds: float, trial: Trial) -> Timin
 
 def _full_batches(loader: Loader) -> Batches:
     """The batches of all epochs without the short last ones, which would tell too little."""
-    together = loader.order.whole
-    full = together.size // together.batch_size or 1
+    global_sampler = loader.sampler.global_sampler
+    full = global_sampler.size // global_sampler.batch_size or 1
     for number in count():
         for place, batch in enumerate(loader.epoch(number)):
             if place < full:
@@ -128,8 +128,8 @@ def time_step(step: Step, device: torch.device) -> Trial:
 class Portion(Loader):
     """The next few batches of an epoch that is under way."""
 
-    def __init__(self, order: EpochOrder, under_way: Batches, count: int) -> None:
-        super().__init__(order)
+    def __init__(self, sampler: EpochSampler, under_way: Batches, count: int) -> None:
+        super().__init__(sampler)
         self._under_way, self._count = under_way, count
 
     def __len__(self) -> int:
@@ -142,14 +142,14 @@ class Portion(Loader):
 class Resident(Loader):
     """One batch that is already on the device, over and over: what the model takes when it never waits."""
 
-    def __init__(self, data: Data, order: EpochOrder, device: torch.device) -> None:
-        super().__init__(order)
-        size = min(order.batch_size, order.size)
+    def __init__(self, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        size = min(sampler.batch_size, sampler.size)
         batch: Any
-        if isinstance(data, Arrays):
+        if isinstance(data, TensorSet):
             batch = data.images[:size].to(device), data.labels[:size].to(device)
         else:
-            samples = read_samples(data, range(size), order.seed, epoch=0)
+            samples = read_samples(data, range(size), sampler.seed, epoch=0)
             batch = map_tensors(accelerator_of(device).upload, collate_samples(samples))
         self._batch = batch
 

@@ -1,0 +1,46 @@
+"""Sweeps whose jobs run elsewhere, by the launchers that exist for Hydra: the same answer, and times are marked."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from hydra.errors import MissingConfigException
+
+from tests.conftest import PLAIN, Train, result_of
+from vitmnist.cli.messages import explain
+from vitmnist.config.labels import CONF
+
+REMARK = "overlapping 2 of 2"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "module"),
+    [("parallel", "joblib_launcher"), ("submitit", "submitit_launcher"), ("cluster", "ray_launcher")],
+)
+def test_two_jobs_at_once_end_in_one_report(
+    launcher: str, module: str, train: Train, tiny_root: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{module}")
+    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=200", PLAIN]
+    ended = train("-m", f"hydra/launcher={launcher}", *data, "seed=1,2", "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))]
+    assert [(result["status"], result["seed"], len(result["epochs"])) for result in results] == [
+        ("completed", 1, 200),
+        ("completed", 2, 200),
+    ]
+    rows = list(csv.DictReader((tmp_path / "here" / "report.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == [f"completed, {REMARK}"]
+    assert "2 runs overlapped with another run on the same machine" in ended.stdout
+    again = train("sweep.resume=here")
+    assert again.returncode == 0, again.stderr
+    assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
+
+
+@pytest.mark.parametrize(("name", "extra"), [("submitit_slurm", "launchers"), ("ray", "ray")])
+def test_a_launcher_that_is_not_installed_is_named(name: str, extra: str) -> None:
+    """With what Hydra raises then."""
+    missing = MissingConfigException("", f"hydra/launcher/{name}", ["basic"])
+    assert explain(missing, CONF) == f"hydra/launcher={name}: is not installed; type pip install 'vitmnist[{extra}]'"

@@ -1,0 +1,336 @@
+"""The program as it is used: runs, sweeps, their records, and one message for each mistake."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import PLAIN, REPOSITORY, Train, result_of
+from vitmnist.cli.main import main
+from vitmnist.cli.messages import refuse_flags
+from vitmnist.config.labels import CONF
+from vitmnist.tracking.tensorboard import TAGS
+
+
+@pytest.fixture
+def quick(tiny_root: Path) -> list[str]:
+    """Overrides for a run of a second."""
+    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN]
+
+
+def scalars(folder: Path) -> dict[str, list]:
+    (file,) = folder.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def test_a_run_leaves_its_records(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "data/loader=gpu_slice", "seed=5")
+    assert ended.returncode == 0, ended.stderr
+    (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in ended.stdout
+    result = result_of(folder)
+    assert result["status"] == "completed"
+    assert result["error"] is None
+    assert "data/loader=gpu_slice" in result["overrides"]
+    assert result["choices"]["loader"] == "gpu_slice"
+    assert result["choices"]["model"] == "cnn"
+    assert (result["batch_size"], result["seed"], result["device"]) == (6, 5, "cpu")
+    assert (result["dataset"]["train_size"], result["dataset"]["test_size"]) == (23, 7)
+    assert len(set(result["dataset"]["sha256"].values())) == 4
+    assert result["environment"]["torch"]
+    assert [epoch["epoch"] for epoch in result["epochs"]] == [0, 1]
+    for epoch in result["epochs"]:
+        assert epoch["epoch_s"] == pytest.approx(epoch["train_s"] + epoch["eval_s"])
+        assert 0 < epoch["data_wait_s"] + epoch["compute_s"] <= epoch["train_s"]
+        assert epoch["images_per_s"] == pytest.approx(23 / epoch["train_s"])
+        assert epoch["host_peak_mib"] is None or epoch["host_peak_mib"] > 50
+        assert epoch["gpu_peak_mib"] is None
+    assert result["summary"]["epoch_s_median"] == result["epochs"][1]["epoch_s"]
+    assert result["summary"]["eval_acc_last"] == result["epochs"][1]["eval_acc"]
+    assert {file.name for file in (folder / ".hydra").iterdir()} == {
+        "config.yaml",
+        "hydra.yaml",
+        "overrides.yaml",
+    }
+
+    written = scalars(folder)
+    for name, tag in TAGS.items():
+        figures = [epoch.get(name) for epoch in result["epochs"]]
+        if name == "data_wait_pct":
+            figures = [100 * epoch["data_wait_s"] / epoch["train_s"] for epoch in result["epochs"]]
+        if None in figures:
+            assert tag not in written
+        else:
+            assert [event.step for event in written[tag]] == [1, 2]
+            assert [event.value for event in written[tag]] == pytest.approx(figures)
+    summary = {key for key, value in result["summary"].items() if value is not None}
+    assert {tag for tag in written if tag.startswith("summary/")} == {f"summary/{key}" for key in summary}
+
+
+def test_a_divergence_that_evaluation_sees_first_names_its_place(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    ended = train_here(*quick, "batch_size=23", "optimizer.lr=1e30", "hydra.run.dir=here")
+    assert ended.returncode == 1
+    assert re.search(r"the validation loss is (nan|inf) after epoch 1, step 1, at learning rate 1e\+30", ended.stderr)
+    assert "failed; records in here" in ended.stdout
+    assert result_of(tmp_path / "here")["status"] == "failed"
+
+
+MISTAKES = {
+    "data/loader=gpu_slise": "data/loader=gpu_slise: there is no such choice; did you mean 'gpu_slice'? allowed: ",
+    "model=vitt": "model=vitt: there is no such choice; did you mean 'vit'? allowed: cnn, vit",
+    "experiment=artcle": "did you mean 'article'?",
+    "bach_size=3": "bach_size: there is no such key; did you mean 'batch_size'? allowed: ",
+    "model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
+    "+model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
+    "+epoch=3": "epoch: there is no such key; did you mean 'epochs'?",
+    "+model._target_=os.system": "model._target_: there is no such key",
+    "date/loader=ram": "date/loader: there is no such config group; did you mean 'data/loader'?",
+    "~model": "model is missing",
+    "~model.depth": "model.depth is missing",
+    "~batch_size": "batch_size is missing",
+    "batch_size=many": "batch_size=many: must be a whole number",
+    "model.depth=deep": "model.depth=deep: must be a whole number",
+    "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
+    "data.drop_last=perhaps": "data.drop_last=perhaps: must be true or false",
+    "data.dataset.train_size=few": "data.dataset.train_size=few: must be a whole number or null",
+    "data.shuffle=all": "data.shuffle=all: must be one of sample, batch, none",
+    "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=CHOICE",
+    "model=null": "a config group cannot be null",
+    "batch_size=${nope}": "batch_size: Interpolation key 'nope' not found",
+    "model.depth=${nope}": "model.depth: Interpolation key 'nope' not found",
+    "data/loader@data.loader.base=disk": "nothing that was chosen has a data/loader at data.loader.base",
+    "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",
+    "batch_size=[1": "batch_size=[1: cannot be read",
+    "batch_size=0": "batch_size=0: must be at least 1",
+    "epochs=-1": "epochs=-1: must be at least 1",
+    "seed=-1": "seed=-1: must be at least 0",
+    "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
+    "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: cnn, vit",
+    "data.loader.name=gpu_slce": "data.loader.name=gpu_slce: not known; did you mean 'gpu_slice'?",
+    "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
+    "batch_size=24 data.drop_last=true": "batch_size=24 is above the set's 23 images",
+    "data.dataset.train_size=24": "data.dataset.train_size=24: the set has 23 images",
+    "model.patch_size=5": "model.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7, 14, 28",
+    "model.name=vitt": "model.name=vitt: not known; did you mean 'vit'? allowed: cnn, vit",
+    "device=tpu": "device=tpu: not known; allowed: auto, cpu, cuda",
+    "device=cuda:99": "device=cuda:99: torch sees ",
+    "data/loader=prefetch data/loader@data.loader.base=prefetch": "prefetch cannot wrap prefetch",
+    "data/loader=prefetch data.loader.queue_size=0": "data.loader.queue_size=0: must be at least 1",
+    "data/loader=prefetch data.loader.timeout_s=0": "data.loader.timeout_s=0.0: must be above 0",
+    "data/loader=prefetch data/loader@data.loader.base=auto": "prefetch cannot wrap auto",
+    "data/loader=auto data.loader.candidates.disk.num_workers=-1": "candidates.disk.num_workers=-1: must be at least 0",
+    "data/loader=auto +data.loader.candidates.rem.name=rem": "data.loader.candidates.rem.name=rem: not known",
+    "data/loader=cache data.loader.folder=file": "the cache folder file cannot be used: ",
+    "trainer=fats": "trainer=fats: there is no such choice; did you mean 'fast'? allowed: fast, plain",
+    "trainer=null": "a config group cannot be null",
+    "trainer.compile=yes": "trainer.compile=yes: must be true or false or auto",
+    "trainer.fused=null": "trainer.fused=null: must be true or false or auto",
+    "trainer.micro_batch=0": "trainer.micro_batch=0: must be at least 1",
+    "trainer.micro_batch=all": "trainer.micro_batch=all: must be a whole number or auto or null",
+    "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be a whole number or auto or null",
+    "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, tf32, bf16",
+    "device=cpu trainer.precision=tf32": "trainer.precision=tf32: is CUDA's, and the run's device is cpu",
+    "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
+    "device=cpu trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
+    "+trainer.fuse=true": "trainer.fuse: there is no such key; did you mean 'fused'?",
+    "label_smoothing=1": "label_smoothing=1.0: must be at least 0 and below 1",
+    "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
+    "data/augment=shift data.augment.pixels=-1": "data.augment.pixels=-1: must be at least 0",
+    "data/augment=shfit": "data/augment=shfit: there is no such choice; did you mean 'shift'?",
+    "data/dataset=image_folder": "data.dataset.path is missing; type data.dataset.path=VALUE",
+    "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
+    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "must be one of grey, rgb",
+    "lr=0.01": "lr: there is no such key; did you mean optimizer.lr=0.01?",
+    "+lr=0.01": "lr: there is no such key; did you mean optimizer.lr=0.01?",
+    "trainer.epochs=3": "trainer.epochs: there is no such key; did you mean epochs=3?",
+    "name=vit": "did you mean model.name=vit or data.dataset.name=vit or data.loader.name=vit?",
+    "loader=gpu_slice": "loader: there is no such key; did you mean data/loader=gpu_slice?",
+    "data/loader=auto data.loader.num_workers=4": "did you mean data.loader.candidates.disk.num_workers=4?",
+    "size=56": "data.dataset.size belongs to image_folder; type data/dataset=image_folder or leave it out",
+    "data.loader.num_workers=4": "num_workers belongs to disk; type data/loader=disk or leave it out",
+    "+data.loader.num_workers=4": "num_workers belongs to disk; type data/loader=disk or leave it out",
+    "optimizer=sgd optimizer.beta1=0.5": "beta1 belongs to adam and adamw; type optimizer=adam or leave it out",
+    "data/loader=prefetch data.loader.base.num_workers=4": "type data/loader@data.loader.base=disk or leave it out",
+    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=gray": "grey, rgb; did you mean 'grey'?",
+    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=RGB": "grey, rgb; did you mean 'rgb'?",
+    "trainer.precision=BF16": "must be one of auto, fp32, tf32, bf16; did you mean 'bf16'?",
+    "--epochs 3": "--epochs: keys are typed without dashes; type epochs=3",
+    "--batch-size 300": "--batch-size: keys are typed without dashes; type batch_size=300",
+    "-m --seed 1,2": "--seed: keys are typed without dashes; type seed=1,2",
+    "--profile": "type profile=true",
+    "--lr 0.01": "did you mean optimizer.lr=0.01?",
+    "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_message_and_leaves_nothing(
+    mistake: str, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    base = [] if "root" in mistake else [f"data.root={tiny_root}"]
+    monkeypatch.setattr("vitmnist.cli.main.SHOW_TRACEBACK", False)
+    monkeypatch.setattr(sys, "argv", ["train.py", "data/dataset=kmnist", *base, *mistake.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    message = str(ended.value.code)  # Python prints it to stderr and exits with 1
+    assert message.startswith("error: ")
+    assert MISTAKES[mistake] in message
+    assert message.count("\n") <= 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+@pytest.mark.parametrize(("key", "read"), [("data.root", "~/mnist"), ("hydra.run.dir", str(Path.home() / "mnist"))])
+def test_the_quotes_that_a_message_shows_are_those_for_a_shell(train_here: Train, key: str, read: str) -> None:
+    message = train_here(f"{key}=~/mnist").stderr
+    assert "must be quoted" in message
+    shown = message.partition("as in ")[2].strip()
+    passed = subprocess.run(["sh", "-c", f"printf %s {shown}"], capture_output=True, text=True, check=True).stdout
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("config", [passed], return_hydra_config=True)
+    assert OmegaConf.select(composed, key) == read
+
+
+def test_hydras_own_options_are_left_to_hydra() -> None:
+    flags = ("--help", "-h", "--hydra-help", "--multirun", "-m", "--run", "-r", "--resolve", "--info", "-i defaults")
+    with_value = ("--cfg", "-c", "--package", "-p", "--config-name", "-cn", "--config-path", "-cp", "--config-dir")
+    for typed in (*flags, *(f"{flag} job" for flag in with_value), "--shell-completion install=bash"):
+        refuse_flags(["epochs=3", *typed.split()], CONF)
+
+
+def test_a_completed_run_says_how_to_train_further(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    assert train_here(*quick, "hydra.run.dir=here").returncode == 0
+    kept = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*.*") if path.is_file()}
+    del kept[tmp_path / "here" / "vitmnist.log"]
+    again = train_here("resume=here")
+    assert again.returncode == 0, again.stderr
+    assert "epoch 2/2  train loss" in again.stdout
+    assert "all 2 epochs are done, nothing is left to do; train further with" in again.stdout
+    assert "python train.py resume=here epochs=N" in again.stdout
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert train_here("resume=here", "optimizer.lr=0.5").returncode == 1
+    assert train_here("resume=here", "epochs=3").returncode == 0
+    assert [epoch["epoch"] for epoch in result_of(tmp_path / "here")["epochs"]] == [0, 1, 2]
+
+
+def test_a_mistake_ends_the_process_with_1_and_without_a_traceback(train: Train, quick: list[str]) -> None:
+    ended = train(*quick, "+model.xyz=3")
+    assert ended.returncode == 1
+    assert ended.stderr == "error: model.xyz: there is no such key; allowed: width\n"
+
+
+def test_the_traceback_is_there_for_who_asks(train: Train, quick: list[str]) -> None:
+    ended = train(*quick, "batch_size=0", HYDRA_FULL_ERROR="1")
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+    assert "batch_size=0: must be at least 1" in ended.stderr
+
+
+def test_a_refused_run_takes_nothing_that_was_there_before(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / ".hydra").mkdir(parents=True)
+    for name in ("notes.txt", "result.json", "vitmnist.log", ".hydra/mine.yaml"):
+        (mine / name).write_text("keep")
+    assert train_here(*quick, "batch_size=0", "hydra.run.dir=mine").returncode == 1
+    for name in ("notes.txt", "result.json", "vitmnist.log", ".hydra/mine.yaml"):
+        assert (mine / name).read_text() == "keep"
+
+
+def test_a_run_is_not_overwritten_by_the_next(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    assert train_here(*quick, "epochs=1", "hydra.run.dir=here").returncode == 0
+    files = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    ended = train_here(*quick, "epochs=2", "hydra.run.dir=here")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: hydra.run.dir=here: holds records already")
+    assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == files
+
+
+def test_an_interrupted_run_says_so(quick: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=100000", "hydra.run.dir=here"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stdout if "epoch 3/" in line)
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+    assert process.returncode == 130
+    assert "SIGINT was received; records in here" in printed
+    result = result_of(tmp_path / "here")
+    assert result["status"] == "interrupted"
+    assert len(result["epochs"]) >= 3
+
+
+def test_a_loss_that_is_not_finite_fails_with_its_place(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here(*quick, "optimizer.lr=1e30")
+    assert ended.returncode == 1
+    assert "in epoch 1, step" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert result_of(folder)["status"] == "failed"
+    assert result_of(folder)["error"] in ended.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "--cfg=job", "--info=defaults"])
+def test_questions_are_answered_without_torch(flag: str) -> None:
+    program = (
+        "import sys; sys.argv = ['train.py', *sys.argv[1:]]; from vitmnist.__main__ import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *flag.split("=")], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "data/loader" in ended.stdout or "batch_size: 500" in ended.stdout
+
+
+def test_two_runs_of_the_same_second_keep_apart(quick: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=1"]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)
+    ]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 2
+
+
+def test_the_wheel_carries_configuration_and_data(tmp_path: Path, quick: list[str]) -> None:
+    """What pip installs works without the repository, from any folder."""
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path / "wheel"),
+    ]
+    subprocess.run([*build, str(REPOSITORY)], check=True, capture_output=True)
+    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    names = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    assert {"vitmnist/py.typed", "vitmnist/conf/config.yaml", "vitmnist/data/mnist/README.md"} <= names
+    assert len([name for name in names if name.endswith("-ubyte.gz")]) == 4
+    assert not [name for name in names if name.startswith(("tests/", "outputs/", "conf/"))]
+    ended = subprocess.run(
+        [sys.executable, "-m", "vitmnist", *quick, "epochs=1"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 1

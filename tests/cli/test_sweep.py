@@ -1,0 +1,291 @@
+"""A sweep: every job is run, whatever becomes of the others; it ends in a report; a stopped one goes on."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PLAIN, REPOSITORY, Train, result_of
+from vitmnist.cli.main import main
+from vitmnist.cli.sweep import expand
+from vitmnist.errors import ConfigError
+from vitmnist.models.cnn import CNN
+from vitmnist.run import build_setup
+
+LOADERS = ("disk", "ram", "gpu_slice", "prefetch")
+SIZES = (6, 9, 11)
+
+
+@pytest.fixture
+def quick(tiny_root: Path) -> list[str]:
+    """Overrides for a job of a moment."""
+    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN]
+
+
+def jobs(sweep: Path) -> list[Path]:
+    return sorted(sweep.glob("[0-9]*"), key=lambda folder: int(folder.name.partition("-")[0]))
+
+
+def rows(sweep: Path) -> list[dict[str, str]]:
+    with (sweep / "report.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    """Four loaders by three batch sizes; where job 5 wants its checkpoints, there is a file."""
+    in_the_way = tmp_path / "here" / "5" / "checkpoints"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.touch()
+    swept = [f"data/loader={','.join(LOADERS)}", f"batch_size={','.join(map(str, SIZES))}"]
+    ended = train_here("-m", *quick, *swept, "hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}")
+    sweep = tmp_path / "here"
+
+    assert ended.returncode == 1
+    assert ended.stderr == "error: 1 of 12 jobs failed: 5\n"
+    told = ended.stdout.index("job 5 failed: ")
+    assert told < ended.stdout.index("#6 : ")  # at once
+    assert "Traceback" not in ended.stdout
+    log = (sweep / "5" / "vitmnist.log").read_text()
+    assert "job 5 failed: " in log
+    assert "Traceback" in log
+    assert "Traceback" not in (sweep / "4" / "vitmnist.log").read_text()
+
+    results = [result_of(folder) for folder in jobs(sweep)]
+    assert [result["status"] for result in results] == ["completed"] * 5 + ["failed"] + ["completed"] * 6
+    assert len(rows(sweep)) == 12
+    (failed,) = (row for row in rows(sweep) if row["status"] != "completed")
+    assert failed["status"] == f"failed: {results[5]['error']}"
+    for name in ("report.md", "report.html"):
+        text = (sweep / name).read_text()
+        assert "checkpoints" in text  # the reason
+        assert "have the same training and evaluation losses, to the last bit" in text
+    for loader in LOADERS:
+        assert re.search(rf"^ *\d+ +{loader}( of ram)? .*completed", ended.stdout, re.MULTILINE), ended.stdout
+
+    losses = {
+        (result["choices"]["loader"], result["batch_size"]): [
+            (epoch["train_loss"], epoch["train_acc"], epoch["eval_loss"], epoch["eval_acc"])
+            for epoch in result["epochs"]
+        ]
+        for result in results
+        if result["status"] == "completed"
+    }
+    assert all(losses[loader, size] == losses["disk", size] for loader, size in losses)
+
+    in_the_way.unlink()
+    before = {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "5"}
+    again = train_here("sweep.resume=here")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("completed before") == 11
+    assert result_of(sweep / "5")["status"] == "completed"
+    assert {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "5"} == before
+    assert [row["status"] for row in rows(sweep)] == ["completed"] * 12
+
+
+def test_a_refused_job_is_a_failed_one_and_says_why(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001,-1", "hydra.sweep.dir=here")
+    assert ended.returncode == 1
+    assert "job 0 failed: the loss is" in ended.stdout
+    results = [result_of(folder) for folder in jobs(tmp_path / "here")]
+    assert [result["status"] for result in results] == ["failed", "completed", "failed"]
+    assert "learning rate 1e+30" in results[0]["error"]
+    assert results[2]["error"] == "optimizer.lr=-1.0: must be above 0"
+    assert [row["optimizer.lr"] for row in rows(tmp_path / "here")] == ["1e+30", "0.001", "-1"]
+    again = train_here("sweep.resume=here")
+    assert again.returncode == 1
+    assert again.stdout.count("completed before") == 1
+    assert result_of(jobs(tmp_path / "here")[2])["error"] == results[2]["error"]
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(train: Train, quick: list[str], tmp_path: Path) -> None:
+    swept = [*quick, "epochs=40", "batch_size=3,6", "checkpoint.every_epochs=7", "seed=3"]
+    command = [sys.executable, str(REPOSITORY / "train.py"), "-m", *swept, "hydra.sweep.dir=here"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as `train`: two would add up in another order
+    with subprocess.Popen(command, cwd=tmp_path, text=True, env=one_thread, **pipes) as process:
+        next(line for line in process.stdout if "#1 : " in line)
+        next(line for line in process.stdout if "epoch 5/40" in line)
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+    assert process.returncode == 130
+    assert "go on with\n    python train.py sweep.resume=here" in printed
+    first, second = jobs(tmp_path / "here")
+    assert [result_of(folder)["status"] for folder in (first, second)] == ["completed", "interrupted"]
+    assert [row["status"] for row in rows(tmp_path / "here")] == ["completed", "interrupted: SIGINT was received"]
+
+    before = files(first / "checkpoints"), (first / "result.json").read_bytes()
+    again = train("sweep.resume=here")
+    assert again.returncode == 0, again.stderr
+    assert (files(first / "checkpoints"), (first / "result.json").read_bytes()) == before
+    assert "resumed after" in again.stdout
+    assert [row["status"] for row in rows(tmp_path / "here")] == ["completed", "completed, resumed"]
+
+    assert train(*swept[:-3], "batch_size=6", "seed=3", "epochs=40", "hydra.run.dir=alone").returncode == 0
+    learnt = [
+        [(epoch["train_loss"], epoch["eval_loss"]) for epoch in result_of(folder)["epochs"]]
+        for folder in (second, tmp_path / "alone")
+    ]
+    assert learnt[0] == learnt[1]
+
+
+def test_repeats_are_run_in_rounds(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "repeats=2", "data/loader=ram,gpu_slice", "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    sampler = [
+        (result["config"]["repeat"], result["choices"]["loader"]) for result in map(result_of, jobs(tmp_path / "here"))
+    ]
+    assert sampler == [(1, "ram"), (1, "gpu_slice"), (2, "ram"), (2, "gpu_slice")]
+    assert [(row["data/loader"], row["runs"]) for row in rows(tmp_path / "here")] == [("ram", "2"), ("gpu_slice", "2")]
+
+
+@pytest.mark.parametrize("experiment", ["article_table", "loaders"])
+def test_an_experiment_is_a_sweep_by_itself(
+    experiment: str, train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    """With few images, and one combination of what it sweeps; the README's commands run `smoke` whole."""
+    few = [*quick[:2], "data/loader=ram", "batch_size=23", "epochs=1", "repeats=1", "model.depth=1"]
+    ended = train_here(f"experiment={experiment}", *few, "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    assert [row["status"] for row in rows(tmp_path / "here")] == ["completed, first epoch only"]
+
+
+def test_a_job_that_failed_leaves_no_model_to_the_next(
+    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = []
+
+    def prepare_and_count(*arguments: object) -> object:
+        alive.append(sum(type(item) is CNN for item in gc.get_objects()))
+        return build_setup(*arguments)
+
+    monkeypatch.setattr("vitmnist.run.build_setup", prepare_and_count)
+    monkeypatch.setattr("vitmnist.cli.sweep.refresh_report", lambda folder: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", *quick, "optimizer.lr=1e30,1e31,1e32"])
+    with pytest.raises(SystemExit, match="3 of 3 jobs failed"):
+        main()
+    assert alive == [alive[0]] * 3
+
+
+def test_memory_peaks_are_those_of_each_job(train: Train, tmp_path: Path) -> None:
+    """A job with small batches takes as much after one with large batches as before it; on Linux with glibc."""
+    few = ["data.dataset.train_size=3000", "data.dataset.test_size=100", "epochs=1", "model.depth=1"]
+    ended = train("-m", *few, "batch_size=30,3000", "repeats=2", "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    small, large, again, _ = (result_of(folder)["epochs"][0]["host_peak_mib"] for folder in jobs(tmp_path / "here"))
+    assert small is None or large - small > 2 * abs(again - small)
+
+
+def test_a_sweep_that_is_refused_leaves_nothing(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "data/loader=ram,rom")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: data/loader=rom: there is no such choice; did you mean 'ram'? allowed: ")
+    assert ended.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep.resume="], "is empty; name a folder such as outputs/sweeps/DATE/TIME"),
+        (["sweep.resume=nowhere"], "holds no sweep over listed values; name a folder such as outputs/sweeps/DATE/TIME"),
+        (["sweep.resume=single"], "holds no sweep over listed values; resume= goes on with a single run"),
+        (["-m", "sweep.resume=sweep", "epochs=3"], "goes on with that sweep as it was typed; leave out epochs=3"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "single" / ".hydra").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        expand(arguments)
+
+
+def test_a_sweep_that_is_running_is_not_gone_on_with(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), "-m", *quick, "epochs=100000", "hydra.sweep.dir=here"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stdout if "epoch 1/" in line)
+        ended = train_here("sweep.resume=here")
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert ended.returncode == 1
+    assert ended.stderr == "error: here: another process is at work there; wait for it, or stop it\n"
+    assert process.returncode == 143
+    assert [row["status"] for row in rows(tmp_path / "here")] == ["interrupted: SIGTERM was received"]
+
+
+def test_rounds_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    typed = [*quick, "epochs=1", "repeats=2", "hydra.sweep.dir=here", "hydra.sweep.subdir=bs${batch_size}"]
+    ended = train_here("-m", *typed)
+    assert ended.returncode == 0, ended.stderr
+    assert "job 1 failed: " in ended.stdout
+    assert "holds the records of another job, with another repeat; let hydra.sweep.subdir contain" in ended.stdout
+    assert result_of(tmp_path / "here" / "bs6")["config"]["repeat"] == 1
+
+
+def test_a_job_of_a_sweep_goes_on_alone(train_here: Train, tiny_root: Path, quick: list[str], tmp_path: Path) -> None:
+    few = ["data/dataset=kmnist", f"data.root={tiny_root}", "data.dataset.train_size=23", "data.dataset.test_size=7"]
+    first = train_here(
+        "experiment=smoke", *few, "data/loader=ram", "batch_size=6", "repeats=2", PLAIN, "hydra.sweep.dir=here"
+    )
+    assert first.returncode == 0, first.stderr
+    folder = jobs(tmp_path / "here")[1]
+    ended = train_here(f"resume={folder}", "epochs=3")
+    assert ended.returncode == 0, ended.stderr
+    assert len(result_of(folder)["epochs"]) == 3
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_jobs_that_failed_are_told_even_if_the_report_cannot_be_written(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "here" / "report.md").mkdir(parents=True)
+    ended = train_here("-m", *quick, "optimizer.lr=1e30,-1", "hydra.sweep.dir=here")
+    assert ended.returncode == 1
+    assert "the report could not be written" in ended.stdout
+    assert ended.stderr.startswith("error: 2 of 2 jobs failed")
+
+
+def test_a_job_may_change_its_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "seed=1,2", "hydra.job.chdir=true", "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    assert "could not be written" not in ended.stdout
+    assert [row["runs"] for row in rows(tmp_path / "here")] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["repeats=3"], "error: repeats=3: repeats the jobs of a sweep; type -m as well\n"),
+        (["-m", "repeats=0"], "error: repeats=0: must be one whole number, at least 1\n"),
+        (["-m", "repeats=1,2"], "error: repeats=1,2: must be one whole number, at least 1\n"),
+        (["-m", "sweep.objective=speed"], "error: sweep.objective=speed: must be one of eval_acc, seconds_to_target\n"),
+    ],
+)
+def test_a_mistake_gets_one_message(arguments: list[str], message: str, train_here: Train, quick: list[str]) -> None:
+    ended = train_here(*arguments, *quick)
+    assert (ended.returncode, ended.stderr) == (1, message)
+
+
+def test_a_sweep_does_not_write_over_another(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    (tmp_path / "here" / "0").mkdir(parents=True)
+    (tmp_path / "here" / "0" / "result.json").write_text(json.dumps({}))
+    ended = train_here("-m", *quick, "seed=1,2", "hydra.sweep.dir=here")
+    assert ended.returncode == 1
+    assert "name another folder, or go on with sweep.resume=FOLDER" in ended.stderr

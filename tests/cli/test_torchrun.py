@@ -1,0 +1,361 @@
+"""Several processes train as one would: the same batches, losses and records; they begin, stop and fail together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import PLAIN, REPOSITORY, Train, result_of, write_mnist_like
+from vitmnist.data.datasets import load_dataset
+from vitmnist.data.reading import Reading, read_as
+from vitmnist.errors import ConfigError
+from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.distributed import SingleProcess
+
+ENDS = 128 + signal.SIGTERM
+PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
+
+
+@dataclass
+class Started:
+    """Processes of one run."""
+
+    folder: Path
+    pids: list[int]
+    ask: Callable[..., dict]
+
+    def until(self, text: str, rank: int = 0) -> Started:
+        """Wait until a rank has printed something."""
+        deadline = time.monotonic() + 60
+        while text not in self.output(rank):
+            assert time.monotonic() < deadline, self.output(rank)
+            time.sleep(0.01)
+        return self
+
+    def output(self, rank: int) -> str:
+        file = self.folder / f"output-{rank}.txt"
+        return file.read_text() if file.exists() else ""
+
+    def ended(self) -> tuple[list[int], list[str]]:
+        """Exit codes and outputs, by rank."""
+        codes = self.ask(wait=self.pids)["codes"]
+        return codes, [self.output(rank) for rank in range(len(codes))]
+
+    def well(self) -> Path:
+        """The folder, after all have ended with 0."""
+        codes, outputs = self.ended()
+        assert codes == [0] * len(codes), "\n".join(outputs)
+        return self.folder
+
+
+TorchDistributed = Callable[..., Started]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Callable[..., dict]]:
+    program = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "tests" / "ranks.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0"},
+        text=True,
+    )
+
+    def ask(**request: object) -> dict:
+        program.stdin.write(json.dumps(request) + "\n")
+        program.stdin.flush()
+        return json.loads(program.stdout.readline())
+
+    yield ask
+    program.stdin.close()
+    program.wait(30)
+
+
+@pytest.fixture
+def ranks(server: Callable[..., dict], tmp_path: Path) -> TorchDistributed:
+    """Start so many processes with the same arguments, or with those of each."""
+
+    def start(number: int, *arguments: str, each: dict[int, str] | None = None, **settings: str) -> Started:
+        own = [[*arguments, *([each[rank]] if each and rank in each else [])] for rank in range(number)]
+        return Started(tmp_path, server(start=own, folder=str(tmp_path), set=settings)["pids"], server)
+
+    return start
+
+
+@pytest.fixture
+def quick(tiny_root: Path) -> list[str]:
+    """23 images in batches of 11, 11 and 1."""
+    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=11"]
+    return [*data, "epochs=2", "model=cnn", "schedule=one_cycle", "ema_decay=0.9", "data/augment=shift", PLAIN]
+
+
+def losses(folder: Path) -> list[float]:
+    return [epoch[name] for epoch in result_of(folder)["epochs"] for name in ("train_loss", "eval_loss")]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["model"]
+
+
+TOGETHER = [(2, "ram", 11), (3, "ram", 11), (2, "ram", 3), (3, "gpu_slice", 4), (2, "prefetch", 11), (2, "cache", 11)]
+
+
+@pytest.mark.parametrize(("number", "loader", "batch_size"), [*TOGETHER, (2, "disk", 11)])
+def test_ranks_learn_what_one_process_learns(
+    number: int,
+    loader: str,
+    batch_size: int,
+    quick: list[str],
+    ranks: TorchDistributed,
+    train_here: Train,
+    tmp_path: Path,
+) -> None:
+    """Also from a last batch of one image, with parts that are not even, and augmented; but for rounding."""
+    pieces = ["trainer.micro_batch=2"] if batch_size > 4 else []
+    typed = [*quick, f"data/loader={loader}", f"batch_size={batch_size}", *pieces]
+    typed += {"cache": [f"data.loader.folder={tmp_path / 'cached'}"], "disk": ["data.loader.num_workers=0"]}.get(
+        loader, []
+    )
+    assert train_here(*typed, "hydra.run.dir=alone").returncode == 0
+    ranks(number, *typed, "hydra.run.dir=together").well()
+    alone, together = (result_of(tmp_path / name) for name in ("alone", "together"))
+    assert losses(tmp_path / "together") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
+    for one, other in zip(alone["epochs"], together["epochs"], strict=True):
+        assert (one["train_acc"], one["eval_acc"]) == (other["train_acc"], other["eval_acc"])
+        assert [step["step"] for step in one["steps"]] == [step["step"] for step in other["steps"]]
+    assert together["distributed"]["ranks"] == number
+    for name, value in weights(tmp_path / "alone").items():
+        assert torch.allclose(weights(tmp_path / "together")[name], value, atol=1e-4), name
+    assert len(list((tmp_path / "together").glob("events*"))) == 1
+    assert sorted(file.name for file in (tmp_path / "together").glob("*.log")) == [
+        *(f"rank-{rank}.log" for rank in range(1, number)),
+        "vitmnist.log",
+    ]
+
+
+def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+    """With a loader and a step that are chosen by the clock, and a profile, which only rank 0 has."""
+    fast = ["data/loader=auto", "trainer=fast", "trainer.compile=false", "profile=true", "hydra.run.dir=run"]
+    ranks(2, *quick, *fast).well()
+    result = result_of(tmp_path / "run")
+    assert result["status"] == "completed"
+    assert result["auto"]["name"] == result["choices"]["loader"]
+    assert result["trainer"]["reasons"]["fused"]
+    assert (tmp_path / "run" / "profile" / "operations.txt").exists()
+
+
+def test_the_folder_is_one_and_has_no_name_of_its_own(quick: list[str], ranks: TorchDistributed) -> None:
+    folder = ranks(2, *quick, "epochs=1").well()
+    (run,) = (folder / "outputs" / "runs").glob("*/*")
+    assert result_of(run)["status"] == "completed"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
+    number: int, quick: list[str], ranks: TorchDistributed, train_here: Train, tmp_path: Path
+) -> None:
+    """Stopped in the middle of an epoch with 2; with as many again it goes on to the bit."""
+    ranks(2, *quick, "hydra.run.dir=whole").well()
+    codes, outputs = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=cut").ended()
+    assert codes == [0, 0], outputs
+    assert result_of(tmp_path / "cut")["status"] == "interrupted"
+    again = ["resume=cut", "max_minutes=null"]
+    if number == 1:
+        assert train_here(*again).returncode == 0
+    else:
+        ranks(number, *again).well()
+    cut, whole = result_of(tmp_path / "cut"), result_of(tmp_path / "whole")
+    assert cut["status"] == "completed"
+    if number == 2:
+        assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+        assert all(
+            torch.equal(value, weights(tmp_path / "whole")[name]) for name, value in weights(tmp_path / "cut").items()
+        )
+    else:
+        assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+        assert cut["epochs"][-1]["eval_acc"] == whole["epochs"][-1]["eval_acc"]
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_signal_to_one_rank_stops_all_after_the_same_batch(
+    told: int, quick: list[str], ranks: TorchDistributed
+) -> None:
+    started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
+    os.kill(started.pids[told], signal.SIGTERM)
+    codes, outputs = started.ended()
+    assert codes == [ENDS, ENDS], outputs
+    assert "Traceback" not in "".join(outputs)
+    assert "torchrun --nproc-per-node=2 train.py resume=cut" in outputs[0]
+    result = result_of(started.folder / "cut")
+    assert result["status"] == "interrupted"
+    epochs = len(result["epochs"]) + 2
+    ranks(2, "resume=cut", f"epochs={epochs}").well()
+    ranks(2, *quick, f"epochs={epochs}", "hydra.run.dir=whole").well()
+
+
+def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: TorchDistributed) -> None:
+    started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut", "distributed.timeout_s=20").until("epoch 2/")
+    os.kill(started.pids[1], signal.SIGKILL)
+    codes, outputs = started.ended()
+    assert codes == [1, -signal.SIGKILL]
+    assert "Traceback" not in outputs[0]
+    assert "error: another rank has ended without a word" in outputs[0]
+    assert "another rank has ended without a word" in result_of(started.folder / "cut")["error"]
+
+
+def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+    """`data.root` alone may differ from machine to machine."""
+    codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'nowhere'}"}).ended()
+    assert codes == [1, 1]
+    assert "Traceback" not in "".join(outputs)
+    assert [output.count("error: ") for output in outputs] == [0, 1]
+    assert "KMNIST is not in" in outputs[1]
+
+
+MACHINES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # two of them, with a process each
+
+
+def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+    write_mnist_like(tmp_path / "there" / "KMNIST" / "raw")
+    elsewhere = {1: f"data.root={tmp_path / 'there'}"}
+    ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES).well()
+    ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **MACHINES).well()
+    assert result_of(tmp_path / "run")["status"] == "completed"
+
+
+def test_a_restart_is_for_one_machine(quick: list[str], ranks: TorchDistributed) -> None:
+    settings = {**MACHINES, "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    codes, outputs = ranks(2, *quick, **settings).ended()
+    assert codes == [1, 1]
+    assert sum(output.count("error: --max-restarts=3: is for one machine") for output in outputs) == 1
+
+
+def test_machines_must_have_the_same_data(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+    write_mnist_like(tmp_path / "there" / "KMNIST" / "raw", test=8)
+    codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'there'}"}, **MACHINES).ended()
+    assert codes == [1, 1]
+    assert "test_images, test_labels are not the same on each machine" in "".join(outputs)
+
+
+@pytest.mark.parametrize(
+    ("typed", "each", "message"),
+    [
+        (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
+        (["device=cuda"], {}, "has no GPU: torch sees none here, for 2 processes"),
+        (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; type device=cuda"),
+        ([], {1: "seed=7"}, "rank 1 was started differently: seed=7 (rank 0: 42); type the same for each"),
+        ([], {1: "sead=7"}, "sead: there is no such key"),
+        (["sead=7"], {}, "sead: there is no such key"),
+        (["-m", "seed=1,2"], {}, "-m: is for one process"),
+        (["trainer.cuda_graph=true"], {}, "trainer.cuda_graph=true: is for one process alone"),
+        (["resume=nowhere"], {}, "nowhere: holds no run"),
+        (["distributed.timeout_s=0"], {}, "distributed.timeout_s=0.0: must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_said_once(
+    typed: list[str], each: dict[int, str], message: str, quick: list[str], ranks: TorchDistributed
+) -> None:
+    options = [one for one in typed if one.startswith("-")]
+    started = ranks(2, *options, *quick, *(one for one in typed if one not in options), each=each)
+    codes, outputs = started.ended()
+    assert codes == [1, 1], outputs
+    said = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1, outputs
+    assert message in said[0]
+    assert "Traceback" not in "".join(outputs)
+    assert not (started.folder / "outputs").exists() or not list((started.folder / "outputs" / "runs").glob("*/*"))
+
+
+@pytest.mark.parametrize(("typed", "said"), [(["--cfg", "job"], "batch_size: 500"), (["--version"], "Hydra 1.")])
+def test_all_go_when_there_is_no_run(typed: list[str], said: str, ranks: TorchDistributed) -> None:
+    codes, outputs = ranks(2, *typed).ended()
+    assert codes == [0, 0]
+    assert said in outputs[0]
+    assert outputs[1] == ""
+
+
+def test_a_port_in_use_is_named(ranks: TorchDistributed) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        started = ranks(1, MASTER_PORT=port, WORLD_SIZE="2")
+        codes, outputs = started.ended()
+    assert codes == [1]
+    assert f"error: the 2 processes cannot meet at 127.0.0.1:{port}" in outputs[0]
+    assert "--master-port=PORT" in outputs[0]
+    assert "Traceback" not in outputs[0]
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    world = SingleProcess()
+    world.size, world.local_world_size = 4, 4
+    for world.rank in range(4):
+        world.local_rank = world.rank
+        if world.rank < 2:
+            assert choose_device("auto", world) == choose_device("cuda", world) == torch.device("cuda", world.rank)
+        else:
+            with pytest.raises(ConfigError, match=rf"rank {world.rank} has no GPU: torch sees 2 here, for 4 processes"):
+                choose_device("auto", world)
+
+
+def test_a_later_rank_neither_unpacks_nor_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("a second time")
+
+    with read_as(Reading.FIRST):
+        first = load_dataset("mnist", root=str(tmp_path), train_size=100)
+    monkeypatch.setattr("vitmnist.data.datasets.idx.gzip.decompress", never)
+    monkeypatch.setattr("vitmnist.data.datasets.idx.hashlib.new", never)
+    with read_as(Reading.LATER):
+        later = load_dataset("mnist", root=str(tmp_path), train_size=100)
+        assert later.train.pictures()[99].size == (28, 28)
+    assert torch.equal(later.train.images, first.train.images)
+    assert torch.equal(later.test.labels, first.test.labels)
+
+
+def test_torchrun_starts_a_run_anew_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
+    """One rank is killed; torchrun ends the other, and starts both again in the same folder."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    typed = [*quick, "epochs=400", "checkpoint.every_epochs=20"]
+    with (tmp_path / "output.txt").open("w+") as output:
+        started = subprocess.Popen(
+            [*torchrun, f"--master-port={_free_port()}", str(REPOSITORY / "train.py"), *typed],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+            stdout=output,
+            stderr=output,
+        )
+        deadline = time.monotonic() + 120
+        while "epoch 30/" not in (tmp_path / "output.txt").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        children = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+        assert started.wait(150) == 0, (tmp_path / "output.txt").read_text()
+    text = (tmp_path / "output.txt").read_text()
+    (run,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert f"restarted by torchrun: goes on with {run.relative_to(tmp_path)}" in text
+    result = result_of(run)
+    assert result["status"] == "completed"
+    assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(400))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

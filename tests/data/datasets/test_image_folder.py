@@ -1,0 +1,390 @@
+"""One's own pictures: found, decoded once, and named where they cannot be read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor
+
+from tests.conftest import Train, result_of
+from vitmnist import load_dataset, make_loader
+from vitmnist.cli import evaluate
+from vitmnist.data.datasets import Dataset, image_folder
+from vitmnist.data.image_io import read_picture
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import ConfigError, DataError
+
+CLASSES = ("cat", "dog", "eel")
+
+
+def draw(path: Path, seed: int, mode: str = "RGB", size: tuple[int, int] = (20, 14)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten pictures of each of three classes."""
+    for label, name in enumerate(CLASSES):
+        for number in range(10):
+            draw(tmp_path / "pictures" / name / f"{number}.png", 100 * label + number)
+    return tmp_path / "pictures"
+
+
+def load(folder: Path, **options: object) -> Dataset:
+    return load_dataset("image_folder", root=str(folder.parent / "root"), path=str(folder), **options)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("grey", 1), ("rgb", 3)])
+def test_pictures_become_a_data_set(folder: Path, mode: str, channels: int) -> None:
+    pets = load(folder, mode=mode, size=8)
+    assert pets.name == "pictures"
+    assert pets.train.classes == CLASSES
+    assert (len(pets.train), len(pets.test)) == (24, 6)
+    assert pets.train.images.shape == (24, channels, 8, 8)
+    assert pets.train.images.dtype == torch.uint8
+    assert pets.test.labels.bincount().tolist() == [2, 2, 2]
+    expected = pets.train.images.double().div(255)
+    assert torch.allclose(torch.tensor(pets.train.mean).double(), expected.mean(dim=(0, 2, 3)), atol=1e-6)
+    assert pets.test.mean == pets.train.mean
+
+
+def test_a_folder_for_the_test_is_taken_as_it_is(folder: Path) -> None:
+    for number, name in enumerate(CLASSES):
+        (folder / "train").mkdir(exist_ok=True)
+        (folder / name).rename(folder / "train" / name)
+        draw(folder / "val" / name / "only.png", number)
+    pets = load(folder)
+    assert (len(pets.train), len(pets.test)) == (30, 3)
+    (folder / "val" / "eel" / "only.png").rename(folder / "only.png")
+    (folder / "val" / "eel").rmdir()
+    with pytest.raises(DataError, match="differ in their classes"):
+        load(folder)
+
+
+def test_pictures_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path) -> None:
+    labels = load(folder).train.labels
+    assert len(labels[:8].unique()) > 1
+    assert torch.equal(load(folder, train_size=8).train.labels, labels[:8])
+    test_before = {path.name for path in load(folder).test.pictures().paths}
+    draw(folder / "eel" / "new.png", 7)
+    test_after = {path.name for path in load(folder).test.pictures().paths}
+    assert len(test_before & test_after) >= len(test_before) - 1
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch", "disk"])
+def test_every_loader_delivers_the_pictures(folder: Path, name: str) -> None:
+    """`disk` opens the files, the others read what was decoded; to the model it is all the same."""
+    pets = load(folder, mode="rgb", size=8)
+    preprocess = Preprocess(pets.train)
+    options = {"num_workers": 0} if name == "disk" else {}
+    with make_loader(name, pets.train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as loader:
+        ((images, labels),) = loader.epoch(0)
+    assert torch.equal(preprocess(images), preprocess(pets.train.images))
+    assert torch.equal(labels, pets.train.labels)
+
+
+def test_pictures_are_decoded_again_only_when_they_change(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        before = load(folder)
+        assert caplog.text.count("decoding once") == 2  # the training and the test part
+        load(folder)
+        assert caplog.text.count("decoding once") == 2
+        changed = before.train.pictures().paths[0]
+        draw(changed, 999)
+        after = load(folder)
+    assert caplog.text.count("decoding once") == 3
+    assert not torch.equal(before.train.images[0], after.train.images[0])
+    assert torch.equal(before.train.images[1:], after.train.images[1:])
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n damaged"])
+def test_an_unreadable_picture_is_named_or_skipped_and_counted(
+    folder: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = folder / "dog" / "3.png"
+    broken.write_bytes(content)
+    for _ in range(2):  # decoded now, and found decoded
+        with pytest.raises(
+            DataError, match=rf"1 of \d+ pictures cannot be read:\n{broken}: .*\n.*skip_unreadable=true"
+        ):
+            load(folder)
+    with caplog.at_level(logging.WARNING):
+        pets = load(folder, skip_unreadable=True)
+    assert pets.skipped == 1
+    assert len(pets.train) + len(pets.test) == 29
+    assert "1 pictures cannot be read and are left out" in caplog.text
+    for split in (pets.train, pets.test):
+        pictures = split.pictures()
+        assert len(pictures.paths) == len(split)
+        assert broken not in pictures.paths
+        for index, label in enumerate(split.labels.tolist()):
+            assert pictures.paths[index].parent.name == CLASSES[label]
+
+
+def test_a_truncated_picture_is_unreadable(folder: Path) -> None:
+    broken = folder / "dog" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    with pytest.raises(DataError, match=str(broken)):
+        load(folder)
+
+
+def test_no_readable_picture_at_all(folder: Path) -> None:
+    for path in folder.glob("*/*"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"24 of 24 pictures cannot be read:(\n.*){5}\n… and 19 more"):
+        load(folder, skip_unreadable=True)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+def test_any_mode_of_picture_is_read(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "pictures"
+    suffix = "tif" if mode == "CMYK" else "png"
+    for number in range(8):
+        path = folder / "only" / f"{number}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if mode == "I;16":
+            Image.fromarray(np.full((9, 9), 39_321, dtype=np.uint16)).save(path)
+        else:
+            Image.new("RGB", (9, 9), (153, 153, 153)).convert(mode).save(path)
+    for channels in ("grey", "rgb"):
+        images = load(folder, mode=channels).train.images
+        if mode != "1":
+            assert abs(images.float().mean() - 153) < 2
+
+
+def test_a_picture_stands_upright(tmp_path: Path) -> None:
+    """As its EXIF orientation says."""
+    for name, orientation in (("plain", 1), ("turned", 3)):
+        pixels = np.zeros((8, 8), dtype=np.uint8)
+        pixels[:4] = 255
+        picture = Image.fromarray(pixels if orientation == 1 else pixels[::-1, ::-1].copy())
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for number in range(4):
+            path = tmp_path / "pictures" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path, exif=exif)
+    images = load(tmp_path / "pictures", size=8).train.images
+    assert images[:, :, :4].eq(255).all()
+    assert images[:, :, 4:].eq(0).all()
+
+
+def test_mistakes_are_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.dataset\.path=/no/where: there is no such folder"):
+        load_dataset("image_folder", path="/no/where", root=str(folder.parent))
+    with pytest.raises(ConfigError, match="path is missing"):
+        load_dataset("image_folder", root=str(folder.parent))
+    with pytest.raises(ConfigError, match=r"mode=colour: must be one of grey, rgb"):
+        load(folder, mode="colour")
+    with pytest.raises(ConfigError, match=r"data\.dataset\.train_size=25: the set has 24 images"):
+        load(folder, train_size=25)
+    with pytest.raises(DataError, match="too few pictures"):
+        load(folder, test_share=0.01)
+    (folder / "fox").mkdir()
+    with pytest.raises(DataError, match="holds no folder of a class; pictures are expected in"):
+        load(folder / "fox")
+
+
+def test_an_empty_class_folder_is_named_or_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "bee").mkdir()
+    message = "no picture in 1 of its 4 class folders: bee"
+    with pytest.raises(DataError, match=f"{message}; remove them, or type data.dataset.skip_unreadable=true"):
+        load(folder)
+    pets = load(folder, skip_unreadable=True)
+    assert f"{message}; left out" in caplog.text
+    assert pets.train.classes == CLASSES
+    assert pets.test.labels.bincount().tolist() == [2, 2, 2]
+    (folder / "none" / "empty").mkdir(parents=True)
+    with pytest.raises(DataError, match="no picture in any of its 1 class folders"):
+        load(folder / "none", skip_unreadable=True)
+
+
+def test_an_empty_class_folder_of_a_divided_set(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "divided" / "test")
+    folder.rename(tmp_path / "divided" / "train")
+    shutil.rmtree(tmp_path / "divided" / "test" / "cat")
+    (tmp_path / "divided" / "test" / "cat").mkdir()
+    with pytest.raises(DataError, match="test: no picture in 1 of its 3 class folders: cat"):
+        load(tmp_path / "divided")
+    assert load(tmp_path / "divided", skip_unreadable=True).test.labels.bincount().tolist() == [0, 10, 10]
+    shutil.rmtree(tmp_path / "divided" / "train" / "eel")
+    (tmp_path / "divided" / "train" / "eel").mkdir()
+    with pytest.raises(DataError, match="test: has pictures of eel, but there are none to train on"):
+        load(tmp_path / "divided", skip_unreadable=True)
+
+
+def test_colour_that_grey_drops_is_announced_also_when_it_is_decoded_already(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (1, 2):
+        load(folder)
+        message = "24 of the first 24 training pictures are in colour, which data.dataset.mode=grey drops"
+        assert caplog.text.count(message) == count
+    caplog.clear()
+    load(folder, mode="rgb")
+    for path in folder.glob("*/*"):
+        Image.open(path).convert("L").convert("RGB").save(path)
+    load(folder)
+    assert "in colour" not in caplog.text
+
+
+def test_transparent_pixels_become_white(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "pictures" / "only" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(path)
+    assert load(tmp_path / "pictures").train.images.eq(255).all()
+
+
+def test_images_know_their_files(folder: Path) -> None:
+    pets = load(folder, mode="rgb", size=8, test_size=5)
+    held_out = pets.held_out(4)
+    for split in (pets.train, pets.test, held_out.train, held_out.test):
+        assert len(split.files) == len(split)
+        last = len(split) - 1
+        read = read_picture(folder / split.name(last), (8, 8), "rgb")
+        assert torch.equal(pil_to_tensor(read), split.images[last])
+    assert (pets.eval_split, held_out.eval_split) == ("test", "held-out")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.dataset.size=30", "model.patch_size=7 does not divide the image of 30×30"),
+        ("optimizer.lr=-1", "optimizer.lr=-1.0: must be above 0"),
+        ("data.dataset.train_size=25", "data.dataset.train_size=25: the set has 24 images"),
+        ("data/augment=shift data.augment.pixels=28", "data.augment.pixels=28: must be below the side of an image, 28"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
+    folder: Path, train_here: Train, tmp_path: Path, override: str, message: str
+) -> None:
+    root = tmp_path / "root"
+    arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={root}")
+    refused = train_here(*arguments, *override.split())
+    assert message in refused.stderr
+    assert not root.exists()
+
+
+def evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What `python -m vitmnist.evaluate` prints."""
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["evaluate", str(run)])
+        evaluate.main()
+    return capsys.readouterr()
+
+
+def test_training_on_ones_own_pictures(
+    folder: Path, train_here: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "dog" / "3.png").write_bytes(b"")
+    arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
+    ended = train_here(*arguments, "epochs=1", "data.dataset.skip_unreadable=true", "data.dataset.mode=rgb")
+    assert ended.returncode == 0, ended.stderr
+    assert "evaluated on the test split, 6 images" in ended.stdout
+    run = next((tmp_path / "outputs" / "runs").glob("*/*"))
+    result = result_of(run)
+    pets = load(folder, mode="rgb", skip_unreadable=True)
+    assert (run / "eval_files.txt").read_text().splitlines() == pets.test.files
+    assert evaluated(run, capsys).err == ""
+    for number in range(10):
+        shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
+    assert "warning: the pictures have changed since training: " in evaluated(run, capsys).err
+    assert result["dataset"]["skipped"] == 1
+    assert result["choices"]["dataset"] == "image_folder"
+    refused = train_here(*arguments, "epochs=1")
+    assert refused.returncode == 1
+    assert "3.png" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(
+    folder: Path, train_here: Train, tmp_path: Path
+) -> None:
+    """`disk` opens the files themselves; what the run has recorded stays."""
+    arguments = (
+        "data/dataset=image_folder",
+        f"data.dataset.path={folder}",
+        f"data.root={tmp_path / 'root'}",
+        "epochs=1",
+    )
+    assert train_here(*arguments).returncode == 0
+    changed = load(folder).train.pictures().paths[0]
+    times = changed.stat()
+    changed.write_bytes(bytes(times.st_size))
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # unseen where only the decoded pictures are read
+    ended = train_here(*arguments, "data/loader=disk", "data.loader.num_workers=0", "hydra.run.dir=failed")
+    assert ended.returncode == 1
+    assert f"error: {changed}: cannot be read as a picture" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert result_of(tmp_path / "failed")["status"] == "failed"
+    assert str(changed) in result_of(tmp_path / "failed")["error"]
+
+
+def test_a_picture_that_is_moved_gets_its_new_label(folder: Path) -> None:
+    before = load(folder).train.labels.bincount() + load(folder).test.labels.bincount()
+    (folder / "cat" / "1.png").rename(folder / "eel" / "from cat.png")
+    after = load(folder).train.labels.bincount() + load(folder).test.labels.bincount()
+    assert (after - before).tolist() == [-1, 0, 1]
+
+
+def test_a_training_folder_without_one_for_the_test_is_refused(folder: Path, tmp_path: Path) -> None:
+    for name in ("train", "testing"):
+        (tmp_path / "whole" / name).parent.mkdir(exist_ok=True)
+    folder.rename(tmp_path / "whole" / "train")
+    with pytest.raises(ConfigError, match="has a folder train with classes, but no test or val or valid or validation"):
+        load(tmp_path / "whole")
+    (tmp_path / "whole" / "train").rename(tmp_path / "whole" / "val")
+    with pytest.raises(ConfigError, match="has a folder val with classes, but no train"):
+        load(tmp_path / "whole")
+
+
+def test_what_could_not_be_read_for_a_while_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mended without a change of the file, as a permission is."""
+    original = image_folder.read_picture
+
+    def forbidden(path: Path, *parts: object) -> Image.Image:
+        if path.name == "3.png":
+            raise DataError(f"{path}: cannot be read as a picture: Permission denied")
+        return original(path, *parts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(image_folder, "read_picture", forbidden)
+        with pytest.raises(DataError, match="Permission denied"):
+            load(folder)
+    assert load(folder).skipped == 0
+
+
+def test_statistics_are_of_the_images_that_are_used(folder: Path) -> None:
+    few = load(folder, train_size=3)
+    assert few.train.mean[0] == pytest.approx(float(few.train.images.double().mean()) / 255)
+
+
+def test_every_class_keeps_a_picture_for_training(tmp_path: Path) -> None:
+    draw(tmp_path / "pictures" / "rare" / "only.png", 0)
+    for number in range(5):
+        draw(tmp_path / "pictures" / "common" / f"{number}.png", number)
+    assert load(tmp_path / "pictures", test_share=0.6).train.labels.bincount().tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(153, np.int32), (39_321, np.int32), (0.6, np.float32), (153, np.float32)]
+)
+def test_pictures_of_32_bits_keep_their_brightness(tmp_path: Path, value: float, dtype: type) -> None:
+    for number in range(4):
+        path = tmp_path / "pictures" / "only" / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 9), value, dtype=dtype)).save(path)
+    assert load(tmp_path / "pictures").train.images.float().mean() == pytest.approx(153, abs=1)

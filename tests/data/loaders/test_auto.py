@@ -1,0 +1,431 @@
+"""An automatic choice is measured, explained, recorded, and changes nothing but time."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Train, result_of
+from vitmnist import load_dataset, make_loader
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.decoding import SharedSamples
+from vitmnist.data.loaders import LOADERS, Loader, auto
+from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
+from vitmnist.data.loaders.base import Batches
+from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
+from vitmnist.data.loaders.ram import RamOptions
+from vitmnist.data.loaders.timing import measure
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.registry import NoOptions
+from vitmnist.run import advise
+from vitmnist.runtime import memory
+from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
+from vitmnist.tracking.result import EpochRecord, Result
+from vitmnist.training.metrics import PassFigures
+
+CPU = torch.device("cpu")
+ORDER = EpochSampler(23, 2, 0)
+ARRAYS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
+MAPPED = TensorSet(ARRAYS.images, ARRAYS.labels, mapped=True)
+
+
+@pytest.fixture
+def slow() -> Iterator[None]:
+    """Loaders `slow_10` and `slow_30` that take so many milliseconds a batch, and `broken`."""
+
+    def delayed(milliseconds: float) -> type[Loader]:
+        class Slow(Loader):
+            def __init__(self, options: NoOptions, data: object, sampler: EpochSampler, device: torch.device) -> None:
+                super().__init__(sampler)
+
+            def batches(self, number: int, start: int) -> Batches:
+                for _ in range(start, len(self)):
+                    time.sleep(milliseconds / 1000)
+                    yield torch.zeros(2, 3), torch.zeros(2)
+
+        return Slow
+
+    def broken(*parts: object) -> Loader:
+        raise DataError("its disk is gone")
+
+    LOADERS.register("slow_10")(delayed(10))
+    LOADERS.register("slow_30")(delayed(30))
+    LOADERS.register("broken")(broken)
+    yield
+    for name in ("slow_10", "slow_30", "broken"):
+        del LOADERS._members[name]
+
+
+def complete(name: str) -> dict[str, object]:
+    return LOADERS.complete({"name": name})
+
+
+def chosen(*names: str, data: TensorSet = ARRAYS, **options: object) -> Choice:
+    return choose(
+        AutoOptions(candidates={name: LOADERS.complete({"name": name}) for name in names}, **options), data, ORDER, CPU
+    )
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
+    choice = chosen("slow_30", "broken", "slow_10")
+    assert choice.name == "slow_10"
+    assert choice.values == {"name": "slow_10"}
+    slow, broken, fast = choice.candidates
+    assert slow.epoch_s / fast.epoch_s > 2
+    assert fast.epoch_s > 12 * 0.01
+    assert broken.refused == "broken: its disk is gone"
+    assert choice.record()["candidates"][1] == {"name": "broken", "refused": "broken: its disk is gone"}
+    table = choice.table()
+    assert re.search(r"slow_30 +0\.\d+ +0\.\d+ +0\.\d+–0\.\d+$", table, re.MULTILINE)
+    assert re.search(r"^refused: broken: its disk is gone$", table, re.MULTILINE)
+    assert re.search(r"chosen: slow_10, 0\.\d+ s an epoch expected, the least$", table)
+    assert "waiting" not in table, "without a model there is nothing that waits"
+
+
+def test_among_equals_the_first_is_chosen() -> None:
+    def trial(loader: Loader) -> tuple[float, float]:
+        return 0.1 * len(list(loader.epoch(0))), 0.0
+
+    same = AutoOptions(candidates={label: complete("ram") for label in "abc"}, batches=4)
+    assert choose(same, ARRAYS, ORDER, CPU, new_trial=lambda: trial).name == "a"
+
+
+@pytest.mark.usefixtures("slow")
+def test_timing_takes_about_as_long_as_it_may() -> None:
+    asked = []
+
+    def counting() -> object:
+        def trial(loader: Loader) -> tuple[float, float]:
+            batches = len(list(loader.epoch(0)))
+            asked.append(batches)
+            return 0.1 * batches, 0.05 * batches
+
+        return trial
+
+    options = AutoOptions(batches=30, seconds=0.65, candidates={"ram": complete("ram")})
+    choice = choose(options, ARRAYS, ORDER, CPU, new_trial=counting)
+    # The model alone and the candidate: two batches of warm-up, what 0.65 s allow in blocks, and more where data are
+    # waited for.
+    assert asked == [2, *[1, 1, 1, 1, 2], 2] * 2
+    assert choice.model_alone_s == pytest.approx(1.2)
+    assert choice.candidates[0].epoch_s == pytest.approx(1.2)
+    assert choice.candidates[0].data_wait_s == pytest.approx(0.6)
+
+
+@pytest.mark.usefixtures("slow")
+def test_no_candidate_at_all_is_an_error_with_all_reasons() -> None:
+    with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
+        chosen("broken")
+
+
+def test_mistaken_candidates_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"data\.loader\.candidates\.rem\.name=rem: not known; did you mean 'ram'"):
+        chosen("rem")
+    with pytest.raises(ConfigError, match=r"candidates\.auto: auto cannot be its own candidate"):
+        choose(AutoOptions(candidates={"auto": LOADERS.complete({"name": "auto"})}), ARRAYS, ORDER, CPU)
+    with pytest.raises(ConfigError, match=r"^worker_counts: -1 must be at least 0"):
+        make_loader("auto", ARRAYS, worker_counts=[2, -1], batch_size=1, device="cpu", seed=0)
+    with pytest.raises(
+        ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or null"
+    ):
+        make_loader("auto", ARRAYS, worker_counts=4, batch_size=1, device="cpu", seed=0)
+    with pytest.raises(ConfigError, match=r"prefetch cannot wrap auto"):
+        make_loader("prefetch", ARRAYS, base="auto", batch_size=1, device="cpu", seed=0)
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice"])
+def test_a_set_that_does_not_fit_is_refused_with_numbers_and_what_would_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
+    ):
+        make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
+    # What is in memory already takes no more of it.
+    make_loader("ram", ARRAYS, batch_size=2, device="cpu", seed=0).close()
+
+
+def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**32, device=2**30))
+    others = ("ram", "cache", "disk")
+    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29), others)
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
+        r"needs 512\.0 MiB too; data/loader=ram or data/loader=cache or data/loader=disk would work",
+    ):
+        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
+    with pytest.raises(DoesNotFitError, match="; data/loader=cache or data/loader=disk would work"):
+        check_fits("gpu_slice", Memory(device=2**33), cuda, others=others)
+
+
+def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ram` would fit by itself, but not beside the model's step, which is measured."""
+    size = MAPPED.nbytes
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**26))
+
+    def hungry() -> object:
+        def trial(loader: Loader) -> tuple[float, float]:
+            torch.ones(2**25)  # 128 MiB
+            return float(len(list(loader.epoch(0)))), 0.0
+
+        return trial
+
+    wanted: list[dict[str, object]] = [{"name": "ram"}, {"name": "gpu_slice"}, {"name": "disk", "num_workers": 0}]
+    values = {values["name"]: LOADERS.complete(values) for values in wanted}
+    choice = choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU, new_trial=hungry)
+    assert choice.name == "disk"
+    assert re.search(r"refused: ram: the set takes .*, and the model needs 1\d\d\.\d MiB too", choice.table())
+    assert choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU).name != "disk"
+
+
+def test_a_sets_memory_is_judged_at_its_real_dtype() -> None:
+    needs = GpuSliceLoader.needs
+    for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
+        arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
+        permutation = 23 * 8
+        assert needs(NoOptions(), arrays, ORDER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
+    samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
+    assert LOADERS.member(complete("ram"))[0].needs(RamOptions(), samples, ORDER, CPU).host == 23 * (3 * 8 + 4)
+
+
+def test_free_and_peak_memory_are_those_of_the_machine() -> None:
+    free = free_memory(CPU)
+    assert 2**20 < free.host < 2**50
+    assert free.device == 0
+    peak, result = peak_memory(lambda: torch.ones(2**25).sum().item(), CPU)
+    assert result == 2**25
+    assert 2**26 < peak.host < 2**28  # 128 MiB
+
+
+def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both versions of control groups; what is only a cache of files is free."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
+    assert free_memory(CPU).host > 2**20
+    for line, folder, (limit, used, cached) in (
+        ("0::/inner", "inner", memory.GROUP_FILES[""]),
+        ("7:memory:/on/the/host", "memory", memory.GROUP_FILES["memory"]),
+    ):
+        (tmp_path / "groups").write_text(f"1:cpu,cpuacct:/x\n{line}\n")
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / limit).write_text("5000\n")
+        (tmp_path / folder / used).write_text("2000\n")
+        (tmp_path / folder / "memory.stat").write_text(f"anon 100\n{cached} 700\n")
+        assert free_memory(CPU).host == 3700
+        (tmp_path / folder / limit).write_text("max\n")
+        assert free_memory(CPU).host > 2**20
+
+
+def test_without_a_model_the_table_is_printed(
+    tiny: Dataset, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    candidates = {"ram": {"name": "ram"}, "gpu_slice": {"name": "gpu_slice"}}
+    with make_loader("auto", tiny.train, batch_size=5, device="cpu", seed=0, candidates=candidates) as loader:
+        assert len(list(loader.epoch(0))) == 5
+    assert re.search(
+        r"candidate +set-up, s +epoch, s +range\n.*\n.*\nchosen: (ram|gpu_slice), ",
+        capsys.readouterr().err,
+    )
+
+
+def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root: Path, tmp_path: Path) -> None:
+    common = ("data/dataset=kmnist", f"data.root={tiny_root}", "epochs=1", "batch_size=4")
+    ended = train_here("data/loader=auto", "data.loader.candidates.disk.num_workers=0", *common)
+    assert ended.returncode == 0, ended.stderr
+    assert "waiting for data" in ended.stdout
+    assert "(the model alone, without loading: " in ended.stdout
+    (automatic,) = (tmp_path / "outputs" / "runs").glob("*/*")
+    found = result_of(automatic)
+    assert {"gpu_slice", "ram", "prefetch", "cache", "disk"} <= {row["name"] for row in found["auto"]["candidates"]}
+    assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
+    assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
+    assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
+    assert train_here("data/loader=ram", *common).returncode == 0
+    (by_hand,) = set((tmp_path / "outputs" / "runs").glob("*/*")) - {automatic}
+    losses = [result_of(folder)["epochs"][0] for folder in (automatic, by_hand)]
+    assert losses[0]["train_loss"] == losses[1]["train_loss"]
+    assert losses[0]["eval_loss"] == losses[1]["eval_loss"]
+
+
+def test_a_run_on_too_little_memory_names_what_would_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pictures of a folder are mapped; `ram` would copy them."""
+    from tests.data.datasets.test_image_folder import draw
+
+    for number in range(10):
+        draw(tmp_path / "pictures" / "only" / f"{number}.png", number)
+    pets = load_dataset("image_folder", root=str(tmp_path / "root"), path=str(tmp_path / "pictures"))
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
+    with pytest.raises(DoesNotFitError, match="data/loader=cache or data/loader=disk would work"):
+        make_loader("ram", pets.train, batch_size=2, device="cpu", seed=0)
+    for name in ("cache", "disk"):
+        with make_loader(name, pets.train, batch_size=2, device="cpu", seed=0) as loader:
+            next(loader.epoch(0))
+
+
+@pytest.mark.parametrize(("waited", "advised"), [(3.0, True), (0.5, False)])
+def test_a_run_that_waits_for_data_is_told_what_helps(
+    waited: float, advised: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    passed = PassFigures(
+        images=10, loss=1.0, accuracy=50.0, seconds=10.0, data_wait_s=waited, compute_s=9 - waited, save_s=0.0
+    )
+    result = Result(overrides=[], choices={}, epochs=[EpochRecord.of(0, passed, passed, None, None, None, [])])
+    with caplog.at_level(logging.INFO):
+        advise(result)
+    assert ("30% of the training time was spent waiting for data; data/loader=auto measures" in caplog.text) == advised
+
+
+def test_a_loader_is_judged_by_how_fast_it_makes_batches() -> None:
+    """Four workers give four batches at once and then nothing for a while; eight batches were ready at the start."""
+    now = 0.0
+
+    class Bursts(Loader):
+        buffered = 8
+
+        def batches(self, number: int, start: int) -> Batches:
+            nonlocal now
+            for batch in range(start, len(self)):
+                now += 4.0 if batch % 4 == 0 and (number or batch >= 8) else 0.0
+                yield torch.zeros(2, 3), torch.zeros(2)
+
+    def trial(loader: Loader) -> tuple[float, float]:
+        before = now
+        list(loader.epoch(0))
+        return now - before, now - before
+
+    for size in (100, 24):  # also where an epoch is too short
+        assert measure(Bursts(EpochSampler(size, 2, 0)), batches=3, seconds=1.0, trial=trial).mean == 1.0
+
+
+def test_the_test_sets_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes + 1))
+    options = AutoOptions(candidates={name: complete(name) for name in ("ram", "cache")})
+    assert choose(options, MAPPED, ORDER, CPU, also=[(MAPPED, ORDER)]).name == "cache"
+
+
+def test_candidates_may_be_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for candidates in (["ram", "gpu_slice"], {"a": "ram", "b": {"name": "disk", "num_workers": 0}}):
+        with make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates=candidates) as loader:
+            assert len(list(loader.epoch(0))) == 5
+    with pytest.raises(ConfigError, match=r"candidates\.a=5: must be a loader's name, or a dict"):
+        make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates={"a": 5})
+
+
+def test_differences_within_the_noise_are_called_that() -> None:
+    """Two loaders whose blocks take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
+    durations = {"noisy": [2.0, 1.0, 3.0, 1.0, 3.0, 2.0], "also": [3.0, 2.0, 4.0, 2.0, 4.0, 3.0], "slow": [9.0] * 6}
+    trials = iter([[0.0] * 6, *durations.values()])  # the model alone comes first
+
+    def new_trial() -> object:
+        following = iter(next(trials))
+        return lambda loader: (next(following) * len(list(loader.epoch(0))), 0.0)
+
+    options = AutoOptions(candidates={label: complete("ram") for label in durations}, batches=5, worker_counts=[])
+    choice = choose(options, ARRAYS, ORDER, CPU, new_trial=new_trial)
+    assert (choice.name, choice.model_alone_s) == ("noisy", 0.0)
+    assert choice.reason.endswith("the least; within the noise of it: also")
+    assert [(row.epoch_s_low, row.epoch_s_high) for row in choice.candidates[:2]] == [(12.0, 36.0), (24.0, 48.0)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds", "tried"),
+    [
+        # Samples that wait for something: twice as many workers take half of the time, up to 32.
+        (None, lambda workers: 8 / min(workers or 0.5, 32), [0, 4, 8, 16, 32, 64]),
+        # Samples that compute: four cores are all that there is.
+        (None, lambda workers: 8 / min(workers or 1, 4), [0, 4, 8]),
+        ([3, 5], lambda workers: 8 / (workers or 1), [3, 5]),
+        ([], lambda workers: 1.0, []),
+    ],
+)
+def test_more_workers_are_tried_as_long_as_that_pays(
+    asked: list[int] | None, seconds: object, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto.os, "sched_getaffinity", lambda process: range(4))
+    candidates = {"disk": complete("disk")}
+    found = []
+
+    def timed(name: str, values: dict) -> Candidate:
+        found.append(values["num_workers"])
+        return Candidate(name, epoch_s=seconds(values["num_workers"]))
+
+    rows = [Candidate("disk", epoch_s=seconds(2))]
+    rows += auto._with_more_workers(AutoOptions(worker_counts=asked), candidates, rows, timed)
+    assert found == tried
+    assert [row.name for row in rows[1:]] == [f"disk, {workers} workers" for workers in tried]
+    assert all(candidates[row.name]["name"] == "disk" for row in rows)
+
+
+def test_more_workers_are_not_tried_where_nothing_waits() -> None:
+    rows = [Candidate("ram", epoch_s=1.0, data_wait_s=0.01), Candidate("disk", epoch_s=1.2, data_wait_s=0.3)]
+    candidates = {name: complete(name) for name in ("ram", "disk")}
+    assert not list(auto._with_more_workers(AutoOptions(), candidates, rows, pytest.fail))
+
+
+class Counted(torch.utils.data.Dataset):
+    """Says how often it is read in this process."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.reads += 1
+        return torch.full((3,), index), index
+
+
+def test_what_one_candidate_decodes_the_others_use(tmp_path: Path) -> None:
+    data = Counted()
+    candidates = {"ram": "ram", "cache": {"name": "cache", "folder": str(tmp_path)}}
+    with make_loader("auto", data, batch_size=100, device="cpu", seed=0, candidates=candidates) as loader:
+        assert sorted(torch.cat([labels for _, labels in loader.epoch(0)]).tolist()) == list(range(600))
+    # Once each, 32 twice to see that they are not random, and one for its size whenever memory is checked.
+    assert data.reads <= 600 + 64 + 3
+
+
+def test_a_candidate_sees_the_attributes_of_the_data_set() -> None:
+    shared = pickle.loads(pickle.dumps(SharedSamples(Counted(), 0)))
+    assert shared.reads == 0
+    with pytest.raises(AttributeError, match="targets"):
+        _ = shared.targets
+
+
+def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout())
+    calls = []
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        calls.append(len(labels))
+        model(images).sum().backward()
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates=["ram"], step=step) as loader:
+        assert loader.choice.candidates[0].data_wait_s is not None
+    assert set(calls) == {5}
+    assert torch.equal(before, torch.get_rng_state()), "how much a step draws depends on the time that it takes"
+    assert re.search(r"candidate +set-up, s +epoch, s +range +waiting for data\n", capsys.readouterr().err)
+
+
+def test_a_step_that_fails_is_not_blamed_on_the_loaders() -> None:
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        raise ZeroDivisionError("of the user")
+
+    with pytest.raises(ZeroDivisionError, match="of the user"):
+        make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, step=step)

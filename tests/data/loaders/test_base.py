@@ -1,0 +1,189 @@
+"""The contract that every registered loader keeps, and what each loader promises beside it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from vitmnist import make_loader
+from vitmnist.data.datasets import Dataset, Split
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import ConfigError, LoadingError
+from vitmnist.testing import PROMISES, Case
+
+LOADER_OPTIONS = {
+    "disk": {"name": "disk", "num_workers": 0},
+    "disk, 1 worker": {"name": "disk", "num_workers": 1, "persistent_workers": False},
+    "disk, 2 persistent workers": {"name": "disk", "num_workers": 2},
+    "ram": {"name": "ram"},
+    "gpu_slice": {"name": "gpu_slice"},
+    "cache": {"name": "cache"},
+    "auto": {"name": "auto", "batches": 1, "candidates": {"first": {"name": "gpu_slice"}, "second": {"name": "ram"}}},
+    "prefetch": {"name": "prefetch"},
+    "prefetch of gpu_slice": {"name": "prefetch", "queue_size": 1, "base": "gpu_slice"},
+    "prefetch of cache": {"name": "prefetch", "base": "cache"},
+    "prefetch of disk, 0 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 0}},
+    "prefetch of disk, 2 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 2}},
+}
+OF_SAMPLES = [name for name in LOADER_OPTIONS if "gpu_slice" not in name and name != "auto"]
+CPU = torch.device("cpu")
+for added in sorted(set(LOADERS.names()) - set(LOADER_OPTIONS)):  # tested with its defaults
+    LOADER_OPTIONS[added] = {"name": added}
+
+
+def case(label: str, data: object, folder: Path) -> Case:
+    """The loader of LOADER_OPTIONS, which keeps what it caches in `folder`."""
+
+    def placed(options: dict) -> dict:
+        return {**options, "folder": str(folder)} if options["name"] == "cache" else options
+
+    options = placed(LOADER_OPTIONS[label])
+    if options.get("base") == "cache":
+        options = {**options, "base": placed({"name": "cache"})}
+    return Case.of(options["name"], data, "cpu", {key: value for key, value in options.items() if key != "name"})
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("label", LOADER_OPTIONS)
+def test_contract_for_a_split(label: str, promise: Callable[[Case], None], tiny: Dataset, tmp_path: Path) -> None:
+    promise(case(label, tiny.train, tmp_path))
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("label", LOADER_OPTIONS)
+def test_contract_for_a_pair_of_tensors(label: str, promise: Callable[[Case], None], tmp_path: Path) -> None:
+    images = torch.randn(23, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    promise(case(label, (images, torch.arange(46, dtype=torch.int16).view(23, 2)), tmp_path))
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("label", OF_SAMPLES)
+def test_contract_for_a_map_style_data_set(label: str, promise: Callable[[Case], None], tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (23, 1, 3, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    promise(case(label, TensorDataset(images, torch.arange(23)), tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice"])
+def test_contiguous_batches_are_views(tiny: Dataset, name: str) -> None:
+    inside = range(tiny.train.images.data_ptr(), tiny.train.images.data_ptr() + tiny.train.images.numel())
+    with make_loader(name, tiny.train, batch_size=5, device="cpu", seed=1, shuffle="batch") as loader:
+        assert all(images.data_ptr() in inside for images, _ in loader.epoch(0))
+
+
+def on_its_own_file(split: Split, file: Path) -> Split:
+    """The split, whose pictures on disk are a copy."""
+    source = split.pictures.args[0]
+    file.write_bytes(source.path.read_bytes())
+    return replace(split, pictures=partial(type(split.pictures()), replace(source, path=file)))
+
+
+def test_the_disk_loader_reads_the_disk(tiny: Dataset, tmp_path: Path) -> None:
+    """Changing the file changes the images: nothing of them is kept in memory."""
+    split = on_its_own_file(tiny.train, tmp_path / "images")
+    with make_loader("disk", split, batch_size=23, device="cpu", seed=1, shuffle="none", num_workers=0) as loader:
+        ((before, _),) = loader.epoch(0)
+        with (tmp_path / "images").open("r+b") as opened:
+            opened.seek(16)
+            opened.write(bytes(28 * 28))
+        ((after, _),) = loader.epoch(0)
+    assert not torch.equal(before[0], after[0])
+    assert torch.equal(before[1:], after[1:])
+
+
+def test_a_worker_that_fails_is_named_and_leaves_no_process(tiny: Dataset, tmp_path: Path) -> None:
+    """Even while somebody keeps the exception, whose traceback refers to the iterator."""
+    split = on_its_own_file(tiny.train, tmp_path / "images")
+    loader = make_loader("disk", split, batch_size=5, device="cpu", seed=1, num_workers=2)
+    (tmp_path / "images").unlink()
+    with pytest.raises(FileNotFoundError, match="images") as kept:
+        list(loader.epoch(0))
+    assert not multiprocessing.active_children()
+    assert kept.value.__traceback__ is not None
+
+
+class Sleeps(torch.utils.data.Dataset):
+    """Its fifth sample never comes."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        while index == 5:
+            time.sleep(0.1)
+        return index, index
+
+
+def test_a_worker_that_hangs_is_an_error_in_seconds() -> None:
+    sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
+    with (
+        make_loader("disk", Sleeps(), num_workers=1, timeout_s=1.0, **sampler) as loader,
+        pytest.raises(LoadingError, match=r"disk: no batch came from a worker in time.*data\.loader\.timeout_s"),
+    ):
+        list(loader.epoch(0))
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("wrapper", [None, "prefetch"])
+def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None) -> None:
+    sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
+    disk = {"num_workers": 1, "prefetch_factor": 1}
+    if wrapper:
+        loader = make_loader(wrapper, Sleeps(), base={"name": "disk", **disk}, **sampler)
+    else:
+        loader = make_loader("disk", Sleeps(), **disk, **sampler)
+    # Beside a thread it is torch's handler of SIGCHLD that speaks, in the main thread and wherever that is.
+    wanted = (RuntimeError, LoadingError) if wrapper else LoadingError
+    with loader, pytest.raises(wanted, match=r"killed|exited unexpectedly") as caught:  # noqa: PT012
+        for number, _ in enumerate(loader.epoch(0)):
+            if number == 1:
+                for worker in multiprocessing.active_children():
+                    os.kill(worker.pid, signal.SIGKILL)
+    assert wrapper or "try fewer with data.loader.num_workers=N" in str(caught.value)
+    assert not multiprocessing.active_children()
+
+
+def test_a_default_device_of_torch_is_no_matter() -> None:
+    torch.set_default_device("meta")
+    try:
+        for name in ("ram", "gpu_slice"):  # `DataLoader` itself cannot bear it
+            pair = torch.arange(6, device="cpu"), torch.arange(6, device="cpu")
+            with make_loader(name, pair, batch_size=4, device="cpu", seed=0) as loader:
+                batches = list(loader.epoch(0))
+            assert sorted(value for images, _ in batches for value in images.tolist()) == list(range(6))
+    finally:
+        torch.set_default_device(None)
+
+
+def test_numbers_of_numpy_are_whole_numbers() -> None:
+    pair = torch.arange(6), torch.arange(6)
+    with make_loader("ram", pair, batch_size=np.int64(4), device="cpu", seed=np.uint8(1)) as loader:
+        assert len(loader) == 2
+    with pytest.raises(ConfigError, match="batch_size=True: must be a whole number"):
+        make_loader("ram", pair, batch_size=True, device="cpu", seed=0)
+
+
+def test_unknown_loaders_and_options_are_refused_by_name(tiny: Dataset) -> None:
+    sampler = EpochSampler(23, 5, 1)
+    disk = LOADERS.complete({"name": "disk"})
+    with pytest.raises(ConfigError, match="did you mean 'gpu_slice'"):
+        LOADERS.build({"name": "gpu_slce"}, tiny.train, sampler, CPU)
+    with pytest.raises(ConfigError, match=r"data\.loader\.num_worker: .*did you mean 'num_workers'"):
+        LOADERS.build({**disk, "num_worker": 1}, tiny.train, sampler, CPU)
+    prefetch = LOADERS.complete({"name": "prefetch", "base": {**disk, "num_workers": -1}})
+    with pytest.raises(ConfigError, match=r"data\.loader\.base\.num_workers=-1: must be at least 0"):
+        LOADERS.build(prefetch, tiny.train, sampler, CPU)

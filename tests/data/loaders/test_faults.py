@@ -1,0 +1,142 @@
+"""What can go wrong around a run ends in one line that says what it was, and loses nothing."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import PLAIN, REPOSITORY, Train, result_of
+from vitmnist.data.datasets.idx import IdxFile, parse_idx
+from vitmnist.errors import DataError
+
+SMALL = ["data.dataset.train_size=40", "data.dataset.test_size=20", "batch_size=20", "epochs=1", "model=cnn", PLAIN]
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {repository!r})
+import torch
+from vitmnist import engine
+from vitmnist.__main__ import main
+
+original = engine.F.cross_entropy
+
+def exhausted(logits, labels, **options):
+    if len(labels) == 20:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\\nDetails.")
+    return original(logits, labels, **options)
+
+engine.F.cross_entropy = exhausted
+main()
+"""
+
+
+def test_a_device_that_is_out_of_memory_gives_advice_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    program = PROGRAM.format(repository=str(REPOSITORY))
+    arguments = ["-m", *SMALL, f"data.root={tmp_path}", "batch_size=20,10", "hydra.sweep.dir=sweep"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 1
+    results = [result_of(folder) for folder in sorted((tmp_path / "sweep").glob("*-*"))]
+    assert [result["status"] for result in results] == ["failed", "completed"]
+    assert results[0]["error"].startswith(
+        "out of memory: CUDA out of memory. Tried to allocate 20.00 GiB.; try a batch_size"
+    )
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_model_larger_than_memory_gives_advice(train_here: Train, tmp_path: Path) -> None:
+    ended = train_here(*SMALL, "model.width=10000000000", f"data.root={tmp_path}")
+    assert ended.returncode == 1
+    assert "error: out of memory: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_two_runs_may_prepare_the_same_data_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *SMALL, f"data.root={tmp_path / 'data'}"]
+    started = [
+        subprocess.Popen(
+            [*command, f"data/loader={loader}"],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for loader in ("disk", "disk", "cache", "cache")
+    ]
+    errors = [process.communicate(timeout=200)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 4, errors
+    folders = list((tmp_path / "outputs" / "runs").glob("*/*"))
+    assert len(folders) == 4  # also those that began in the same second
+    assert len({result_of(folder)["epochs"][0]["train_loss"] for folder in folders}) == 1
+
+
+HEADERS = st.builds(
+    lambda zeros, kind, dimensions, shape: (
+        bytes([*zeros, kind, dimensions]) + b"".join(size.to_bytes(4, "big") for size in shape)
+    ),
+    st.sampled_from([(0, 0), (0, 1), (1, 0)]),
+    st.sampled_from([8, 9, 0xB, 0, 255]),
+    st.integers(0, 5),
+    st.lists(st.sampled_from([0, 1, 2, 28, 2**16, 2**31, 2**32 - 1]), max_size=4),
+)
+
+
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(header=st.one_of(HEADERS, st.binary(max_size=20)), body=st.binary(max_size=100))
+def test_hostile_files_end_in_clean_errors_and_take_no_memory(header: bytes, body: bytes) -> None:
+    """Also those whose header promises terabytes."""
+    content = header + body
+    tracemalloc.start()
+    elements, message = 0, "hostile"
+    try:
+        elements = parse_idx(content, Path("hostile")).numel()
+    except DataError as error:
+        message = str(error)
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert elements <= len(content)
+    assert "hostile" in message
+    assert peak < 10_000_000
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b", gzip.compress(b"x" * 100, mtime=0)[:-9], b"not packed"])
+def test_hostile_packed_files_end_in_clean_errors(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"images\.gz"):
+        IdxFile(path, None, tmp_path / "images").read()
+
+
+def test_a_packed_file_with_a_wrong_checksum_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may unpack to more than there is memory."""
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(bytes(10_000_000)))
+
+    def unpack(content: bytes) -> bytes:
+        raise AssertionError("it was unpacked")
+
+    monkeypatch.setattr(gzip, "decompress", unpack)
+    with pytest.raises(DataError, match="is damaged: expected sha256"):
+        IdxFile(path, f"sha256:{'0' * 64}", tmp_path / "images").read()
+
+
+def test_no_value_of_the_configuration_becomes_an_import(train: Train, tmp_path: Path) -> None:
+    for place in ("data.loader", "data.dataset"):
+        ended = train(*SMALL, f"+{place}._target_=os.system", f"data.root={tmp_path}")
+        assert ended.returncode == 1
+        assert f"error: {place}._target_: there is no such key" in ended.stderr

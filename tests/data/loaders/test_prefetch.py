@@ -1,0 +1,348 @@
+"""The background thread: it overlaps, it stops, and it hides nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from vitmnist import make_loader
+from vitmnist.data import datasets
+from vitmnist.data.collate import collate_samples
+from vitmnist.data.loaders.base import Batches, Loader
+from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import LoadingError
+from vitmnist.runtime.device import Accelerator
+
+BATCHES = 6
+
+
+class Source(Loader):
+    """Delivers numbered batches and raises where it is told to."""
+
+    fail_at: int | None = None
+    error: BaseException = OSError("the disk is gone")
+    made = 0
+    before_batch: ClassVar[dict[int, Callable[[], object]]] = {}
+
+    def batches(self, number: int, start: int) -> Batches:
+        for index in range(start, BATCHES + 1):
+            if index == self.fail_at:
+                raise self.error
+            if index < BATCHES:
+                self.before_batch.get(index, int)()
+                self.made += 1
+                yield torch.full((1,), index), torch.full((1,), number)
+
+
+@pytest.fixture
+def prefetch(tiny: datasets.Dataset) -> PrefetchLoader:
+    sampler = EpochSampler(BATCHES, 1, seed=0)
+    loader = PrefetchLoader(PrefetchOptions(queue_size=2), tiny.train, sampler, torch.device("cpu"))
+    loader.base = Source(sampler)
+    return loader
+
+
+def numbers(batches: Batches) -> list[int]:
+    return [int(images) for images, _ in batches]
+
+
+@pytest.mark.parametrize("fail_at", [0, 3, BATCHES - 1, BATCHES])
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), SystemExit(3), KeyboardInterrupt()])
+def test_an_exception_arrives_where_its_batch_would_have(
+    prefetch: PrefetchLoader, fail_at: int, error: BaseException
+) -> None:
+    prefetch.base.fail_at, prefetch.base.error = fail_at, error
+    seen = []
+    with pytest.raises(type(error)) as caught:  # noqa: PT012
+        for images, _ in prefetch.epoch(0):
+            seen.append(int(images))
+    assert seen == list(range(fail_at))
+    assert caught.value is error
+    assert "raise self.error" in "".join(traceback.format_tb(caught.value.__traceback__))
+    prefetch.base.fail_at = None
+    assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
+
+
+def test_no_more_than_the_queue_is_made_ahead(prefetch: PrefetchLoader) -> None:
+    batches = prefetch.epoch(0)
+    next(batches)
+    time.sleep(0.3)
+    # One taken, two in the queue, one in the thread's hands.
+    assert prefetch.base.made <= 4
+    batches.close()
+
+
+def test_a_thousand_abandoned_iterators_leave_no_thread(prefetch: PrefetchLoader) -> None:
+    before = threading.active_count()
+    for number in range(1000):
+        for _, labels in prefetch.epoch(number):
+            assert int(labels) == number
+            break
+    assert soon(lambda: threading.active_count() <= before)
+
+
+def test_a_consumer_that_raises_stops_the_thread(prefetch: PrefetchLoader) -> None:
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), prefetch:  # noqa: PT012
+        for _ in prefetch.epoch(0):
+            raise ZeroDivisionError
+    assert soon(lambda: threading.active_count() <= before)
+
+
+def test_loading_and_computing_overlap(prefetch: PrefetchLoader) -> None:
+    """While the consumer holds the first batch, the thread makes the next ones."""
+    batches = prefetch.epoch(0)
+    next(batches)
+    deadline = time.monotonic() + 5
+    while prefetch.base.made < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert prefetch.base.made >= 3
+    batches.close()
+
+
+def test_the_thread_leaves_the_cores_to_the_model(prefetch: PrefetchLoader) -> None:
+    before, beside = torch.get_num_threads(), []
+    prefetch.base.before_batch = {1: lambda: beside.append(torch.get_num_threads())}
+    numbers(prefetch.epoch(0))
+    assert beside == [1]
+    assert torch.get_num_threads() == before
+
+
+def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: PrefetchLoader) -> None:
+    blocked = threading.Event()
+    prefetch.base.before_batch = {2: blocked.wait}
+    seen = []
+    consumer = threading.Thread(target=lambda: seen.extend(numbers(prefetch.epoch(0))))
+    consumer.start()
+    while prefetch.base.made < 2:
+        time.sleep(0.01)
+    prefetch.close()  # the base is amid a batch, which cannot be interrupted
+    consumer.join(timeout=5)
+    assert not consumer.is_alive()
+    assert seen in ([], [0], [0, 1])
+    blocked.set()
+    assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
+
+
+def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> None:
+    """Python may run the `finally` of an abandoned iterator in any thread."""
+
+    def source() -> Batches:
+        producer.stop()
+        yield torch.zeros(1), torch.zeros(1)
+
+    producer = Producer(source, 1, None, Accelerator(torch.device("cpu")), None)
+    producer._thread.start()
+    producer._thread.join(timeout=5)
+    assert not producer._thread.is_alive()
+
+
+def test_the_interpreter_ends_at_once_under_a_live_iterator(tiny_root: Path) -> None:
+    program = f"""
+from vitmnist import load_dataset, make_loader
+split = load_dataset("kmnist", root={str(tiny_root)!r}).train
+for base in ({{"name": "disk", "num_workers": 1}}, {{"name": "ram"}}):
+    loader = make_loader("prefetch", split, batch_size=2, device="cpu", seed=0, queue_size=1, base=base)
+    batches = loader.epoch(0)
+    next(batches)
+    globals()["kept " + base["name"]] = batches
+print("live", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "live\n", "")
+
+
+def test_an_exception_at_the_very_start_arrives(prefetch: PrefetchLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the base cannot even begin its epoch."""
+
+    def refuse(number: int, start: int) -> Batches:
+        raise PermissionError("no epoch today")
+
+    monkeypatch.setattr(prefetch.base, "epoch", refuse)
+    with pytest.raises(PermissionError, match="no epoch today"):
+        next(prefetch.epoch(0))
+    assert soon(lambda: not prefetching())
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true; on a busy machine a thread that ends may take its time."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def prefetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "vitmnist-prefetch"]
+
+
+def test_a_source_that_blocks_is_an_error_after_the_timeout(prefetch: PrefetchLoader) -> None:
+    prefetch.options.timeout_s = 0.2
+    blocked = threading.Event()
+    prefetch.base.before_batch = {2: blocked.wait}
+    seen = []
+    with pytest.raises(LoadingError, match=r"no batch within 0\.2 s.*data\.loader\.timeout_s"):  # noqa: PT012
+        for images, _ in prefetch.epoch(0):
+            seen.append(int(images))
+    assert seen == [0, 1]
+    blocked.set()
+    assert numbers(prefetch.epoch(1)) == list(range(BATCHES))
+
+
+def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
+    """Whatever the machine's speed: the consumer goes on although the thread cannot be ended."""
+    assert soon(lambda: not prefetching())
+    blocked = threading.Event()
+    prefetch.base.before_batch = {1: blocked.wait}
+    batches = prefetch.epoch(0)
+    next(batches)
+    batches.close()
+    assert len(prefetching()) == 1
+    blocked.set()
+    assert soon(lambda: not prefetching())
+
+
+PROGRAM = """
+import sys, threading, time
+from torch.utils.data import Dataset
+from vitmnist import make_loader
+
+class Blocks(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if {blocks}:
+            print("blocked", flush=True)
+            threading.Event().wait()
+        time.sleep(0.01)
+        return index, index
+
+loader = make_loader("prefetch", Blocks(), batch_size=2, device="cpu", seed=0, shuffle="none",
+                     base={{"name": "disk", "num_workers": {workers}}})
+for epoch in range(10_000):
+    for batch in loader.epoch(epoch):
+        print("batch", flush=True)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("blocks", "sign"), [("index == 4", "blocked"), ("False", "batch")])
+def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
+    """In the middle of an epoch, and while the source blocks for ever; no worker survives it."""
+    program = PROGRAM.format(workers=workers, blocks=blocks)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal sends Ctrl-C to the whole group, workers included
+    )
+    while sign not in process.stdout.readline():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    # At its end Python stops a thread that blocks by pthread_exit, which torch's C++ may take for a crash.
+    allowed = (-signal.SIGINT, 1, *([-signal.SIGABRT] if sign == "blocked" else []))
+    assert process.returncode in allowed, errors
+    assert "KeyboardInterrupt" in errors
+    deadline = time.monotonic() + 5
+    while group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not group_lives(process.pid)
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+class Nested(Dataset[dict[str, object]]):
+    """Samples as a detection model has them."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {
+            "image": torch.full((2, 2), index),
+            "boxes": [torch.tensor([index, index]), torch.tensor([-index])],
+            "point": Point(torch.tensor(index), f"point {index}"),
+            "mask": None,
+            "name": f"sample {index}",
+            "pair": (index, index / 2),
+        }
+
+
+def test_nested_samples_pass_through() -> None:
+    """Dicts, lists, tuples, named tuples, None and strings, as the article's loader lets them."""
+    sampler = {"batch_size": 2, "device": "cpu", "seed": 0, "shuffle": "none"}
+    with make_loader("prefetch", Nested(), base={"name": "disk", "num_workers": 0}, **sampler) as loader:
+        batches = list(loader.epoch(0))
+    assert [len(batch["name"]) for batch in batches] == [2, 2, 1]
+    batch = batches[1]
+    assert torch.equal(batch["image"], torch.tensor([2, 3]).view(2, 1, 1).expand(2, 2, 2))
+    assert [array.tolist() for array in batch["boxes"]] == [[[2, 2], [3, 3]], [[-2], [-3]]]
+    assert type(batch["point"]) is Point
+    assert batch["point"].x.tolist() == [2, 3]
+    assert batch["point"].name == ("point 2", "point 3")
+    assert batch["mask"] is None
+    assert list(batch["name"]) == ["sample 2", "sample 3"]
+    assert [array.tolist() for array in batch["pair"]] == [[2, 3], [1.0, 1.5]]
+
+
+def test_types_that_cannot_hold_a_batch_become_plain_ones() -> None:
+    sizes = collate_samples([torch.Size([2, 3]), torch.Size([4, 5])])
+    assert [part.tolist() for part in sizes] == [[2, 4], [3, 5]]
+    labels = collate_samples([defaultdict(int, label=1), defaultdict(int, label=2)])
+    assert labels["label"].tolist() == [1, 2]
+
+
+def test_some_samples_without_a_value_are_an_error() -> None:
+    """And not silently all of them without."""
+    with pytest.raises(TypeError, match="some samples have None where others have a value"):
+        collate_samples([{"mask": None}, {"mask": torch.tensor(7)}])
+
+
+def test_closing_ends_a_consumer_also_with_a_queue_of_one(tiny: datasets.Dataset) -> None:
+    sampler = EpochSampler(BATCHES, 1, seed=0)
+    for _ in range(5):
+        loader = PrefetchLoader(PrefetchOptions(queue_size=1), tiny.train, sampler, torch.device("cpu"))
+        loader.base = Source(sampler)
+        blocked, seen = threading.Event(), []
+
+        def consume(loader: PrefetchLoader = loader, seen: list = seen, blocked: threading.Event = blocked) -> None:
+            for images, _ in loader.epoch(0):
+                seen.append(int(images))
+                blocked.wait(0.3)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        while loader.base.made < 3:
+            time.sleep(0.001)
+        loader.close()
+        consumer.join(timeout=5)
+        assert not consumer.is_alive()
+        assert len(seen) <= 2

@@ -1,0 +1,196 @@
+"""Samples that draw random numbers are a pure function of (seed, epoch, index), and no loader freezes them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from vitmnist import make_loader
+from vitmnist.config.schema import Shuffle
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.rank_sampler import RankSampler
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.seeding import read_samples
+from vitmnist.errors import ConfigError
+from vitmnist.testing import Noisy
+
+CPU = torch.device("cpu")
+ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}
+NOISY = Noisy(TensorDataset(torch.zeros(23), torch.arange(23)))
+
+READERS: dict[str, dict[str, Any]] = {
+    "disk, 0 workers": {"name": "disk", "num_workers": 0},
+    "disk, 1 worker": {"name": "disk", "num_workers": 1},
+    "disk, 2 persistent workers": {"name": "disk", "num_workers": 2},
+    "disk, 3 workers that end": {"name": "disk", "num_workers": 3, "persistent_workers": False},
+    "prefetch": {"name": "prefetch"},
+    "prefetch of disk, 0 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 0}},
+    "prefetch of disk, 2 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 2}},
+}
+
+
+def digest(batches: list[Any]) -> str:
+    content = b"".join(part.contiguous().numpy().tobytes() for batch in batches for part in batch)
+    return hashlib.sha256(content).hexdigest()[:4]
+
+
+def test_every_reader_gives_the_same_digests_in_any_order_of_calls() -> None:
+    """The table: epochs 0, 0, 1, 0, then an epoch from its third batch on."""
+    table = {}
+    for label, options in READERS.items():
+        with make_loader(data=NOISY, **ORDER, **options) as loader:
+            table[label] = [digest(list(loader.epoch(*call))) for call in ((0,), (0,), (1,), (0,), (0, 2))]
+    (row,) = {tuple(row) for row in table.values()}
+    first, again, other, once_more, tail = row
+    assert first == again == once_more != other
+    with make_loader("disk", NOISY, **ORDER, num_workers=0) as loader:
+        assert tail == digest(list(loader.epoch(0))[2:])
+    with make_loader("disk", NOISY, **{**ORDER, "seed": 6}, num_workers=0) as loader:
+        assert digest(list(loader.epoch(0))) != first
+
+
+def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
+    """Torch's, NumPy's and Python's draws differ between any two of them, and come again for the same three numbers."""
+    draws = {
+        (seed, epoch, index): tuple(read_samples(NOISY, [index], seed, epoch)[0][0].tolist())
+        for seed in (0, 1, 2**63)
+        for epoch in (0, 1)
+        for index in (0, 1)
+    }
+    for place in range(4):
+        assert len({values[place] for values in draws.values()}) == len(draws)
+    assert read_samples(NOISY, [1, 0], 1, 1)[1][0].tolist() == list(draws[1, 1, 0])
+
+
+def test_ranks_read_the_samples_that_one_process_reads() -> None:
+    whole = EpochSampler(len(NOISY), 5, 3, Shuffle.sample)
+    disk = LOADERS.complete({"name": "disk", "num_workers": 0})
+
+    def images(sampler: EpochSampler) -> list[torch.Tensor]:
+        with LOADERS.build(disk, NOISY, sampler, CPU) as loader:
+            return [images for images, _ in loader.epoch(2)]
+
+    parts = [images(RankSampler.of(whole, rank, 2)) for rank in range(2)]
+    for together, *own in zip(images(whole), *parts, strict=True):
+        assert torch.equal(together, torch.cat(own))
+
+
+@pytest.mark.parametrize("name", ["disk", "prefetch"])
+def test_a_training_loop_draws_what_it_drew_before(name: str) -> None:
+    """Neither does reading samples change the draws of the loop, nor the loop those of the samples."""
+    options = {"num_workers": 0} if name == "disk" else {"base": {"name": "disk", "num_workers": 0}}
+
+    def train(dropout: bool) -> tuple[str, list[float]]:
+        torch.manual_seed(1), np.random.seed(1), random.seed(1)
+        batches, drawn = [], []
+        with make_loader(name, NOISY, **ORDER, **options) as loader:
+            for batch in loader.epoch(0):
+                batches.append(batch)
+                if dropout:
+                    drawn += [torch.rand(1).item(), np.random.rand(), random.random()]
+        return digest(batches), drawn
+
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    undisturbed = [draw() for _ in range(6) for draw in (lambda: torch.rand(1).item(), np.random.rand, random.random)]
+    assert train(dropout=True) == (train(dropout=False)[0], undisturbed)
+
+
+class Exhausted(Dataset[tuple[torch.Tensor, int]]):
+    """Has a stray `next` of an iterator that is at its end."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(1), index if index != 9 else next(iter(()))
+
+
+@pytest.mark.parametrize("label", ["disk, 0 workers", "disk, 2 persistent workers", "prefetch of disk, 2 workers"])
+def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch(label: str) -> None:
+    with (
+        make_loader(data=Exhausted(), **ORDER, **READERS[label]) as loader,
+        pytest.raises(RuntimeError, match="sample 9 of the data set raised StopIteration"),
+    ):
+        list(loader.epoch(0))
+
+
+class Refused(Exhausted):
+    """Reads from a server that is gone."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        raise ConnectionResetError("the server is gone")
+
+
+@pytest.mark.parametrize("label", ["disk, 0 workers", "disk, 1 worker"])
+def test_an_error_of_the_data_set_is_not_taken_for_a_dead_worker(label: str) -> None:
+    with (
+        make_loader(data=Refused(), **ORDER, **READERS[label]) as loader,
+        pytest.raises(ConnectionResetError, match="the server is gone"),
+    ):
+        list(loader.epoch(0))
+
+
+def options_of(name: str, folder: Path) -> dict[str, Any]:
+    return {"folder": str(folder)} if name == "cache" else {}
+
+
+@pytest.mark.parametrize("name", ["ram", "cache"])
+def test_a_loader_that_decodes_once_refuses_random_samples(name: str, tmp_path: Path) -> None:
+    options = options_of(name, tmp_path)
+    message = rf"^{name}: sample 0 differs between epochs 0 and 1.*disk or prefetch.*data/augment.*frozen=True"
+    with pytest.raises(ConfigError, match=message):
+        make_loader(name, NOISY, **ORDER, **options)
+    with pytest.raises(ConfigError, match=message):
+        make_loader("prefetch", NOISY, **ORDER, base={"name": name, **options})
+
+
+@pytest.mark.parametrize("fingerprint", [None, "noise"])
+@pytest.mark.parametrize("name", ["ram", "cache"])
+def test_frozen_samples_are_those_of_epoch_0(name: str, fingerprint: str | None, tmp_path: Path) -> None:
+    options = options_of(name, tmp_path) | ({"fingerprint": fingerprint} if name == "cache" else {})
+    for seed in (5, 6):  # a cache that is found again must not hold another seed's samples
+        sampler = {**ORDER, "seed": seed, "shuffle": "none"}
+        with make_loader("disk", NOISY, **sampler, num_workers=0) as disk:
+            wanted = digest(list(disk.epoch(0)))
+        with make_loader(name, NOISY, **sampler, frozen=True, **options) as loader:
+            assert digest(list(loader.epoch(0))) == digest(list(loader.epoch(1))) == wanted
+
+
+class Rarely(Dataset[tuple[torch.Tensor, int]]):
+    """Erases one image in ten; or none, and then has a pixel that is not a number."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((2,), 0.0 if torch.rand(1) < self.rate else torch.nan), index
+
+
+def test_rare_randomness_is_found_and_what_is_not_random_is_not_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ram: sample \d+ differs between epochs 0 and 1"):
+        make_loader("ram", Rarely(0.1), **ORDER)
+    make_loader("ram", Rarely(0.0), **ORDER).close()
+
+
+def test_auto_chooses_a_loader_that_does_not_freeze(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where `cache` would decode to
+    with make_loader("auto", NOISY, **ORDER, batches=3, worker_counts=[0]) as loader:
+        assert loader.choice.values["name"] in ("disk", "prefetch")
+        with make_loader("disk", NOISY, **ORDER, num_workers=0) as disk:
+            for epoch in (0, 1):
+                assert digest(list(loader.epoch(epoch))) == digest(list(disk.epoch(epoch)))
+    table = capsys.readouterr().err
+    assert "refused: ram: sample 0 differs between epochs 0 and 1" in table
+    assert "refused: cache: sample 0 differs between epochs 0 and 1" in table

@@ -1,0 +1,149 @@
+"""Nobody reads a batch before it is there, and nobody's memory is used again too early: shown on a device in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.fake_accelerator import FakeAccelerator
+from vitmnist.data.loaders import LOADERS, Loader
+from vitmnist.data.loaders.pinned import Staging
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import ConfigError
+from vitmnist.runtime import device as device_module
+from vitmnist.runtime.device import choose_device
+
+DEVICE = torch.device("privateuseone")
+COMPARED = ["ram", "cache", "disk", "prefetch of ram", "prefetch of cache", "prefetch of disk"]
+
+Open = Callable[..., tuple[Loader, list[FakeAccelerator]]]
+
+
+@pytest.fixture
+def data() -> TensorSet:
+    generator = torch.Generator().manual_seed(0)
+    return TensorSet(torch.randint(0, 200, (50, 3), generator=generator, dtype=torch.uint8), torch.arange(50))
+
+
+@pytest.fixture
+def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    def open_loader(
+        label: str, kind: type[FakeAccelerator] = FakeAccelerator, shuffle: str = "sample"
+    ) -> tuple[Loader, FakeAccelerator]:
+        one = kind(DEVICE)  # the loaders of a device share what the device is
+        monkeypatch.setitem(device_module.ACCELERATORS, DEVICE.type, lambda device: one)
+
+        def values(name: str) -> dict[str, Any]:
+            options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
+            return LOADERS.complete({"name": name, **options.get(name, {})})
+
+        wrapper, _, base = label.rpartition(" of ")
+        options = {**values("prefetch"), "base": values(base)} if wrapper else values(base)
+        return LOADERS.build(options, data, EpochSampler(50, 4, 1, shuffle), DEVICE), one
+
+    return open_loader
+
+
+def epoch_on(device: FakeAccelerator, loader: Loader, number: int, late: bool) -> list[tuple[Tensor, Tensor]]:
+    """An epoch whose consumer queues two reads of each batch and lets go of it, without ever waiting.
+
+    Args:
+        late: nothing that the consumer queued is done before the end; else, each step is at once.
+    """
+    seen: list[Tensor] = []
+    for images, labels in loader.epoch(number):
+        for _ in range(2):
+            device.read(images, seen)
+            device.read(labels, seen)
+        del images, labels
+        if not late:
+            device.synchronize(device.event())
+    device.finish()
+    return list(zip(seen[::4], seen[1::4], strict=True)) + list(zip(seen[2::4], seen[3::4], strict=True))
+
+
+def wanted(data: TensorSet, loader: Loader, number: int) -> list[tuple[Tensor, Tensor]]:
+    return [(data.images[indices], data.labels[indices]) for indices in loader.sampler.batches(number)] * 2
+
+
+def same(found: list[tuple[Tensor, Tensor]], expected: list[tuple[Tensor, Tensor]]) -> bool:
+    return len(found) == len(expected) and all(
+        torch.equal(one, other)
+        for pairs in zip(found, expected, strict=True)
+        for one, other in zip(*pairs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("shuffle", ["sample", "batch"])
+@pytest.mark.parametrize("label", COMPARED)
+def test_what_the_device_reads_is_the_batch(
+    open_on_fake: Open, data: TensorSet, label: str, shuffle: str, late: bool
+) -> None:
+    loader, device = open_on_fake(label, shuffle=shuffle)
+    with loader:
+        for number in (0, 1):
+            assert same(epoch_on(device, loader, number, late), wanted(data, loader, number))
+
+
+class NeverWaits(FakeAccelerator):
+    def wait(self, event: object) -> None:
+        """As in the article: the copy stream is not joined to the one that computes."""
+
+
+class NeverHolds(FakeAccelerator):
+    def hold(self, tensor: Tensor) -> None:
+        """The allocator is not told that another stream reads the memory."""
+
+
+class NeverSynchronizes(FakeAccelerator):
+    def synchronize(self, event: object) -> None:
+        """A pinned buffer is filled again while the device still copies out of it."""
+
+
+@pytest.mark.parametrize(
+    ("label", "forgetful"),
+    [("prefetch of ram", NeverWaits), ("prefetch of disk", NeverHolds), ("ram", NeverSynchronizes)],
+)
+def test_each_of_the_precautions_is_needed(
+    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeAccelerator]
+) -> None:
+    """The proof of the test above: on the same device, a loader that leaves one out delivers something else."""
+    loader, device = open_on_fake(label, forgetful)
+    with loader:
+        assert not same(epoch_on(device, loader, 0, late=True), wanted(data, loader, 0))
+
+
+@pytest.mark.parametrize("label", ["ram", "prefetch of ram"])
+def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake: Open, label: str) -> None:
+    loader, device = open_on_fake(label)
+    with loader:
+        for number in range(5):
+            epoch_on(device, loader, number, late=True)
+    assert device.made_pinned == 2 * Staging.DEPTH  # images and labels
+    assert len(device.streams) == (2 if label.startswith("prefetch") else 1)  # the default one, and the loader's
+
+
+def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Open, data: TensorSet) -> None:
+    loader, device = open_on_fake("ram")
+    with loader:
+        iterators = [loader.epoch(number) for number in range(2 * Staging.DEPTH)]
+        batches = [next(iterator) for iterator in iterators]
+        seen: list[Tensor] = []
+        for images, _ in batches:
+            device.read(images, seen)
+        device.finish()
+        for number, images in enumerate(seen):
+            assert torch.equal(images, data.images[next(loader.sampler.batches(number))])
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "cpu:1", "privateuseone"])
+def test_a_device_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"device={name}: not known; allowed: auto, cpu, cuda"):
+        choose_device(name)

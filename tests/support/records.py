@@ -1,0 +1,131 @@
+"""Records of runs with known content, as runs leave them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitmnist.report.compare import Comparison, compare
+from vitmnist.report.runs import find_runs, read_run
+from vitmnist.report.table import table
+
+Records = list[dict[str, Any]]  # arguments of `run`
+
+ENVIRONMENT = {
+    "host": "here",
+    "cpu": "Some CPU",
+    "cpu_count": 4,
+    "gpu": None,
+    "gpu_driver": None,
+    "torch_threads": 4,
+    "platform": "Linux",
+    "python": "3.12.1",
+    "torch": "2.15.0",
+    "git_commit": "a" * 40,
+    "git_dirty": False,
+}
+DATASET = {"name": "mnist", "train_size": 60, "test_size": 10000, "sha256": {"train_images": "0" * 64}}
+
+
+def epoch(seconds: float, loss: float = 0.5, **figures: Any) -> dict[str, Any]:
+    """An epoch whose training pass takes 80% of its time, a quarter of that waiting."""
+    return {
+        "epoch_s": seconds,
+        "train_s": 0.8 * seconds,
+        "eval_s": 0.2 * seconds,
+        "data_wait_s": 0.2 * seconds,
+        "compute_s": 0.5 * seconds,
+        "images_per_s": 60 / (0.8 * seconds),
+        "train_loss": loss,
+        "eval_loss": loss,
+        "eval_acc": 90.0,
+        "host_peak_mib": 700.0,
+        "gpu_peak_mib": None,
+        "gpu_util_pct": None,
+        **figures,
+    }
+
+
+def run(
+    folder: Path,
+    loader: str = "ram",
+    batch_size: int = 100,
+    times: tuple[float, ...] = (9.0, 2.0, 4.0),
+    config: dict[str, Any] | None = None,
+    environment: dict[str, Any] | None = None,
+    epochs: list[dict[str, Any]] | None = None,
+    **result: Any,
+) -> Path:
+    """Write the records of a run; `config` has full keys."""
+    whole = {
+        "batch_size": batch_size,
+        "seed": 42,
+        "repeat": 1,
+        "model": {"name": "vit", "depth": 6},
+        "data": {"root": "/data", "loader": {"name": loader, **({"num_workers": 0} if loader == "disk" else {})}},
+    }
+    for key, value in (config or {}).items():
+        node = whole
+        *groups, last = key.split(".")
+        for group in groups:
+            node = node[group]
+        node[last] = value
+    content = {
+        "status": "completed",
+        "error": None,
+        "config": whole,
+        "choices": {"loader": loader},
+        "epochs": [epoch(time) for time in times] if epochs is None else epochs,
+        "dataset": DATASET,
+        "environment": ENVIRONMENT | (environment or {}),
+        **result,
+    }
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(whole))
+    (folder / "result.json").write_text(json.dumps(content))
+    return folder
+
+
+def a(loader: str, *times: float, repeat: int = 1, seed: int = 42, **record: Any) -> dict[str, Any]:
+    """A run with a first epoch of 9 s and epochs of the given times."""
+    config = {"repeat": repeat, "seed": seed, **record.pop("config", {})}
+    return {"loader": loader, "times": (9.0, *times), "config": config, **record}
+
+
+def rounds(number: int, **loaders: float) -> Records:
+    """Rounds on a machine that slows down, by a tenth of each loader's time in each round."""
+    return [
+        a(loader, time * (1 + repeat / 10), repeat=repeat)
+        for repeat in range(1, number + 1)
+        for loader, time in loaders.items()
+    ]
+
+
+def write(folder: Path, records: Records) -> Path:
+    """Write the records of several runs."""
+    for number, record in enumerate(records):
+        run(folder / str(number), **record)
+    return folder
+
+
+def compared(*folders: Path) -> list[Comparison]:
+    return compare([read_run(found) for found in find_runs(folders)])
+
+
+def the_only(folder: Path) -> Comparison:
+    (comparison,) = compared(folder)
+    return comparison
+
+
+def rows(comparison: Comparison) -> list[dict[str, str]]:
+    """The table; without a column, its figure is missing in all rows."""
+    header, lines = table(comparison)
+    return [dict(zip(header, line, strict=True)) for line in lines]
+
+
+BROKEN = a("cache", 1.0, status="interrupted", error="SIGTERM")
+LOST = a("cache", epochs=[], status="failed", error="no memory")
+SAME = "disk and ram have the same training and evaluation losses, to the last bit, in all 2 epochs, with seed=42."

@@ -1,0 +1,172 @@
+"""MNIST and the sets in its format, read from verified IDX files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitmnist.data.datasets.base import DATASETS, Dataset, Sizes, Split, first
+from vitmnist.data.datasets.idx import IdxFile, read_shape
+from vitmnist.data.tensors import channel_statistics
+from vitmnist.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
+BUNDLED_SHA256 = (
+    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+)
+UNPACKED = "vitmnist-unpacked"  # a folder of our own: what stands elsewhere in data.root is never written to
+DIGITS = tuple("0123456789")
+GARMENTS = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+
+
+@DATASETS.register("mnist", Sizes)
+def mnist(sizes: Sizes, root: Path) -> Dataset:
+    """MNIST (LeCun, Cortes, Burges), from the four official files that this package carries."""
+    files = [
+        IdxFile(BUNDLED_MNIST / f"{name}.gz", f"sha256:{sha256}", root / UNPACKED / "mnist" / name)
+        for name, sha256 in zip(FILES, BUNDLED_SHA256, strict=True)
+    ]
+    return _from_idx("mnist", files, DIGITS, sizes)
+
+
+@DATASETS.register("fashion_mnist", Sizes)
+def fashion_mnist(sizes: Sizes, root: Path) -> Dataset:
+    """Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747), from `root` or by torchvision's downloader."""
+    from torchvision.datasets import FashionMNIST
+
+    return _from_idx("fashion_mnist", _torchvision_files(FashionMNIST, root), GARMENTS, sizes)
+
+
+@DATASETS.register("kmnist", Sizes)
+def kmnist(sizes: Sizes, root: Path) -> Dataset:
+    """Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718), from `root` or by torchvision's downloader."""
+    from torchvision.datasets import KMNIST
+
+    return _from_idx("kmnist", _torchvision_files(KMNIST, root), HIRAGANA, sizes)
+
+
+def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
+    """The four files of a torchvision data set class, downloaded only where no folder holds them."""
+    raw = root / source.__name__ / "raw"
+    found = _find_files(source, root)
+    if found is None:
+        log.info("downloading %s into %s", source.__name__, raw)
+        try:
+            source(str(root), download=True)
+            reason = "the download left files out"
+        except (RuntimeError, URLError, OSError) as error:
+            reason = " ".join(str(error).split())
+            with contextlib.suppress(OSError):  # the downloader leaves its empty folders behind
+                raw.rmdir()
+                raw.parent.rmdir()
+        found = _find_files(source, root)
+        if found is None:
+            raise DataError(
+                f"{source.__name__} is not in {root} and could not be downloaded ({reason[:200]}).\n"
+                f"Put {', '.join(f'{name}.gz' for name in FILES)} into {raw}, "
+                "or name their folder with data.root=FOLDER"
+            )
+    return found
+
+
+def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
+    """The files in the first of torchvision's layouts that holds all four; a `.gz` can be verified and comes first."""
+    md5 = {Path(name).stem: checksum for name, checksum in source.resources}
+    raw = root / source.__name__ / "raw"
+    for folder in (raw, raw.parent, root / "raw", root):
+        files = []
+        for name in FILES:
+            if (folder / f"{name}.gz").is_file():
+                unpacked = root / UNPACKED / source.__name__ / name
+                files.append(IdxFile(folder / f"{name}.gz", f"md5:{md5[name]}", unpacked))
+            elif (folder / name).is_file():
+                files.append(IdxFile(folder / name, None, folder / name))
+        if len(files) == len(FILES):
+            unverified = "" if all(file.checksum for file in files) else "; unpacked files have no known checksum"
+            log.info("%s from %s%s", source.__name__, folder, unverified)
+            return files
+    return None
+
+
+def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: Sizes) -> Dataset:
+    train_file, _, test_file, _ = files
+    train_images, train_labels, test_images, test_labels = (file.read() for file in files)
+    _check_pair(train_file.path, train_images, train_labels, len(classes))
+    _check_pair(test_file.path, test_images, test_labels, len(classes))
+    if train_images.shape[1:] != test_images.shape[1:]:
+        raise DataError(
+            f"{train_file.path} and {test_file.path} differ in their images: "
+            f"{_size(train_images)} and {_size(test_images)}"
+        )
+    take_train = first("train_size", sizes.train_size, len(train_images))
+    take_test = first("test_size", sizes.test_size, len(test_images))
+    images = train_images[take_train].unsqueeze(1)
+    mean, std = channel_statistics(images)
+
+    def split(images: Tensor, labels: Tensor, file: IdxFile) -> Split:
+        return Split(images, labels.long(), mean, std, classes, pictures=partial(IdxImageReader, file))
+
+    return Dataset(
+        name,
+        train=split(images, train_labels[take_train], train_file),
+        test=split(test_images[take_test].unsqueeze(1), test_labels[take_test], test_file),
+    )
+
+
+def _check_pair(path: Path, images: Tensor, labels: Tensor, classes: int) -> None:
+    if images.dim() != 3 or labels.dim() != 1:
+        raise DataError(
+            f"{path}: expected images [N, H, W] and labels [N], found {images.dim()} and {labels.dim()} dimensions"
+        )
+    if len(images) != len(labels) or not images.numel():
+        raise DataError(f"{path}: holds {len(images)} images of {_size(images)} for {len(labels)} labels")
+    if int(labels.max()) >= classes:
+        raise DataError(f"{path}: has a label {int(labels.max())}; the set has {classes} classes, from 0")
+
+
+def _size(images: Tensor) -> str:
+    return "×".join(map(str, images.shape[1:]))
+
+
+class IdxImageReader:
+    """Picture i of an unpacked IDX file, through a memory map; the file is unpacked first if need be."""
+
+    def __init__(self, file: IdxFile) -> None:
+        self.path = file.on_disk()
+        self._pixels: np.memmap | None = None
+
+    def __getitem__(self, index: int) -> Image.Image:
+        # Mapped by the process that reads: a mapping sent to a worker would arrive as a copy of the whole file.
+        if self._pixels is None:
+            self._pixels = _map_pixels(self.path)
+        return Image.fromarray(self._pixels[index])
+
+
+def _map_pixels(path: Path) -> np.memmap:
+    with path.open("rb") as file:
+        shape = read_shape(file.read(16), path)
+    return np.memmap(path, np.uint8, "r", offset=4 + 4 * len(shape), shape=shape)

@@ -1,0 +1,109 @@
+"""Which images make up batch k of epoch e: the one source of indices for every loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitmnist.config.schema import Shuffle
+from vitmnist.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EpochSampler:
+    """The batches of an epoch as a pure function of (seed, epoch), drawn on the CPU whatever the run's device is.
+
+    `shuffle`:
+        sample: a full permutation of the set.
+        batch: contiguous blocks in random order, as in the article; each is a view of the set. The blocks are the
+            same in every epoch, and a short block stays last.
+        none: the set as it stands, for evaluation.
+
+    Args:
+        size: images in the set.
+        drop_last: leave out a last batch shorter than `batch_size`.
+
+    Raises:
+        ConfigError: `batch_size` is below 1, or `seed` below 0.
+    """
+
+    size: int
+    batch_size: int
+    seed: int
+    shuffle: Shuffle = Shuffle.sample
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("seed", self.seed)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{name}={value}: must be a whole number")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size}: must be at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed}: must be at least 0")
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        full, rest = divmod(self.size, self.batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    @property
+    def global_sampler(self) -> EpochSampler:
+        """What all processes see together, where several train together; this very order where one does."""
+        return self
+
+    def num_valid(self, batch: int) -> int:
+        """How many images of batch `batch` count."""
+        return min(self.batch_size, self.size - batch * self.batch_size)
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
+        """The indices of each batch from batch `start` on: a slice where they are contiguous, else int64 `[B]`.
+
+        A permutation is moved to `device` once, and its batches are views of it there.
+
+        Raises:
+            ValueError: there is no batch `start`, and it is not the end either.
+        """
+        if self.shuffle == Shuffle.sample:
+            indices = self.indices(epoch, start, device)
+            if len(indices):  # split would make an empty batch of nothing
+                yield from indices.split(self.batch_size)
+        else:
+            yield from self._spans(epoch, start)
+
+    def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+        """The indices of all batches from batch `start` on, one after another: int64 on `device`; raises as `batches`.
+
+        All batches but the last have `batch_size` of them, since a short block stays last.
+        """
+        if self.shuffle == Shuffle.sample:
+            self._check(start)
+            permutation = torch.randperm(self.size, generator=self._generator(epoch), device="cpu")
+            return permutation[start * self.batch_size : len(self) * self.batch_size].to(device)
+        spans = [torch.arange(span.start, span.stop, device="cpu") for span in self._spans(epoch, start)]
+        return torch.cat([torch.arange(0, device="cpu"), *spans]).to(device)
+
+    def _spans(self, epoch: int, start: int) -> Iterator[slice]:
+        self._check(start)
+        blocks: range | list[int] = range(len(self))
+        if self.shuffle == Shuffle.batch:
+            full = self.size // self.batch_size
+            blocks = torch.randperm(full, generator=self._generator(epoch), device="cpu").tolist() + list(
+                range(full, len(self))
+            )
+        for block in blocks[start:]:
+            yield slice(block * self.batch_size, min((block + 1) * self.batch_size, self.size))
+
+    def _check(self, start: int) -> None:
+        if not 0 <= start <= len(self):
+            raise ValueError(f"start={start}: an epoch has {len(self)} batches")
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or both side by side, runs would share
+        # epochs. SeedSequence mixes them well, and NumPy promises that its output stays.
+        (seed,) = np.random.SeedSequence(self.seed, spawn_key=(epoch,)).generate_state(1)
+        return torch.Generator().manual_seed(int(seed))

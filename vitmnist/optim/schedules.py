@@ -1,0 +1,49 @@
+"""The learning-rate schedules, built with (options, optimizer, steps in the whole run); each moves once a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ConstantLR, LambdaLR, LRScheduler
+
+from vitmnist.config.validation import bounded
+from vitmnist.registry import NoOptions, Registry
+
+SCHEDULES: Registry[LRScheduler] = Registry("schedule")
+
+
+@dataclass
+class OneCycleOptions:
+    """See `conf/schedule/one_cycle.yaml`."""
+
+    warmup: float = bounded(0.3, above=0, below=1)
+    start_factor: float = bounded(0.04, above=0, at_most=1)
+    end_factor: float = bounded(1e-4, above=0, at_most=1)
+
+
+@SCHEDULES.register("constant")
+def constant(options: NoOptions, optimizer: Optimizer, steps: int) -> LRScheduler:
+    """The optimizer's learning rate all the way, as in the articles."""
+    return ConstantLR(optimizer, factor=1.0)
+
+
+@SCHEDULES.register("one_cycle", OneCycleOptions)
+def one_cycle(options: OneCycleOptions, optimizer: Optimizer, steps: int) -> LRScheduler:
+    """Up to the optimizer's learning rate and down again along cosines (Smith, Topin, arXiv:1708.07120).
+
+    A pure function of the step; torch's `OneCycleLR` divides by zero where the warm-up is a single step.
+    """
+    warmup = options.warmup * steps
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return _cosine(options.start_factor, 1.0, step / warmup)
+        return _cosine(1.0, options.end_factor, (step - warmup) / (steps - warmup))
+
+    return LambdaLR(optimizer, factor)
+
+
+def _cosine(begin: float, end: float, progress: float) -> float:
+    return end + (begin - end) * (1 + math.cos(math.pi * progress)) / 2
