@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ from vitmnist.runtime.signals import RunInterrupted, StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.hardware import HardwareFigures
+from vitmnist.tracking.metrics import EpochRecord
 from vitmnist.tracking.progress import progress_bar
-from vitmnist.tracking.result import EpochRecord, Result
+from vitmnist.tracking.result import Result
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training import loop
 from vitmnist.training.loop import TrainingPass
@@ -168,6 +169,7 @@ def begin(
         result.choices |= setup.choice.built
         result.auto = setup.choice.record()
     result.dataset = world.broadcast_object(lambda: describe_dataset(setup.dataset))
+    result.eval_split = setup.dataset.eval_split
     result.environment = describe_environment(device) if world.is_main else None
     if world.size > 1:
         result.distributed = {"ranks": world.size}
@@ -249,12 +251,12 @@ def learn(sitting: RunContext, result: Result, config: Config, folder: Path) -> 
         current = None
         saved.note_step()
         result.epochs.append(record)
-        # Before the checkpoint: what is drawn of an epoch that it does not know is left out on resuming.
-        if sitting.board and options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
-            sitting.board.pictures(setup, predictions, epoch)
-        saved.after_epoch(last)
+        # Before the checkpoint: TensorBoard then lacks no epoch that the checkpoint has, and hides those it lacks.
         if sitting.board:
-            sitting.board.epoch(record)
+            sitting.board.add_epoch(record)
+            if options.images_every_epochs and (last or (epoch + 1) % options.images_every_epochs == 0):
+                sitting.board.add_images(setup, predictions, epoch)
+        saved.after_epoch(last)
         log_epoch(record, config.epochs)
         if not last:
             saved.stop_between_epochs()
@@ -350,8 +352,28 @@ def train_and_evaluate(
             )
     except TrainingError as error:
         raise TrainingError(f"{error}{saved.good()}") from error
-    memory = hardware.host_peak_mib(), hardware.gpu_peak_mib()
-    return EpochRecord.of(epoch, train, val, *memory, hardware.gpu_util_pct(started), current.watched()), predictions
+    save_s = train.save_s + val.save_s
+    record = {
+        "epoch": epoch,
+        "epoch_s": train.seconds + val.seconds + save_s,
+        "train_s": train.seconds,
+        "eval_s": val.seconds,
+        "save_s": save_s,
+        "data_wait_s": train.data_wait_s,
+        "data_wait_pct": 100 * train.data_wait_s / train.seconds,
+        "compute_s": train.compute_s,
+        "train_loss": train.loss,
+        "train_acc": train.accuracy,
+        "eval_loss": val.loss,
+        "eval_acc": val.accuracy,
+        "images_per_s": train.images / train.seconds,
+        "host_peak_mib": hardware.host_peak_mib(),
+        "gpu_peak_mib": hardware.gpu_peak_mib(),
+        "gpu_util_pct": hardware.gpu_util_pct(started),
+        "ended_at": time.time(),
+        "steps": [asdict(step) for step in current.watched()],
+    }
+    return record, predictions
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:
@@ -359,21 +381,21 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
     log.info(
         "epoch %d/%d  train loss %.4f acc %.2f%%  val loss %.4f acc %.2f%%  "
         "%.2f s, %.1f%% of training waiting for data, %s images/s",
-        record.epoch + 1,
+        record["epoch"] + 1,
         epochs,
-        record.train_loss,
-        record.train_acc,
-        record.eval_loss,
-        record.eval_acc,
-        record.epoch_s,
-        record.data_wait_pct,
-        f"{record.images_per_s:,.0f}",
+        record["train_loss"],
+        record["train_acc"],
+        record["eval_loss"],
+        record["eval_acc"],
+        record["epoch_s"],
+        record["data_wait_pct"],
+        f"{record['images_per_s']:,.0f}",
     )
 
 
 def advise(result: Result) -> None:
     """Say so if another loader could make the run noticeably shorter."""
-    waiting = result.summary()["data_wait_pct"] or 0.0
+    waiting = result.summary()["data_wait_pct_median"] or 0.0
     if waiting > NOTICEABLE and result.auto is None:
         log.info(
             "%.0f%% of the training time was spent waiting for data; data/loader=auto measures which loader helps",

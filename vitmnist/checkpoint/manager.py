@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.files import write_whole
 from vitmnist.runtime.signals import RunInterrupted, StopSignal
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.tracking.result import EpochRecord, Result
+from vitmnist.tracking.result import Result
 from vitmnist.training.fast import StepConfig
 from vitmnist.training.loop import TrainingPass
 from vitmnist.training.setup import TrainSetup
@@ -136,7 +135,7 @@ class CheckpointManager:
 
     def after_epoch(self, last: bool) -> None:
         """Save after an epoch that is recorded, if it is time to."""
-        accuracies = [record.eval_acc for record in self._result.epochs]
+        accuracies = [record["eval_acc"] for record in self._result.epochs]
         # Selected by the test split, its accuracy there would be biased.
         best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
         every = self._options.every_epochs
@@ -186,7 +185,7 @@ class CheckpointManager:
         state = {
             "facts": self._facts,
             "dataset": (self._result.dataset or {})["sha256"],
-            "records": [asdict(record) for record in self._result.epochs],
+            "records": self._result.epochs,
             "pass": current.state_dict() if current else None,
             "trainer": self._result.trainer,
             "device": step.gradient.device.type,
@@ -223,7 +222,6 @@ def saved_before(config: Config, folder: Path, world: SingleProcess) -> dict[str
         return None
     try:
         check_same(json.loads(kept["facts"])["config"], plain(config))
-        kept["records"] = [EpochRecord.kept(record) for record in kept["records"]]
         kept["trainer"] = StepConfig.recorded(kept["trainer"])
         kept["typed"] = kept["device"], kept["ranks"], json.loads(kept["facts"])["config"]["trainer"]
         done = len(kept["records"]) + bool(kept["pass"])
