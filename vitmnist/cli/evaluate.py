@@ -152,7 +152,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
         "ram", dataset.test, batch_size=config.batch_size, device=device, seed=0, shuffle="none"
     ) as loader:
         preprocess = Preprocess(dataset.test).to(device)
-        _, predictions = loop.evaluate(inference_model.model, loader, preprocess, device)
+        _, predictions = loop.evaluate(inference_model.model, loader, preprocess)
     return Evaluation(inference_model.path, dataset, predictions)
 
 

@@ -59,7 +59,7 @@ class Accelerator:
     def synchronize(self, event: Any) -> None:
         """Let the host wait until the device has passed `event`."""
 
-    def record(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
+    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
         """What replays `work` on the tensors that it works on now; on the CPU nothing is saved by it, and it is `work`.
 
         Args:
@@ -105,7 +105,7 @@ class Cuda(Accelerator):
     def synchronize(self, event: torch.cuda.Event) -> None:
         event.synchronize()
 
-    def record(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
+    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
         graph = torch.cuda.CUDAGraph()
         current, beside = torch.cuda.current_stream(self.device), self.stream()
         beside.wait_stream(current)

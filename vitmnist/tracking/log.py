@@ -59,7 +59,7 @@ def log_completed(result: Result, config: Config) -> None:
 
 def suggest_loader(result: Result) -> None:
     """Say so if another loader could make the run noticeably shorter."""
-    waiting = result.summary()["data_wait_pct"] or 0.0
+    waiting = result.summary()["data_wait_pct_median"] or 0.0
     if waiting > NOTICEABLE_WAIT_PCT and result.auto is None:
         log.info(
             "%.0f%% of the training time was spent waiting for data; data/loader=auto measures which loader helps",

@@ -84,7 +84,7 @@ class TensorBoard:
 
     def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
         """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved."""
-        batch = training_batch(setup.dataset.train, setup.train_loader, setup.step.gradient.preprocess, epoch)
+        batch = training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch)
         self._writer.add_image("images/training_batch", batch, epoch + 1)
         mistakes = worst_mistakes(setup.dataset.test, predictions)
         if mistakes is not None:

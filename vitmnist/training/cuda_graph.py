@@ -44,8 +44,8 @@ class GraphedStep:
     """Gather, preprocessing, forward, backward, optimizer and EMA, replayed on the tensors of the capture.
 
     What changes from step to step is written into those tensors first: the batch, its size, the learning rates, and the
-    weight of the EMA. The learning rates are tensors during the capture only; the optimizer keeps its floats, with which
-    schedules compute.
+    weight of the EMA. The learning rates are tensors during the capture only; the optimizer keeps its floats, with
+    which the schedule computes.
 
     Args:
         step: must not be distributed.
@@ -59,7 +59,7 @@ class GraphedStep:
             images, labels = next(batches)
         keys = next(iter(step.preprocess.keys(loader.sampler, 0)))
         self._positions = torch.arange(len(labels), device=device)
-        self._inputs = (self._positions.clone(),) if self._resident else (images.clone(), labels.clone())
+        self._inputs: Inputs = (self._positions.clone(),) if self._resident else (images.clone(), labels.clone())
         self._keys = None if keys is None else keys.clone()
         self._size = torch.tensor(float(len(labels)), device=device)
         self._lrs = [torch.tensor(float(group["lr"]), device=device) for group in step.optimizer.param_groups]

@@ -14,8 +14,8 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import has_bf16_instructions, last_level_cache
 
 CACHE_PER_IMAGE = 128 * 1024
-"""Bytes of last-level cache per image of a microbatch. With 32 MiB this is 256 images, within 5% of the fastest size for
-the articles' transformer at batch sizes 500 and 5000."""
+"""Bytes of last-level cache per image of a microbatch: 256 images with 32 MiB, within 5% of the fastest size for the
+articles' transformer at batch sizes 500 and 5000."""
 DEFAULT_CACHE = 32 * 2**20
 COMPILE_FROM_IMAGES = 1_000_000
 """Training images, over all epochs, from which compiling pays on a CPU: it takes up to a minute and saves about 12%."""

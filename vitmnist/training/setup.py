@@ -85,7 +85,7 @@ class TrainSetup:
                 raise ConfigError(f"trainer.{option}=true: {reason}; type trainer.{option}=false") from error
             log.info("trainer.%s=false: %s", option, reason)
             reasons = {**self.step_config.reasons, option: reason}
-            self.step_config = replace(self.step_config, **{option: False}, reasons=reasons)
+            self.step_config = replace(self.step_config, reasons=reasons, **{option: False})  # type: ignore[arg-type]
 
 
 def build_setup(
