@@ -175,7 +175,9 @@ def test_the_ema_is_evaluated_and_saved(train_here: Train, quick: list[str], tmp
     newest, last = (torch.load(folder / "last.pt", weights_only=True) for folder in folders)
     final = load_file(folders[1] / "final.safetensors")
     for name, value in final.items():
-        assert torch.equal(last["step"]["model"][name], newest["step"]["model"][name])  # averaging does not change training
+        assert torch.equal(
+            last["step"]["model"][name], newest["step"]["model"][name]
+        )  # averaging does not change training
         assert torch.equal(value, last["step"]["ema"]["model"][name])
         assert not torch.equal(value, last["step"]["model"][name])
     for weights in ("last", "best"):
