@@ -41,7 +41,7 @@ class TrainProcess(ForkServerProcess):
         self,
         folder: Path,
         *arguments: str,
-        output: str = "output.txt",
+        output: str = "output.log",
         environment: dict[str, str] | None = None,
         before: Callable[[], object] | None = None,
     ) -> None:
@@ -128,7 +128,7 @@ class TrainRanks:
 def start_ranks(
     folder: Path, number: int, *arguments: str, each: dict[int, str] | None = None, **environment: str
 ) -> TrainRanks:
-    """Start the processes of one run as `torchrun` does; rank N prints to `output-N.txt`.
+    """Start the processes of one run as `torchrun` does; rank N prints to `output-N.log`.
 
     Args:
         folder: Their working directory.
@@ -143,7 +143,7 @@ def start_ranks(
     for rank in range(number):
         own = [*arguments, *([each[rank]] if each and rank in each else [])]
         settings = {**address, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
-        processes.append(TrainProcess(folder, *own, output=f"output-{rank}.txt", environment=settings))
+        processes.append(TrainProcess(folder, *own, output=f"output-{rank}.log", environment=settings))
     return TrainRanks(folder, processes)
 
 
