@@ -57,7 +57,7 @@ def test_the_environment_has_what_decides_speed_and_no_secrets(monkeypatch: pyte
     if environment["cpu_capability"].startswith("AVX"):
         assert "avx2" in environment["cpu_flags"]
     if torch.backends.mkl.is_available():
-        assert "mkl 20" in environment["blas"]
+        assert "Math Kernel Library Version 20" in environment["blas"]
 
 
 def test_every_state_of_the_source_tree_has_its_own_checksum(tmp_path: Path) -> None:

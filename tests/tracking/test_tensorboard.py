@@ -127,7 +127,9 @@ def test_a_resumed_run_keeps_its_images_and_shows_its_new_configuration(
 
 
 @pytest.mark.parametrize("steps", [1, 3])  # steps of an epoch, all of them recorded
-def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(tmp_path: Path, steps: int) -> None:
+def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(
+    tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def record(epoch: int, attempt: int) -> EpochRecord:
         return {metric.name: float(attempt) for metric in METRICS} | {
             "epoch": epoch,
@@ -142,6 +144,7 @@ def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(tmp_path: 
     # The epochs of the checkpoint that each start resumes from, the epochs that it trains, and how it ends.
     starts = [(0, 1, None), (0, 3, ValueError()), (2, 3, RunInterrupted("stop", 0)), (1, 4, OSError()), (5, 2, None)]
     for attempt, (done, trained, error) in enumerate(starts):
+        monkeypatch.setattr("time.time", lambda now=1e9 + attempt: now)  # event files are ordered by the second
         result = Result(overrides=[], choices={}, config={}, epochs=epochs[:done])
         with suppress(ValueError, OSError, RunInterrupted), TensorBoard(tmp_path, result) as board:
             for epoch in range(done, done + trained):

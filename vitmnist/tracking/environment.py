@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,7 @@ VARIABLES = (
 )
 SET_BY_TORCH = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")  # when it is imported
 SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|KEY")
-LIBRARIES = {
-    "blas": r"BLAS_INFO=(\w+)",
-    "mkl": r"Math Kernel Library Version ([\d.]+)",
-    "mkl-dnn": r"MKL-DNN v([\d.]+)",
-}
+LIBRARIES = re.compile(r"BLAS_INFO=\w+|Math Kernel Library Version [\d.]+|MKL-DNN v[\d.]+")
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -44,14 +40,14 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "vitmnist": vitmnist.__version__,
-        **{name: _version(name) for name in PACKAGES},
+        **{name: version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_flags": sorted(flag for flag in flags.split() if flag.startswith(CPU_FLAGS)) if flags else None,
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "blas": _libraries(),
+        "blas": ", ".join(LIBRARIES.findall(torch.__config__.show())),
         "env": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -63,26 +59,12 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _cpu_info() -> dict[str, str]:
     """The last processor of /proc/cpuinfo; empty on systems without it."""
     with contextlib.suppress(OSError):
         lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
         return {key.strip(): value.strip() for key, _, value in lines}
     return {}
-
-
-def _libraries() -> str | None:
-    """Torch's libraries for matrix products on the CPU: `blas mkl, mkl 2024.2, mkl-dnn 3.13.3`."""
-    build = torch.__config__.show()
-    found = {name: re.search(pattern, build) for name, pattern in LIBRARIES.items()}
-    return ", ".join(f"{name} {match[1]}" for name, match in found.items() if match) or None
 
 
 def source_state(root: Path) -> dict[str, Any]:
@@ -103,20 +85,10 @@ def source_state(root: Path) -> dict[str, Any]:
         top = b""
     if Path(os.fsdecode(top)) != root.resolve():
         return {"git_commit": None, "git_dirty": None, "git_diff_sha256": None}
+    dirty = bool(changes or untracked)
     checksum = hashlib.sha256(changes)
     for name in sorted(untracked):
-        checksum.update(name + _sha256(root / os.fsdecode(name)))
-    dirty = bool(changes or untracked)
-    return {
-        "git_commit": commit.decode(),
-        "git_dirty": dirty,
-        "git_diff_sha256": checksum.hexdigest() if dirty else None,
-    }
-
-
-def _sha256(path: Path) -> bytes:
-    checksum = hashlib.sha256()
-    with contextlib.suppress(OSError), path.open("rb") as file:  # it may be deleted meanwhile, or a dangling link
-        for block in iter(lambda: file.read(2**20), b""):
-            checksum.update(block)
-    return checksum.digest()
+        with contextlib.suppress(OSError):  # deleted meanwhile, or a dangling link
+            checksum.update(name + hashlib.sha256((root / os.fsdecode(name)).read_bytes()).digest())
+    sha256 = checksum.hexdigest() if dirty else None
+    return {"git_commit": commit.decode(), "git_dirty": dirty, "git_diff_sha256": sha256}
