@@ -34,7 +34,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
     job(tmp_path / "3", 1000.0, 1020.0, "there")
     job(tmp_path / "4", 1000.0, 1020.0, None)
     here, there, unknown = compared(tmp_path)
-    assert rows(here)[0]["status"] == "completed, overlapping 1 of 3; failed 1 of 3: reason; completed 1 of 3"
+    assert rows(here)[0]["status"] == "completed, overlapping 1 of 3; failed 1 of 3: reason; completed"
     assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
     assert overlapping(here).startswith("2 runs overlapped with another run on the same machine")
     assert not overlapping(there)

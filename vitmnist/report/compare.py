@@ -23,7 +23,7 @@ NOTHING = "–"  # not measured, or not applicable
 
 def overrides(values: Mapping[str, Any]) -> str:
     """Keys and values as on the command line: `data/loader=ram batch_size=500`."""
-    return " ".join(f"{key}={value_text(value)}" for key, value in values.items())
+    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def value_text(value: Any) -> str:
@@ -31,16 +31,11 @@ def value_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)
 
 
-def shortened(text: str, width: int) -> str:
-    """The text, cut to a number of characters."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
 @dataclass(frozen=True, eq=False)
 class Configuration:
     """A row of the report: its values in the columns that vary, and its runs."""
 
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     runs: list[Run]
 
     @property
@@ -84,7 +79,7 @@ class Configuration:
     def by_seed(self, name: str) -> dict[str, float]:
         """The final value of a metric by seed. Runs with the same seed are not independent: the first one counts."""
         runs = [run for run in reversed(self.runs) if run.status == "completed"]
-        return {run.seed: value for run in runs if (value := run.value(name)) is not None}
+        return {str(run.config.get("seed")): value for run in runs if (value := run.value(name)) is not None}
 
     def seconds_to(self, target: float) -> Spread | None:
         """Seconds until an accuracy was reached, over the completed runs that reached it."""
@@ -97,7 +92,8 @@ class Configuration:
         total, parts = len(self.runs), []
         for state, count in Counter(run.state for run in self.runs).items():
             ending, colon, reason = state.partition(":")
-            parts.append(f"{ending}{f' {count} of {total}' if total > 1 else ''}{colon}{reason}")
+            share = f" {count} of {total}" if total > 1 and state != "completed" else ""
+            parts.append(f"{ending}{share}{colon}{reason}")
         return "; ".join(parts)
 
 

@@ -77,7 +77,11 @@ class Spread:
             return "single run"
         kind, low, high = "range", self.low, self.high
         if self.interval:
-            kind, low, high = f"{percent(self.interval.coverage)} interval", self.interval.low, self.interval.high
+            kind, low, high = (
+                f"{min(100 * self.interval.coverage, 99.9):.1f}% interval",
+                self.interval.low,
+                self.interval.high,
+            )
         return f"{kind} {seconds(low)}–{seconds(high)}, n={self.n}"
 
 
@@ -111,8 +115,3 @@ def seconds(value: float) -> str:
     if 0 < value < 0.001:
         return "<0.001"
     return f"{value:.{3 - min(3, len(str(int(value))))}f}" if value >= 1 else f"{value:.3f}"
-
-
-def percent(coverage: float) -> str:
-    """A coverage in percent, never rounded up to 100."""
-    return f"{min(100 * coverage, 99.9):.1f}%"

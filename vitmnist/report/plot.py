@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, shortened, value_text
+from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, value_text
 from vitmnist.report.intervals import seconds
 from vitmnist.report.table import to_fastest
 
@@ -74,7 +74,7 @@ def _draw_comparison(axis: Axes, comparison: Comparison, rows: list[Configuratio
         axis.text(time.high, y, f"  {_remark(comparison, row)}", fontsize=9, va="center")
         widest = max(widest, time.high)
     values = [[value_text(row.values.get(column, NOTHING)) for column in comparison.columns] for row in rows]
-    labels = [shortened(", ".join(texts) or "all runs", LABEL) for texts in values]
+    labels = [f"{', '.join(texts) or 'all runs':.{LABEL}}" for texts in values]
     axis.set_yticks(range(len(rows)), labels, fontsize=9)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_xlim(0, 1.9 * widest)  # leaves room for the remarks
@@ -93,6 +93,6 @@ def _remark(comparison: Comparison, row: Configuration) -> str:
     assert row.epoch_s
     time = f"{seconds(row.epoch_s.median)} s (n={row.epoch_s.n})"
     if not row.rounds:
-        return f"{time}, not ranked: {shortened(row.status, 60)}"
+        return f"{time}, not ranked: {row.status:.60}"
     ratio = to_fastest(comparison, row)
     return f"{time}, × {ratio}" if ratio else time

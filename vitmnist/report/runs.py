@@ -54,11 +54,6 @@ class Run:
         """A section of its `result.json`, such as `environment`; empty if unknown, as for a run that never started."""
         return self.result.get(name) or {}
 
-    @property
-    def seed(self) -> str:
-        """The seed, as text."""
-        return str(self.config.get("seed"))
-
     @cached_property
     def is_resumed(self) -> bool:
         """Whether it was stopped and resumed."""

@@ -11,8 +11,8 @@ from itertools import combinations, takewhile
 from statistics import median
 from typing import Any
 
-from vitmnist.report.compare import LOADER, Comparison, by_time, shortened
-from vitmnist.report.intervals import median_interval, required_rounds, seconds, wilson
+from vitmnist.report.compare import Comparison, by_time
+from vitmnist.report.intervals import required_rounds, seconds, wilson
 from vitmnist.report.runs import Run
 
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
@@ -53,32 +53,23 @@ def fastest(comparison: Comparison) -> str:
     best = comparison.ranked[0]
     assert best.epoch_s
     tied = [row for row in comparison.ranked if row.epoch_s and row.epoch_s.median == best.epoch_s.median]
-    others = comparison.ranked[len(tied) :]
-    ratios = {row.label: comparison.ratio(row, best) for row in others}
-    different = {label: ratio for label, ratio in ratios.items() if ratio and ratio.is_difference}
-    is_fastest = len(tied) == 1 and all(label in different and different[label].ratio > 1 for label in ratios)
+    ratios = [(row.label, comparison.ratio(row, best)) for row in comparison.ranked[len(tied) :]]
+    different = [f"{label} takes {ratio} times as long" for label, ratio in ratios if ratio and ratio.is_difference]
+    equal = [label for label, ratio in ratios if ratio and ratio.interval and not ratio.is_difference]
+    unknown = [label for label, ratio in ratios if not ratio or not ratio.interval]
+    unranked = [f"{row.label or 'a run'} ({row.status:.60})" for row in comparison.rows if not row.rounds]
+    is_fastest = len(tied) == 1 and all(ratio and ratio.is_difference and ratio.ratio > 1 for _, ratio in ratios)
     head = "" if len(comparison.ranked) == 1 else "Fastest: " if is_fastest else "Lowest median: "
     label = " and ".join(row.label for row in tied if row.label)
-    sentence = f"{head}{label}{', ' if label else ''}{seconds(best.epoch_s.median)} s per epoch ({best.epoch_s})."
-    relations = _relations(
-        different=[f"{label} takes {ratio} times as long" for label, ratio in different.items()],
-        equal=[label for label, ratio in ratios.items() if ratio and ratio.interval and label not in different],
-        unknown=[label for label, ratio in ratios.items() if not ratio or not ratio.interval],
-        needed=f"{required_rounds(comparison.error)} common rounds",
-    )
-    unranked = [f"{row.label or 'a run'} ({shortened(row.status, 60)})" for row in comparison.rows if not row.rounds]
-    return sentence + relations + (f" Not ranked: {_listed(unranked)}." if unranked else "")
-
-
-def _relations(different: Sequence[str], equal: Sequence[str], unknown: Sequence[str], needed: str) -> str:
-    """How other rows compare with the best one."""
-    return "".join(
-        [
-            f" In comparison, {_listed(different)}." if different else "",
-            f" Not distinguishable from it: {_listed(equal)}." if equal else "",
-            f" Too few repeats to compare it with {_listed(unknown)}: {needed} are needed." if unknown else "",
-        ]
-    )
+    needed = required_rounds(comparison.error)
+    sentences = [
+        f"{head}{label}{', ' if label else ''}{seconds(best.epoch_s.median)} s per epoch ({best.epoch_s}).",
+        f"In comparison, {_listed(different)}." if different else "",
+        f"Not distinguishable from it: {_listed(equal)}." if equal else "",
+        f"Too few common rounds to compare it with {_listed(unknown)}: {needed} are needed." if unknown else "",
+        f"Not ranked: {_listed(unranked)}." if unranked else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -93,11 +84,9 @@ def effect_of_loader(comparison: Comparison) -> str:
     parts = []
     for shared, rows in comparison.loader_groups().items():
         ordered = by_time(rows, "train_s")
-        if len({row.values.get(LOADER) for row in ordered}) > 1:
-            fast, slow = ordered[0], ordered[-1]
-            if ratio := comparison.ratio(slow, fast, "train_s"):
-                at = f" at {shared}" if shared else ""
-                parts.append(f"{slow.loader} takes {ratio} times as long as {fast.loader}{at}")
+        if len(ordered) > 1 and (ratio := comparison.ratio(ordered[-1], ordered[0], "train_s")):
+            where = f" at {shared}" if shared else ""
+            parts.append(f"{ordered[-1].loader} takes {ratio} times as long as {ordered[0].loader}{where}")
     return f"Effect of the loader on the training pass (train_s): {'; '.join(parts)}." if parts else ""
 
 
@@ -120,11 +109,11 @@ def loss_sentences(comparison: Comparison) -> list[str]:
     differences: list[str] = []
     equal: dict[str, list[str]] = defaultdict(list)  # where each statement holds
     for shared, rows in comparison.loader_groups().items():
-        for seed in dict.fromkeys(run.seed for row in rows for run in row.runs):
+        for seed in dict.fromkeys(run.config.get("seed") for row in rows for run in row.runs):
             where = f"with seed={seed} at {shared}".removesuffix(" at ")
             runs: dict[str, Run] = {}
             for row in rows:
-                repeats = [run for run in row.runs if run.seed == seed]
+                repeats = [run for run in row.runs if run.config.get("seed") == seed]
                 if found := _first_difference([(row.label, run) for run in repeats]):
                     # The loader is not the cause, so these runs are not compared with those of other loaders.
                     differences.append(f"Repeats of {row.label or 'the run'} with seed={seed} {found[2]}.")
@@ -171,49 +160,22 @@ def _equalities(runs: Mapping[str, Run]) -> Iterator[str]:
 
 
 def highest_accuracy(comparison: Comparison) -> str:
-    """The highest median accuracy over the seeds with its uncertainty, and how the other rows compare with it."""
-    found = accuracies(comparison)
-    if len(found) < 2:
+    """The highest median accuracy over the seeds, with a binomial interval and the range of the seeds."""
+    by_row = {row: by_seed for row in comparison.rows if (by_seed := row.by_seed("eval_acc"))}
+    medians = {row: median(by_seed.values()) for row, by_seed in by_row.items()}
+    if len(set(medians.values())) < 2:
         return ""
-    highest = max(median(by_seed.values()) for by_seed in found.values())
-    best = [label for label, by_seed in found.items() if median(by_seed.values()) == highest]
-    by_seed = found[best[0]]
-    different, equal, unknown = [], [], []
-    for label, other in found.items():
-        gain = median_interval([by_seed[seed] - other[seed] for seed in by_seed if seed in other], comparison.error)
-        if label in best:
-            continue
-        if gain is None:
-            unknown.append(label)
-        elif gain.low <= 0 <= gain.high:
-            equal.append(label)
-        else:
-            low, high = sorted((abs(gain.low), abs(gain.high)))
-            direction = "lower" if gain.low > 0 else "higher"
-            different.append(f"{label} is {direction} by {low:.2f} to {high:.2f} points with the same seeds")
-    sentence = f"Highest median accuracy: {' and '.join(best)}, {highest:.2f}% ({_uncertainty(comparison, by_seed)})."
-    return sentence + _relations(different, equal, unknown, f"{required_rounds(comparison.error)} common seeds")
-
-
-def accuracies(comparison: Comparison) -> dict[str, dict[str, float]]:
-    """Final accuracy by label and seed. Rows that differ only in the loader and agree are merged."""
-    found: dict[str, dict[str, float]] = {}
-    for shared, rows in comparison.loader_groups().items():
-        by_row = {row.label: by_seed for row in rows if (by_seed := row.by_seed("eval_acc"))}
-        if len(by_row) > 1 and len({repr(sorted(by_seed.items())) for by_seed in by_row.values()}) == 1:
-            by_row = {shared or "every loader": next(iter(by_row.values()))}
-        found |= by_row
-    return found
-
-
-def _uncertainty(comparison: Comparison, by_seed: Mapping[str, float]) -> str:
-    """Binomial interval and range over the seeds. All seeds evaluate the same images, so more do not narrow it."""
-    low, high = min(by_seed.values()), max(by_seed.values())
-    seeds = f"{low:.2f}–{high:.2f} over {len(by_seed)} seeds" if len(by_seed) > 1 else "one seed"
-    runs = [run for row in comparison.rows for run in row.runs if run.status == "completed"]
-    sizes = {run.section("dataset").get("test_size") for run in runs}
-    images = sizes.pop() if len(sizes) == 1 else None
-    if not images:
-        return f"unknown number of images; {seeds}"
-    low, high = wilson(min(median(by_seed.values()) / 100, 1.0), images)
-    return f"95% interval {100 * low:.2f}–{100 * high:.2f} for {images:,} images; {seeds}"
+    highest = max(medians.values())
+    best = [row for row in by_row if medians[row] == highest]
+    values = by_row[best[0]].values()
+    seeds = f"{min(values):.2f}–{max(values):.2f} over {len(values)} seeds" if len(values) > 1 else "one seed"
+    text = f"Highest median accuracy: {_listed([row.label for row in best])}, {highest:.2f}%"
+    runs = [run for row in by_row for run in row.runs if run.status == "completed"]
+    images, *others = {run.section("dataset").get("test_size") or 0 for run in runs}
+    if others or not images:
+        return f"{text} ({seeds})."
+    # All seeds evaluate the same images, so more seeds do not narrow this interval.
+    low, high = (100 * bound for bound in wilson(min(highest / 100, 1.0), images))
+    text = f"{text} (95% interval {low:.2f}–{high:.2f} for {images:,} images; {seeds})."
+    within = [row.label for row in by_row if row not in best and medians[row] >= low]
+    return f"{text} Within this interval: {_listed(within)}." if within else text

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, shortened, value_text
+from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, value_text
 from vitmnist.report.intervals import PairedRatio, Spread, seconds
 from vitmnist.tracking.metrics import METRICS
 
@@ -15,9 +15,12 @@ Table = tuple[list[str], list[list[str]]]  # header, rows
 
 
 def table(comparison: Comparison) -> Table:
-    """A row for each configuration, in the order in which they ran. Columns without a value are left out."""
+    """A row for each configuration, in the order in which they ran. Columns without a value are left out.
+
+    So is the status if all runs completed.
+    """
     measured = [_measured(comparison, row) for row in comparison.rows]
-    titles = [title for title in measured[0] if any(values[title] != NOTHING for values in measured)]
+    titles = [title for title in measured[0] if {values[title] for values in measured} - {NOTHING, "completed"}]
     rows = [
         [value_text(row.values.get(column, NOTHING)) for column in comparison.columns]
         + [values[title] for title in titles]
@@ -36,8 +39,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
         if metric.name == "epoch_s":
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else NOTHING
             cells["× fastest"] = str(to_fastest(comparison, row) or NOTHING)
-    is_remarkable = any(run.state != "completed" for other in comparison.rows for run in other.runs)
-    return cells | {"status": row.status if is_remarkable else NOTHING}
+    return cells | {"status": row.status}
 
 
 def _median(spread: Spread | None, digits: int | None = None) -> str:
@@ -61,7 +63,7 @@ def articles_table(comparison: Comparison) -> Table | None:
         return None
     texts = {
         # A time that is not compared may not stand next to those that are.
-        (row.batch_size, str(row.values.get(LOADER))): _median(row.epoch_s) if row.rounds else shortened(row.status, 60)
+        (row.batch_size, str(row.values.get(LOADER))): _median(row.epoch_s) if row.rounds else f"{row.status:.60}"
         for row in comparison.rows
         if row.batch_size
     }
@@ -73,18 +75,11 @@ def articles_table(comparison: Comparison) -> Table | None:
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:
     """All rows of all comparisons, not rounded. An empty cell was not measured."""
-    columns = [column for comparison in comparisons for column in comparison.columns]
-    rows: list[dict[str, Any]] = [
-        {
-            "comparison": number,
-            "place": comparison.place,
-            **dict.fromkeys(columns),
-            **row.values,
-            **_csv_values(comparison, row),
-        }
-        for number, comparison in enumerate(comparisons, 1)
-        for row in comparison.rows
-    ]
+    columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
+    rows: list[dict[str, Any]] = []
+    for number, comparison in enumerate(comparisons, 1):
+        place = {"comparison": number, "place": comparison.place}
+        rows += [place | columns | row.values | _csv_values(comparison, row) for row in comparison.rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

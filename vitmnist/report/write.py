@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.report.compare import Comparison, shortened
+from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
 from vitmnist.report.plot import draw
 from vitmnist.report.runs import find_runs, read_run
@@ -20,7 +20,6 @@ from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, articles_table, as_csv, table
 from vitmnist.runtime.files import write_whole
 
-WIDTH = 36  # of a column on a terminal, in characters
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>vitmnist report</title>
 <style>
@@ -32,14 +31,14 @@ img { max-width: 100%; background: white; }
 </style>
 BODY
 """
-LEGEND = (
-    "An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first "
-    "one after each start, which warms up. A row shows the median over its runs. Spread: their range or, from six rounds "
-    "on, an interval for the true median if rounds are independent. × fastest: median ratio to the row with the lowest "
-    "time, over the rounds that both have; a difference if its interval excludes 0.99 to 1.01. All these intervals hold "
-    "together with at least 95%. Waiting: time without a batch, as a share of the training pass. Accuracy: after the last "
-    "epoch, median over the seeds. Memory: peak resident memory (host), peak tensor memory (GPU)."
-)
+LEGEND = """
+An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
+after each start, which warms up; a row shows the median over its runs. Spread: their range or, from six rounds on, an
+interval for the true median if rounds are independent. × fastest: median ratio to the row with the lowest time, over
+the rounds that both have; a difference if its interval excludes 0.99 to 1.01. All these intervals hold together with
+at least 95%. Waiting: time without a batch, as a share of the training pass. Accuracy: after the last epoch, median
+over the seeds. Memory: peak resident memory (host), peak tensor memory (GPU).
+"""
 
 
 def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
@@ -64,17 +63,13 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
 
 def as_markdown(comparisons: Sequence[Comparison]) -> str:
     """The report as Markdown; it refers to `report.png` in the same folder."""
-    blocks = [*_blocks(comparisons), LEGEND]
-    texts = (_escape(block) if isinstance(block, str) else _markdown_table(block) for block in blocks)
-    return "\n\n".join(["# Report", "![Seconds per epoch](report.png)", *texts]) + "\n"
+    blocks = (_rendered(block, _escape, "github") for block in _blocks(comparisons))
+    return "\n\n".join(["# Report", "![Seconds per epoch](report.png)", *blocks, LEGEND.lstrip()])
 
 
 def as_text(comparisons: Sequence[Comparison]) -> str:
     """The report for a terminal, without the facts about machine and software."""
-    blocks = _blocks(comparisons, with_facts=False)
-    return "\n\n".join(
-        _line(block).removeprefix("## ") if isinstance(block, str) else _plain_table(block) for block in blocks
-    )
+    return "\n\n".join(_rendered(block, _line, "simple") for block in _blocks(comparisons, with_facts=False))
 
 
 def as_html(text: str, picture: bytes) -> str:
@@ -101,16 +96,11 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
             yield ["machine, software and data", ""], [list(fact) for fact in comparison.facts.items()]
 
 
-def _markdown_table(block: Table) -> str:
-    header, *rows = ([_escape(cell) for cell in row] for row in (block[0], *block[1]))
-    return str(tabulate(rows, header, tablefmt="github", disable_numparse=True))
-
-
-def _plain_table(block: Table) -> str:
-    header, rows = block
-    # The last column is the status, whose reason is not cut.
-    cells = [[*(shortened(_line(cell), WIDTH) for cell in row[:-1]), _line(row[-1])] for row in rows]
-    return str(tabulate(cells, header, tablefmt="simple", disable_numparse=True))
+def _rendered(block: str | Table, clean: Callable[[str], str], table_format: str) -> str:
+    if isinstance(block, str):
+        return clean(block)
+    header, *rows = ([clean(cell) for cell in row] for row in (block[0], *block[1]))
+    return str(tabulate(rows, header, tablefmt=table_format, disable_numparse=True))
 
 
 def _line(text: str) -> str:
