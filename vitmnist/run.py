@@ -19,16 +19,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.checkpoint import storage as checkpoint
 from vitmnist.checkpoint.manager import CheckpointManager, saved_before
-from vitmnist.cli.overrides import is_completed, remember
-from vitmnist.config.labels import leaves, plain
+from vitmnist.config.labels import RESUMED, leaves, plain
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import typed
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.datasets.base import EVAL_FILES
-from vitmnist.data.loaders.disk import worker_error
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
+from vitmnist.report.runs import read_run
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.failures import classify, worker_error
 from vitmnist.runtime.files import ClaimedError, claim, write_whole
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import RunInterrupted, StopSignal
@@ -106,7 +106,7 @@ def ended(
     if stop.due and worker_error(error):
         error = stop.due  # whoever stopped the run stopped its workers too
     stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
-    reason = explained(error, config.batch_size)
+    reason = classify(error).message
     if not stopped:
         world.report_failure(reason)
     elif begun:
@@ -119,9 +119,6 @@ def ended(
     result.error = reason
     with stop.deferred():
         write_result(result, folder, world)
-    if refused or is_out_of_memory(error) or worker_error(error) or isinstance(error, OSError):
-        # Data that went bad under the run, a disk that is full, a worker that was killed: no fault of the program.
-        return TrainingError(result.error)
     return error
 
 
@@ -158,7 +155,7 @@ def begin(
     kept = saved_before(config, folder, world) if config.resume else None
     if kept:
         result.epochs = kept["records"]
-        if len(result.epochs) == config.epochs and world.broadcast_object(lambda: is_completed(folder)):
+        if len(result.epochs) == config.epochs and world.broadcast_object(lambda: read_run(folder).status == "completed"):
             return None
     # What was decided for another kind of device, another part of a batch, or from other wishes, is decided anew.
     same = kept and kept["typed"] == (device.type, world.size, plain(config)["trainer"])
@@ -176,7 +173,7 @@ def begin(
     setup.learner.capture(setup.step, setup.train_loader)
     saved.note_step()
     if config.resume and world.is_main:
-        remember(result.overrides, folder)
+        write_whole(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
         # They were of a run that had ended, which it has not any more.
         (folder / "result.json").unlink(missing_ok=True)
         if len(result.epochs) < config.epochs:
@@ -274,24 +271,6 @@ def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
     except OSError as error:
         reason = f"; the run {result.status}: {result.error}" if result.error else ""
         raise TrainingError(f"cannot write {folder / 'result.json'}: {error.strerror}{reason}") from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device, or the host, had no memory left for a tensor."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
-
-
-def explained(error: BaseException, batch_size: int) -> str:
-    """An error's message, and what to do about it where the message alone does not say."""
-    message = str(worker_error(error) or error) or type(error).__name__
-    if is_out_of_memory(error):
-        return (
-            f"out of memory: {message.splitlines()[0]}; try a batch_size below {batch_size}, a smaller model, or "
-            "data/loader=ram, which keeps the set off the GPU"
-        )
-    return message
 
 
 def choices_of(composed: DictConfig) -> dict[str, str]:
