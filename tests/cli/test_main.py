@@ -14,17 +14,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import PLAIN, REPOSITORY, Train, result_of
+from tests.conftest import REPOSITORY, Train, result_of
 from vitmnist.cli.main import main
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.config.labels import CONF
 from vitmnist.tracking.tensorboard import TAGS
-
-
-@pytest.fixture
-def quick(tiny_root: Path) -> list[str]:
-    """Overrides for a run of a second."""
-    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN]
 
 
 def scalars(folder: Path) -> dict[str, list]:

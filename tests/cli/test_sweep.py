@@ -25,12 +25,6 @@ LOADERS = ("disk", "ram", "gpu_slice", "prefetch")
 SIZES = (6, 9, 11)
 
 
-@pytest.fixture
-def quick(tiny_root: Path) -> list[str]:
-    """Overrides for a job of a moment."""
-    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN]
-
-
 def jobs(sweep: Path) -> list[Path]:
     return sorted(sweep.glob("[0-9]*"), key=lambda folder: int(folder.name.partition("-")[0]))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.conftest import start_program
+from tests.conftest import overrides_for, start_program
 from tests.support.browser import CHROMIUM, chromium, open_custom_scalars, open_hparams, open_time_series, tensorboard
 
 pytestmark = [
@@ -22,7 +22,7 @@ LOADERS, SIZES = ("ram", "disk"), (6, 12)
 def sweep(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a sweep of two loaders by two batch sizes; the larger one fails for want of a batch."""
     folder = tmp_path_factory.mktemp("browser")
-    quick = ["data/dataset=kmnist", f"data.root={tiny_root}", "epochs=2", "model=cnn", "optimizer.lr=0.01"]
+    quick = overrides_for(tiny_root, "optimizer.lr=0.01", "tensorboard.images_every_epochs=5")
     swept = [f"data/loader={','.join(LOADERS)}", f"batch_size={','.join(map(str, SIZES))},24", "data.drop_last=true"]
     assert start_program(folder, "-m", *quick, *swept, "hydra.sweep.dir=sweep").returncode == 1
     return folder / "sweep"
