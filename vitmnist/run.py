@@ -155,7 +155,8 @@ def begin(
     kept = saved_before(config, folder, world) if config.resume else None
     if kept:
         result.epochs = kept["records"]
-        if len(result.epochs) == config.epochs and world.broadcast_object(lambda: read_run(folder).status == "completed"):
+        is_completed = world.broadcast_object(lambda: read_run(folder).status == "completed")
+        if len(result.epochs) == config.epochs and is_completed:
             return None
     # What was decided for another kind of device, another part of a batch, or from other wishes, is decided anew.
     same = kept and kept["typed"] == (device.type, world.size, plain(config)["trainer"])

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -106,9 +106,9 @@ class Outputs(Callback):
             sys.exit(f"error: repeats={config.repeats}: repeats the jobs of a sweep; type -m as well")
         self._create(config, is_sweep=False, resumes=bool(config.resume))
 
-    def on_run_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show where the results are."""
-        if job_return.status == JobStatus.COMPLETED:
+        if kwargs["job_return"].status == JobStatus.COMPLETED:
             shown = display_path(config.hydra.run.dir)
             log.info("Results: %s Inspect with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
 

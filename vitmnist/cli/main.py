@@ -30,6 +30,10 @@ _stop = StopSignal()
 _world: SingleProcess = ALONE
 
 
+class TaskError(BaseException):
+    """Carries an exception past Hydra, which would print a message of its own."""
+
+
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
@@ -47,7 +51,10 @@ def train(composed: DictConfig) -> float | None:
         return sweep.objective(composed, read_run(folder))
     _stop.check()
     publish_folder(_world, folder)
-    run(composed, folder, overrides, _stop, _world)
+    try:
+        run(composed, folder, overrides, _stop, _world)
+    except Exception as error:
+        raise TaskError from error
     return None
 
 
@@ -72,7 +79,7 @@ def main() -> None:
         if ended.code:
             raise
     except BaseException as error:
-        end(error)
+        end(error.__cause__ or error if isinstance(error, TaskError) else error)
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before
     release_ranks(_world)

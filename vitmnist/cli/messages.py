@@ -18,7 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import group_at, wrong_type
-from vitmnist.errors import ConfigError, UnknownKeyError, choices, first_line
+from vitmnist.errors import ConfigError, UnknownKeyError, UserError, choices, first_line
 from vitmnist.runtime.failures import Failure, classify
 
 # Members of Hydra's own groups that come with a plugin, and the extra that installs it.
@@ -46,6 +46,8 @@ def _message(error: BaseException, composed: DictConfig | None) -> str | None:
     text, cause = str(error), error.__cause__
     if isinstance(error, UnknownKeyError) and composed is not None:
         return _unknown_key(error, composed)
+    if isinstance(error, UserError):
+        return None  # says all itself, also if its cause is one of those below
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):

@@ -24,6 +24,7 @@ from vitmnist.report.runs import read_run
 from vitmnist.runtime.files import display_path
 
 RUNS = Path("outputs/runs")
+MULTIRUN = {"-m", "--multirun"}
 
 
 def expand(arguments: list[str]) -> list[str]:
@@ -33,26 +34,23 @@ def expand(arguments: list[str]) -> list[str]:
         ConfigError: there is no such run or sweep, or the arguments contradict each other.
     """
     options, overrides = split(arguments)
-    is_multirun = "-m" in options or "--multirun" in options
     resume, sweep = (_last_value(key, overrides) for key in ("resume", "sweep.resume"))
     if sweep is not None:
-        others = [*options, *overrides]
-        rest = [one for one in others if one not in ("-m", "--multirun") and _key(one) != "sweep.resume"]
-        return sweep_overrides(sweep, rest)
-    if resume is not None and is_multirun:
-        raise ConfigError(f"resume={resume}: resumes one run, and -m starts several; leave one of them out")
+        typed = [one for one in [*options, *overrides] if one not in MULTIRUN and _key(one) != "sweep.resume"]
+        return sweep_overrides(sweep, typed)
     new = [override for override in overrides if _key(override) != "resume"]
+    if resume is not None and set(options) & MULTIRUN:
+        raise ConfigError(f"resume={resume}: resumes one run, and -m starts several; leave one of them out")
+    if resume == "":
+        raise ConfigError(f"resume=: is empty; name a folder such as {RUNS}/DATE/TIME-…, or auto")
+    folder = Path(resume).expanduser() if resume else None
     if resume == "auto":
-        found = newest_unfinished(new)
-        state = (
-            f"resuming {display_path(found)}" if found else "no unfinished run of this configuration; a new one begins"
-        )
-        print(f"resume=auto: {state}")
-    elif resume is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        found = _started_by_this_torchrun(new)
-    else:
-        found = None if resume is None else Path(resume).expanduser()
-    return [*(run_overrides(found, new) if found else new), *options]
+        folder = newest_unfinished(new)
+        nothing = "no unfinished run of this configuration; a new one begins"
+        print(f"resume=auto: {f'resuming {display_path(folder)}' if folder else nothing}")
+    elif not resume and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        folder = _run_before_restart(new)
+    return [*(run_overrides(folder, new) if folder else new), *options]
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -143,7 +141,7 @@ def quoted(path: Path) -> str:
     return json.dumps(str(path), ensure_ascii=False)
 
 
-def _started_by_this_torchrun(overrides: list[str]) -> Path | None:
+def _run_before_restart(overrides: list[str]) -> Path | None:
     """The run to resume after torchrun has restarted the processes (`--max-restarts`) with the same command line."""
     since = psutil.Process(os.getppid()).create_time()
     folder = newest_unfinished(overrides, since)

@@ -28,14 +28,14 @@ NOT_COMPARED = (
 
 
 def trainer_label(values: Mapping[str, Any]) -> str:
-    """A short name of a `trainer` section: the closest member of the group and the changes to it, `plain, fused=true`."""
+    """A short name of a `trainer` section: the closest member of the group and what differs, as `plain, fused=true`."""
     labels = []
     for file in sorted((CONF / "trainer").glob("*.yaml")):
         member: Any = OmegaConf.to_container(OmegaConf.load(file))
         changed = {key: value for key, value in values.items() if value != member.get(key)}
         changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
-        labels.append([file.stem, *changes])
-    return ", ".join(min(labels, key=len))
+        labels.append((len(changes), ", ".join([file.stem, *changes])))
+    return min(labels)[1]
 
 
 def is_under(key: str, places: Sequence[str]) -> bool:
