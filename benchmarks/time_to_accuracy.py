@@ -31,7 +31,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from vitmnist.cli.messages import explain
+from vitmnist.cli.messages import describe
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import typed
@@ -115,10 +115,10 @@ def main() -> None:
         else:
             measure(arguments)
     except Exception as error:
-        told = explain(error, CONF)
-        if told is None:
+        failure = describe(error)
+        if not failure.is_user_error:
             raise
-        parser.error(told)
+        parser.error(failure.message)
 
 
 def measure(arguments: argparse.Namespace) -> None:

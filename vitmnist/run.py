@@ -13,23 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
-from vitmnist.config.labels import plain
+from vitmnist.config.labels import RESUMED, plain
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import typed
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.datasets.base import EVAL_FILES
-from vitmnist.data.loaders.disk import worker_error
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.failures import classify, worker_error
 from vitmnist.runtime.files import ClaimedError, claim, write_whole
 from vitmnist.runtime.profiler import profiled
-from vitmnist.runtime.signals import RunInterrupted, StopSignal
+from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.hardware import HardwareFigures
@@ -44,8 +43,6 @@ from vitmnist.training.ranks import connect_ranks
 from vitmnist.training.setup import TrainSetup, build_setup
 
 log = logging.getLogger(__name__)
-
-RESUMED = "resumed.yaml"  # the overrides of the last resume; .hydra keeps those of the first start
 
 
 def run(
@@ -261,8 +258,7 @@ def prepare_folder(folder: Path, config: Config, setup: TrainSetup, result: Resu
     if config.resume:
         (folder / "result.json").unlink(missing_ok=True)
         (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)
-        typed_now = [override for override in result.overrides if not override.startswith("resume=")]
-        write_whole(folder / RESUMED, OmegaConf.to_yaml(typed_now).encode())
+        write_whole(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
     if files := setup.dataset.test.files:
         write_whole(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
 
@@ -274,41 +270,37 @@ def outcome_recorded(
     """Record how a run ended, and let the other ranks know of a failure."""
     try:
         yield
-    except BaseException as met:
-        error = ended(world.root_cause(met), result, config, folder, stop, world)
-        if error is met:
+    except BaseException as raised:
+        error = world.root_cause(raised)
+        if stop.due and worker_error(error):
+            error = stop.due  # the signal that stops the run stops its workers too
+        record_failure(error, result, config, folder, stop, world)
+        if error is raised:
             raise
-        raise error from met
+        raise error from raised
     world.disconnect()
     if result.setup_s is not None:
         result.status = "completed"
         write_result(result, folder, world)
 
 
-def ended(
+def record_failure(
     error: BaseException, result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
-) -> BaseException:
-    """Record why a run ended before its end, and let the other ranks know; returns what to raise for it."""
-    has_begun = result.setup_s is not None
-    if stop.due and worker_error(error):
-        error = stop.due  # whoever stopped the run stopped its workers too
-    is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    is_stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
-    reason = explained(error, config.batch_size)
-    if not is_stopped:
-        world.report_failure(reason)
+) -> None:
+    """Record why a run ended before its end, and let the other ranks know."""
+    has_begun, failure = result.setup_s is not None, classify(error)
+    if failure.status == "failed":
+        world.report_failure(failure.message)
     elif has_begun:
         world.disconnect()
+    is_refused = isinstance(error, ConfigError | DataError | PeerError)
     if not has_begun and (is_refused or config.resume):  # nothing to record
         if world.is_main and not config.resume and not isinstance(error, ClaimedError):
             (folder / ".lock").unlink(missing_ok=True)
-        return error
-    result.status, result.error = "interrupted" if is_stopped else "failed", reason
+        return
+    result.status, result.error = failure.status, failure.message
     with stop.deferred():
         write_result(result, folder, world)
-    if is_refused or is_out_of_memory(error) or worker_error(error) or isinstance(error, OSError):
-        return TrainingError(reason)  # the machine's fault, not the program's: no traceback
-    return error
 
 
 def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
@@ -320,24 +312,6 @@ def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
     except OSError as error:
         reason = f"; the run {result.status}: {result.error}" if result.error else ""
         raise TrainingError(f"cannot write {folder / 'result.json'}: {error.strerror}{reason}") from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device, or the host, had no memory left for a tensor."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
-
-
-def explained(error: BaseException, batch_size: int) -> str:
-    """An error's message, and what to do about it where the message alone does not say."""
-    message = str(worker_error(error) or error) or type(error).__name__
-    if is_out_of_memory(error):
-        return (
-            f"out of memory: {message.splitlines()[0]}; try a batch_size below {batch_size}, a smaller model, or "
-            "data/loader=ram, which keeps the set off the GPU"
-        )
-    return message
 
 
 def choices_of(composed: DictConfig) -> dict[str, str]:

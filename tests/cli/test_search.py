@@ -11,9 +11,8 @@ from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from tests.conftest import REPOSITORY, Train, result_of
-from vitmnist.cli.messages import explain
+from vitmnist.cli.messages import describe
 from vitmnist.cli.sweep import objective
-from vitmnist.config.labels import CONF
 from vitmnist.report.runs import Run
 
 SEED = "hydra.sweeper.sampler.seed=42"  # with which both are tried
@@ -64,9 +63,7 @@ def test_trials_that_fail_do_not_end_the_search(train_here: Train, quick: list[s
 def test_a_search_without_a_single_good_trial_says_so(train_here: Train, quick: list[str]) -> None:
     ended = train_here("hparams_search=accuracy", *quick, "optimizer.lr=choice(1e30,1e31)")
     assert ended.returncode == 1
-    assert ended.stderr.endswith(
-        "error: no trial of the search came to its end; the report in the sweep's folder says why\n"
-    )
+    assert ended.stderr.endswith("error: no trial of the search completed; the report in the sweep's folder says why\n")
 
 
 def test_a_search_has_no_rounds(train_here: Train, quick: list[str], tmp_path: Path) -> None:
@@ -89,7 +86,7 @@ def test_a_stored_search_goes_on(train_here: Train, quick: list[str], tmp_path: 
 
 def test_the_plugin_that_is_missing_is_named() -> None:
     error = MissingConfigException("", missing_cfg_file="hydra/sweeper/optuna", options=["basic"])
-    assert explain(error, CONF) == "hydra/sweeper=optuna: is not installed; type pip install 'vitmnist[search]'"
+    assert describe(error).message == "hydra/sweeper=optuna: is not installed; type pip install 'vitmnist[search]'"
 
 
 def test_what_a_job_tells_a_search() -> None:
