@@ -43,7 +43,7 @@ from vitmnist import Loader, load_dataset, make_loader
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.timing import Resident
+from vitmnist.data.loaders.timing import resident_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import UserError
@@ -326,7 +326,7 @@ def candidates(split: Split, device: torch.device, arguments: argparse.Namespace
     builders[f"{ARTICLE}, our model"] = partial(article_loop, split, size, device, article.ram, ViT)
     if importlib.util.find_spec("lightning"):
         builders["Lightning"] = lambda: (lightning_loop(split, size, device), "")
-    resident = Resident(split, EpochSampler(len(split), size, 42), device)
+    resident = resident_loader(split, EpochSampler(len(split), size, 42), device)
     builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, StepConfig, own)
 
     def ours(label: str, trainer: Callable[[], StepConfig] = StepConfig, **options: Any) -> None:

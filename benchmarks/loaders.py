@@ -178,15 +178,15 @@ class NormalisedPictures(data.Dataset[tuple[Tensor, int]]):
     """The disk pipeline as one writes it by hand: picture, tensor, normalised tensor."""
 
     def __init__(self, split: Split) -> None:
-        assert split.pictures is not None
-        self.pictures, self.labels = split.pictures(), split.labels.tolist()
+        assert split.open_reader is not None
+        self.reader, self.labels = split.open_reader(), split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.pictures[index]), self.labels[index]
+        return self.transform(self.reader[index]), self.labels[index]
 
 
 def plain_disk(bench: Bench, workers: int) -> Epoch:

@@ -280,8 +280,8 @@ def test_recording_changes_nothing(tiny: Dataset, before: int) -> None:
 class Unrecordable(Accelerator):
     """A device on which the step does something that cannot be recorded."""
 
-    def record(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
-        super().record(work, warm_up)
+    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
+        super().capture(work, warm_up)
         raise RuntimeError("operation not permitted when stream is capturing\nDetails.")
 
 

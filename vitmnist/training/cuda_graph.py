@@ -53,7 +53,7 @@ class CapturedStep:
         self._loss = torch.zeros((), device=device)
         self._right = torch.zeros((), dtype=torch.int64, device=device)
         with self._rates_as_tensors(), _unchanged(gradient, optimizer, average):
-            self._replay = accelerator.record(self._work, WARM_UP)
+            self._replay = accelerator.capture(self._work, WARM_UP)
 
     def batches(self, loader: Loader, epoch: int, start: int) -> Iterator[tuple[Tensor, ...]]:
         """What a call takes of each batch of an epoch from batch `start` on."""

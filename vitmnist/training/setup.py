@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +16,9 @@ from vitmnist.data.datasets import DATASETS, Dataset, build_dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
-from vitmnist.data.loaders.timing import Resident, Trial
+from vitmnist.data.loaders.timing import Trial, resident_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.rank_sampler import RankSampler
-from vitmnist.data.reading import Reading, read_as
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, first_line
 from vitmnist.models import MODELS
@@ -96,11 +94,10 @@ def build_setup(
             log.info("what to expect of each loader\n%s", choice.table())
         values = world.broadcast_object(lambda: choice.values if choice else None)
 
-    with reading_in_turn(world):
-        train_loader, test_loader = (
-            stack.enter_context(LOADERS.build(values, split, sampler, device))
-            for split, sampler in ((dataset.train, sampler), (dataset.test, test_sampler))
-        )
+    train_loader, test_loader = (
+        stack.enter_context(LOADERS.build(values, split, sampler, device))
+        for split, sampler in ((dataset.train, sampler), (dataset.test, test_sampler))
+    )
     learner.compile_for(train_loader)
     learner.distribute(world)
     return TrainSetup(
@@ -139,8 +136,8 @@ def read(config: Config, world: SingleProcess) -> Dataset:
     Raises:
         ConfigError, DataError: it cannot be read, or is not the same on each machine.
     """
-    with reading_in_turn(world):
-        dataset = build_dataset(config.data.dataset, config.data.root)
+    with world.first_on_machine() as is_later:
+        dataset = build_dataset(config.data.dataset, config.data.root, verify=not is_later)
         if config.data.holdout:
             dataset = dataset.held_out(config.data.holdout)
         sums = dataset.sha256() if world.size > 1 and not world.local_rank else None
@@ -154,15 +151,6 @@ def read(config: Config, world: SingleProcess) -> Dataset:
         for name, split in (("train", dataset.train), ("test", dataset.test))
     )
     return replace(dataset, train=train, test=test)
-
-
-@contextmanager
-def reading_in_turn(world: SingleProcess) -> Iterator[None]:
-    """Let one rank of each machine do what reads files before the others of it, which need not verify them again."""
-    with world.first_on_machine() as later:
-        alone = Reading.ALONE if world.local_world_size == 1 else Reading.FIRST
-        with read_as(Reading.LATER if later else alone):
-            yield
 
 
 class Learner:
@@ -229,7 +217,7 @@ class Learner:
         """Trains a new model on what a loader delivers, as `data/loader=auto` wants it."""
         self.gradient.micro_batch = self._trainer.micro_batch  # another loader left less memory, perhaps
         step = self.new_step()
-        self.capture(step, Resident(self._split, self._order, self._device))
+        self.capture(step, resident_loader(self._split, self._order, self._device))
 
         def seconds(loader: Loader) -> tuple[float, float]:
             current = TrainingPass(0, len(loader), self._device)
