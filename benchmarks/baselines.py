@@ -127,8 +127,8 @@ class NormalisedImages(data.Dataset[tuple[Tensor, int]]):
     """The usual pipeline for images on disk: read, `ToTensor`, `Normalize`."""
 
     def __init__(self, split: Split) -> None:
-        assert split.pictures is not None
-        self.images, self.labels = split.pictures(), split.labels.tolist()
+        assert split.open_reader is not None
+        self.images, self.labels = split.open_reader(), split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
 
     def __len__(self) -> int:

@@ -38,19 +38,20 @@ from vitmnist import Loader, load_dataset, make_loader
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.timing import Resident
+from vitmnist.data.loaders.timing import resident_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import UserError
+from vitmnist.errors import UserError, first_line
 from vitmnist.models.vit import ViT
 from vitmnist.optim.optimizers import AdamOptions, adam
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.device import accelerator_of, choose_device
 from vitmnist.tracking.environment import describe_environment
-from vitmnist.training import loop
-from vitmnist.training.fast import StepConfig, decide, timer
-from vitmnist.training.step import Gradient, Step
+from vitmnist.training.cuda_graph import capture_step
+from vitmnist.training.fast import StepConfig, resolve_step_config
+from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.step import TrainStep
 
 BARE = "bare loop"
 RESIDENT = "one resident batch"
@@ -75,19 +76,18 @@ def our_loop(
     if device.type == "cpu":
         stack.enter_context(freed_memory_kept())  # as in a run
     loader, config = stack.enter_context(new_loader()), choose()
-    step, setup_s = new_step(loader, split, device, config)
+    step = new_step(loader, split, device, config)
 
     def epoch(number: int) -> tuple[float, float]:
-        current = loop.TrainingPass(number, len(loader), device)
-        figures = loop.train_epoch(step, loader, current, device)
-        return figures.seconds, 100 * figures.data_wait_s / figures.seconds
+        metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
+        return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = config.lines().replace("\n", "; ")
-    return epoch, remark + (f"; compilation and graph capture took {setup_s:.1f} s" if setup_s else "")
+    remark = config.describe().replace("\n", "; ")
+    return epoch, remark + (f"; compilation and graph capture took {step.compile_s:.1f} s" if step.compile_s else "")
 
 
-def new_step(loader: Loader, split: Split, device: torch.device, config: StepConfig) -> tuple[Step, float]:
-    """The training step of the articles' model with Adam, and the seconds of its compilation.
+def new_step(loader: Loader, split: Split, device: torch.device, config: StepConfig) -> TrainStep:
+    """The training step of the articles' model with Adam, compiled and captured as configured.
 
     Raises:
         UserError: The step cannot be compiled.
@@ -96,24 +96,22 @@ def new_step(loader: Loader, split: Split, device: torch.device, config: StepCon
     optimizer = adam(AdamOptions(lr=LR), model, config.fused)
     schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
     size = min(loader.sampler.batch_size, loader.sampler.size)
-    gradient = Gradient(model, Preprocess(split).to(device), size, config.micro_batch, config.precision)
-    step = Step(gradient, optimizer, schedule)
+    step = TrainStep(model, Preprocess(split).to(device), optimizer, schedule, size, config)
     if config.compile:
-        with closing(loader.epoch(0)) as batches:
-            reason = gradient.compile(*next(batches), None)
-        if reason:
-            raise UserError(f"--compile: {reason}")
+        try:
+            with closing(loader.epoch(0)) as batches:
+                step.compile(next(batches), None)
+        except RuntimeError as error:
+            raise UserError(f"--compile: {first_line(error)}") from error
     if config.cuda_graph:
-        step.capture(loader, accelerator_of(device))
-    return step, gradient.compile_s
+        capture_step(step, loader, accelerator_of(device))
+    return step
 
 
 def fast(split: Split, batch_size: int, device: torch.device, compiling: bool) -> StepConfig:
     """The options that `trainer=fast` chooses."""
-    sample = split.images[:batch_size].to(device), split.labels[:batch_size].to(device), None
     config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto")
-    seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample)
-    return decide(config, device, min(batch_size, len(split)), len(split), seconds)
+    return resolve_step_config(config, device, min(batch_size, len(split)), len(split))
 
 
 def candidates(
@@ -128,7 +126,7 @@ def candidates(
     if find_spec("lightning"):
         theirs["Lightning"] = partial(lightning_loop, split, size, device)
     builders: dict[str, Builder] = {name: partial(_without_remark, build) for name, build in theirs.items()}
-    resident = Resident(split, EpochSampler(len(split), size, 42), device)
+    resident = resident_loader(split, EpochSampler(len(split), size, 42), device)
     builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, StepConfig, stack)
 
     def ours(label: str, choose: Callable[[], StepConfig] = StepConfig, **options: Any) -> None:

@@ -52,7 +52,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     from vitmnist.runtime.distributed import ALONE
     from vitmnist.runtime.timer import synchronize
     from vitmnist.tracking.environment import describe_environment
-    from vitmnist.training import loop
+    from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
     from vitmnist.training.setup import build_setup
 
     config = typed(Config, composed(overrides))
@@ -60,19 +60,19 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     with ExitStack() as stack:
         setup = build_setup(config, device, stack, ALONE)
         step, loader = setup.step, setup.train_loader
-        setup.learner.capture(step, loader)
+        setup.capture_graph()
         synchronize(device)
         started = time.perf_counter()
         for epoch in range(config.epochs):
-            loop.train_epoch(step, loader, loop.TrainingPass(epoch, len(loader), device), device)
-        figures, _ = loop.evaluate(step.evaluated, setup.test_loader, setup.test_preprocess, device)
+            train_epoch(step, loader, EpochProgress(epoch, loader.sampler, device))
+        metrics, _ = evaluate(step.eval_model, setup.eval_loader, setup.eval_preprocess)
         seconds = time.perf_counter() - started
     return {
-        "accuracy": figures.accuracy,
+        "accuracy": metrics["eval_acc"],
         "warm_s": seconds,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
-        "trainer": setup.learner.record(),
+        "trainer": setup.step_config.to_dict(),
         "environment": describe_environment(device),
     }
 

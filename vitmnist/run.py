@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.log import log_completed, log_epoch, log_setup, suggest_loader
 from vitmnist.tracking.metrics import EpochRecord
 from vitmnist.tracking.progress import progress_bar
-from vitmnist.tracking.result import Result
+from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.metrics import Predictions
@@ -79,9 +79,9 @@ def run(
             setup = context.setup
             for epoch in range(len(result.epochs), config.epochs):
                 progress, began_at = context.start_epoch(epoch), time.time()
-                with context.training(progress) as after_step:
+                with context.accompany(progress, is_training=True) as after_step:
                     train = train_epoch(setup.step, setup.train_loader, progress, after_step)
-                with context.evaluating(progress) as after_step:
+                with context.accompany(progress, is_training=False) as after_step:
                     evaluation, predictions = evaluate(
                         setup.step.eval_model, setup.eval_loader, setup.eval_preprocess, after_step, world
                     )
@@ -113,35 +113,24 @@ class RunContext:
         return progress or EpochProgress(epoch, sampler, step.device, self.config.tensorboard.every_steps, self.world)
 
     @contextmanager
-    def training(self, progress: EpochProgress) -> Iterator[Callable[[EpochTimer], None]]:
-        """Accompany an epoch of training; yields what to call after each step."""
-        steps, done = len(self.setup.train_loader), progress.metrics.steps
-        profiles, self.profile_next_epoch = self.profile_next_epoch, False
-        profiler = (
-            profiled(self.folder, steps - done, self.setup.step.device) if profiles else nullcontext(lambda: None)
-        )
-        with profiler as next_step, self._passing(progress, "train", steps, done) as after_step:
+    def accompany(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
+        """Accompany a pass over the training or the evaluation loader; yields what to call after each step.
 
-            def after_training_step(timer: EpochTimer) -> None:
-                next_step()
-                after_step(timer)
-
-            yield after_training_step
-
-    @contextmanager
-    def evaluating(self, progress: EpochProgress) -> Iterator[Callable[[EpochTimer], None]]:
-        """Accompany the evaluation after an epoch; yields what to call after each batch."""
-        with self._passing(progress, self.setup.dataset.eval_split, len(self.setup.eval_loader)) as after_step:
-            yield after_step
-
-    @contextmanager
-    def _passing(
-        self, progress: EpochProgress, name: str, steps: int, done: int = 0
-    ) -> Iterator[Callable[[EpochTimer], None]]:
-        with progress_bar(f"epoch {progress.epoch + 1} {name}", steps, done, self.world.is_main) as bar:
+        That is what training itself does not need: progress bar, profiler, checkpoints, signals.
+        """
+        loader, name, done = self.setup.eval_loader, self.setup.dataset.eval_split, 0
+        profiler: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+        if is_training:
+            loader, name, done = self.setup.train_loader, "train", progress.metrics.steps
+            if self.profile_next_epoch:
+                profiler = profiled(self.folder, len(loader) - done, self.setup.step.device)
+                self.profile_next_epoch = False
+        label = f"epoch {progress.epoch + 1} {name}"
+        with profiler as next_step, progress_bar(label, len(loader), done, self.world.is_main) as bar:
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()
+                next_step()
                 self.checkpoints.after_step(progress, timer)
 
             try:
@@ -312,15 +301,6 @@ def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
     except OSError as error:
         reason = f"; the run {result.status}: {result.error}" if result.error else ""
         raise TrainingError(f"cannot write {folder / 'result.json'}: {error.strerror}{reason}") from error
-
-
-def choices_of(composed: DictConfig) -> dict[str, str]:
-    """The registered name that each config group came down to: `{"model": "vit", "loader": "ram", …}`."""
-    places = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
-    # Not resolved: a configuration that is refused may have broken interpolations, or lack any of these.
-    config = OmegaConf.create(OmegaConf.to_container(composed))
-    names = {place.removeprefix("data."): OmegaConf.select(config, f"{place}.name") for place in places}
-    return {place: str(name) for place, name in names.items() if name is not None}
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, Train, result_of
 from vitmnist.cli.main import main
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.config.labels import CONF
-from vitmnist.tracking.tensorboard import TAGS
+from vitmnist.tracking.metrics import METRICS
 
 
 def scalars(folder: Path) -> dict[str, list]:
@@ -58,10 +58,8 @@ def test_a_run_leaves_its_records(train_here: Train, quick: list[str], tmp_path:
     }
 
     written = scalars(folder)
-    for name, tag in TAGS.items():
+    for name, tag in ((metric.name, metric.tag) for metric in METRICS):
         figures = [epoch.get(name) for epoch in result["epochs"]]
-        if name == "data_wait_pct":
-            figures = [100 * epoch["data_wait_s"] / epoch["train_s"] for epoch in result["epochs"]]
         if None in figures:
             assert tag not in written
         else:

@@ -149,8 +149,7 @@ def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
 
 def _record_refusal(composed: DictConfig, folder: Path, overrides: list[str], reason: str) -> None:
     """Write the records of a job that was refused before it began: its result and its row in HParams."""
-    from vitmnist.run import choices_of
-    from vitmnist.tracking.result import Result
+    from vitmnist.tracking.result import Result, choices_of
     from vitmnist.tracking.tensorboard import TensorBoard
 
     result = Result(overrides=overrides, choices=choices_of(composed), error=reason, config=resolved(composed))

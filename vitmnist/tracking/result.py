@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from vitmnist.runtime.files import write_whole
 from vitmnist.tracking.metrics import EpochRecord, summarize
 
@@ -59,3 +61,12 @@ class Result:
         content = asdict(self) | {"summary": self.summary()}
         del content["setup_s"], content["compile_s"]
         write_whole(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
+
+
+def choices_of(composed: DictConfig) -> dict[str, str]:
+    """The registered name that each config group came down to: `{"model": "vit", "loader": "ram", …}`."""
+    places = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
+    # Not resolved: a configuration that is refused may have broken interpolations, or lack any of these.
+    config = OmegaConf.create(OmegaConf.to_container(composed))
+    names = {place.removeprefix("data."): OmegaConf.select(config, f"{place}.name") for place in places}
+    return {place: str(name) for place, name in names.items() if name is not None}

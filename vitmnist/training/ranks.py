@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -12,7 +10,6 @@ from vitmnist.config.labels import leaves, plain
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets import Dataset, build_dataset
 from vitmnist.data.rank_sampler import RankSampler
-from vitmnist.data.reading import Reading, read_as
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.device import choose_device
@@ -59,8 +56,8 @@ def read_dataset(config: Config, world: SingleProcess) -> Dataset:
     Raises:
         ConfigError, DataError: it cannot be read, or differs between machines.
     """
-    with reading_in_turn(world):
-        dataset = build_dataset(config.data.dataset, config.data.root)
+    with world.first_on_machine() as is_later:
+        dataset = build_dataset(config.data.dataset, config.data.root, verify=not is_later)
         if config.data.holdout:
             dataset = dataset.held_out(config.data.holdout)
         checksums = dataset.sha256() if world.size > 1 and not world.local_rank else None
@@ -75,12 +72,3 @@ def read_dataset(config: Config, world: SingleProcess) -> Dataset:
         train=replace(dataset.train, sha256=found[0]["train_images"]),
         test=replace(dataset.test, sha256=found[0]["test_images"]),
     )
-
-
-@contextmanager
-def reading_in_turn(world: SingleProcess) -> Iterator[None]:
-    """Let the first rank of each machine read files before the others."""
-    with world.first_on_machine() as later:
-        alone = Reading.ALONE if world.local_world_size == 1 else Reading.FIRST
-        with read_as(Reading.LATER if later else alone):
-            yield

@@ -18,7 +18,7 @@ from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
-from vitmnist.data.loaders.timing import Resident, Trial, time_step
+from vitmnist.data.loaders.timing import Trial, resident_loader, time_batches
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, first_line
@@ -31,7 +31,7 @@ from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.fast import StepConfig, resolve_step_config
-from vitmnist.training.ranks import rank_sampler, read_dataset, reading_in_turn
+from vitmnist.training.ranks import rank_sampler, read_dataset
 from vitmnist.training.step import Inputs, TrainStep
 
 log = logging.getLogger(__name__)
@@ -130,11 +130,10 @@ def build_setup(
     if isinstance(LOADERS.member(values)[1], AutoOptions):
         choice = choose_loader(config, dataset, step, step_config, sampler, eval_sampler) if world.is_main else None
         values = world.broadcast_object(lambda: choice.values if choice else None)
-    with reading_in_turn(world):
-        train_loader, eval_loader = (
-            stack.enter_context(LOADERS.build(values, split, one, device))
-            for split, one in ((dataset.train, sampler), (dataset.test, eval_sampler))
-        )
+    train_loader, eval_loader = (
+        stack.enter_context(LOADERS.build(values, split, one, device))
+        for split, one in ((dataset.train, sampler), (dataset.test, eval_sampler))
+    )
     setup = TrainSetup(
         dataset, step, step_config, train_loader, eval_loader, Preprocess(dataset.train).to(device), choice
     )
@@ -181,7 +180,7 @@ def choose_loader(
 ) -> Choice:
     """Time the loaders with the run's own training step, which is afterwards as before."""
     _, options = LOADERS.member(config.data.loader)
-    resident = Resident(dataset.train, sampler, step.device)
+    resident = resident_loader(dataset.train, sampler, step.device)
     trial_setup = TrainSetup(dataset, step, step_config, resident, resident, step.preprocess)
     initial = copy.deepcopy(step.state_dict())
     keys = first_keys(step, sampler)
@@ -194,7 +193,7 @@ def choose_loader(
     def new_trial() -> Trial:
         step.load_state_dict(initial)
         trial_setup.capture_graph()
-        return time_step(train_on, step.device)
+        return time_batches(step.device, train_on)
 
     log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
     try:
