@@ -96,17 +96,14 @@ def test_wilson_is_that_of_the_textbook() -> None:
     assert wilson(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
 
 
-def simulated_sweep(random: np.random.Generator, rounds: int, seeds: int, effect: float = 1.0) -> list[Run]:
-    """Four loaders on a machine whose speed wanders (AR(1), 2%) from run to run, with 0.5% noise per run.
-
-    `disk` takes `effect` times as long as the others.
-    """
+def simulated_sweep(random: np.random.Generator, rounds: int, seeds: int) -> list[Run]:
+    """Four equal loaders on a machine whose speed wanders (AR(1), 2%) from run to run, with 0.5% noise per run."""
     loaders = ("disk", "ram", "cache", "gpu_slice")
     order = [(number, loader, seed) for number in range(rounds) for loader in loaders for seed in range(seeds)]
     speed, runs = 0.0, []
     for place, (number, loader, seed) in enumerate(order):
         speed = 0.95 * speed + random.normal(0, 0.02 * (1 - 0.95**2) ** 0.5)
-        seconds = np.exp(speed + random.normal(0, 0.005)) * (effect if loader == "disk" else 1.0)
+        seconds = np.exp(speed + random.normal(0, 0.005))
         epochs = [{"epoch_s": time, "train_s": 0.1} for time in (9.0, float(seconds))]
         config = {"repeat": number, "seed": seed, "data.loader.name": loader}
         result = {"epochs": epochs, "environment": {"python": "3.12"}}
@@ -122,10 +119,3 @@ def test_a_report_over_seeds_and_rounds_is_wrong_at_most_once_in_twenty(rounds: 
         (comparison,) = compare(simulated_sweep(random, rounds, seeds))
         wrong += "In comparison" in fastest(comparison)
     assert wrong / reports <= 0.05 + 3 * (0.05 * 0.95 / reports) ** 0.5
-
-
-def test_a_report_names_a_loader_that_is_slower_by_a_tenth() -> None:
-    random = np.random.default_rng(0)
-    for _ in range(20):
-        (comparison,) = compare(simulated_sweep(random, 8, 1, effect=1.1))
-        assert "data/loader=disk takes 1." in fastest(comparison)

@@ -110,11 +110,3 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
         find_runs([tmp_path])
     with pytest.raises(DataError, match="no such folder"):
         find_runs([tmp_path / "nowhere"])
-
-
-def test_reading_changes_nothing(tmp_path: Path) -> None:
-    folder = run(tmp_path / "0")
-    (folder / ".lock").touch()
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    compared(tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -16,17 +16,8 @@ from vitmnist.report.table import table
 Records = list[dict[str, Any]]  # arguments of `run`
 
 ENVIRONMENT = {
-    "host": "here",
-    "cpu": "Some CPU",
-    "cpu_count": 4,
-    "gpu": None,
-    "gpu_driver": None,
-    "torch_threads": 4,
-    "platform": "Linux",
-    "python": "3.12.1",
-    "torch": "2.15.0",
-    "git_commit": "a" * 40,
-    "git_dirty": False,
+    **{"host": "here", "cpu": "Some CPU", "cpu_count": 4, "gpu": None, "gpu_driver": None, "torch_threads": 4},
+    **{"python": "3.12.1", "torch": "2.15.0", "git_commit": "a" * 40, "git_dirty": False},
 }
 DATASET = {"name": "mnist", "train_size": 60, "test_size": 10000, "sha256": {"train_images": "0" * 64}}
 

@@ -107,7 +107,7 @@ class PairedRatio:
         if self.interval:
             remark = "" if self.is_difference else ", not distinguishable"
             return f"{self.ratio:.2f} ({self.interval.low:.2f}–{self.interval.high:.2f}{remark})"
-        return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else f'{self.rounds} rounds'}, too few to tell)"
+        return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else f'{self.rounds} rounds, too few to tell'})"
 
 
 def seconds(value: float) -> str:

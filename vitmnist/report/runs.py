@@ -114,11 +114,14 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
         if not runs:
             problem = "contains no runs" if folder.is_dir() else "no such folder"
             raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
-        for run in sorted(
-            runs, key=lambda path: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
-        ):
+        for run in sorted(runs, key=_natural):
             found.setdefault(run.resolve(), run)
     return list(found.values())
+
+
+def _natural(path: Path) -> list[int | str]:
+    """Sorts job 10 after job 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def read_run(folder: Path) -> Run:

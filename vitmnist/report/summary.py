@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, takewhile
 from statistics import median
-from typing import Any
 
 from vitmnist.report.compare import Comparison, by_time
 from vitmnist.report.intervals import required_rounds, seconds, wilson
 from vitmnist.report.runs import Run
 
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
-
-Losses = tuple[tuple[Any, ...], ...]  # of each epoch, in the order of LOSSES
 
 
 def summary(comparison: Comparison) -> list[str]:
@@ -118,7 +114,7 @@ def loss_sentences(comparison: Comparison) -> list[str]:
                     # The loader is not the cause, so these runs are not compared with those of other loaders.
                     differences.append(f"Repeats of {row.label or 'the run'} with seed={seed} {found[2]}.")
                 elif repeats:
-                    runs[row.loader] = max(repeats, key=lambda run: len(_losses(run)))
+                    runs[row.loader] = max(repeats, key=lambda run: (run.status == "completed", len(run.epochs)))
             if found := _first_difference(list(runs.items())):
                 differences.append(f"{found[0]} and {found[1]} {where} {found[2]}.")
             for statement in _equalities(runs):
@@ -126,35 +122,28 @@ def loss_sentences(comparison: Comparison) -> list[str]:
     return [f"{statement}, {_listed(places)}." for statement, places in equal.items()] + differences
 
 
-def _losses(run: Run) -> Losses:
-    """The losses of its epochs, up to the first that is not recorded."""
-    values = (tuple(epoch.get(name) for name in LOSSES) for epoch in run.epochs)
-    return tuple(takewhile(lambda losses: None not in losses, values))
-
-
 def _first_difference(runs: Sequence[tuple[str, Run]]) -> tuple[str, str, str] | None:
-    """The earliest epoch in which two runs have different losses: the names of both, and a description."""
-    found = (
-        (epoch, loss, abs(value - other_value), name, other_name)
-        for (name, run), (other_name, other) in combinations(runs, 2)
-        for epoch, pair in enumerate(zip(_losses(run), _losses(other), strict=False), 1)
-        for loss, (value, other_value) in zip(LOSSES.values(), zip(*pair, strict=True), strict=True)
-        if value != other_value
-    )
-    epoch, loss, size, name, other_name = min(found, default=(0, "", 0.0, "", ""), key=lambda difference: difference[0])
-    description = f"first differ in epoch {epoch}, in the {loss} by {size:.2g}"
-    return (name, other_name, description) if epoch else None
+    """The earliest epoch in which losses of runs differ: the names of the two furthest apart, and a description."""
+    for number in range(max((len(run.epochs) for _, run in runs), default=0)):
+        for key, loss in LOSSES.items():
+            epochs = [(name, run.epochs[number]) for name, run in runs if number < len(run.epochs)]
+            values = sorted((epoch[key], name) for name, epoch in epochs if epoch.get(key) is not None)
+            if values and values[0][0] != values[-1][0]:
+                (low, name), (high, other) = values[0], values[-1]
+                return name, other, f"first differ in epoch {number + 1}, in the {loss} by {high - low:.2g}"
+    return None
 
 
 def _equalities(runs: Mapping[str, Run]) -> Iterator[str]:
     """A statement for each set of loaders whose completed runs have the same losses in all epochs."""
-    loaders: dict[Losses, list[str]] = defaultdict(list)
+    loaders: dict[tuple[float | None, ...], list[str]] = defaultdict(list)
     for loader, run in runs.items():
-        if run.status == "completed" and len(_losses(run)) == len(run.epochs):
-            loaders[_losses(run)].append(loader)
+        if run.status == "completed":
+            loaders[tuple(epoch.get(key) for epoch in run.epochs for key in LOSSES)].append(loader)
     for losses, (*names, last) in loaders.items():
-        if names:
-            epochs = f"all {len(losses)} epochs" if len(losses) > 1 else "their only epoch"
+        if names and None not in losses:
+            number = len(losses) // len(LOSSES)
+            epochs = f"all {number} epochs" if number > 1 else "their only epoch"
             same = "have the same training and evaluation losses, to the last bit, in"
             yield f"{', '.join(names)} and {last} {same} {epochs}"
 
