@@ -26,7 +26,7 @@ from vitmnist.training.setup import TrainSetup
 # SummaryWriter's `events.out.tfevents.…`.
 CONFIG, STATUS = "config.tfevents", "status.tfevents"
 
-EPOCH_TAGS = {metric.name: metric.tag for metric in METRICS}
+TAGS = {metric.name: metric.tag for metric in METRICS}
 STEP_TAGS = {"loss": "step/loss", "lr": "step/lr", "grad_norm": "step/grad_norm"}
 
 # The charts of the "custom scalars" dashboard; each shows all runs.
@@ -76,7 +76,7 @@ class TensorBoard:
     def add_epoch(self, record: EpochRecord) -> None:
         """Write an epoch's scalars, before its checkpoint is saved; `record` is the last one of the result."""
         step, ended_at = record["epoch"] + 1, record["ended_at"]
-        self._add_scalars(EPOCH_TAGS, record, step, ended_at)
+        self._add_scalars(TAGS, record, step, ended_at)
         summary = self._result.summary()
         self._add_scalars({key: f"summary/{key}" for key in summary}, summary, step, ended_at)
         self._add_steps(record)
