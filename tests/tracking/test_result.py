@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from vitmnist.tracking.metrics import METRICS, EpochRecord
 from vitmnist.tracking.result import Result
 
@@ -35,17 +33,3 @@ def test_a_run_that_fails_before_its_first_epoch_has_a_complete_record(tmp_path:
     assert (result["status"], result["error"], result["epochs"], result["overrides"]) == ("failed", "why", [], ["a=1"])
     assert set(result["summary"].values()) == {None}
     assert result["began_at"] <= result["ended_at"]
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = Result(overrides=[], choices={})
-    result.write(tmp_path)
-    content = (tmp_path / "result.json").read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        result.write(tmp_path)
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("result.json", content)]

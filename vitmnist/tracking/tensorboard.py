@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import yaml
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2
+from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import RecordWriter, SummaryWriter
 from torch.utils.tensorboard.summary import custom_scalars, text
 
+from vitmnist.errors import DataError
 from vitmnist.runtime.signals import RunInterrupted
 from vitmnist.tracking import hparams
 from vitmnist.tracking.images import confusion_matrix, training_batch, worst_mistakes
@@ -26,7 +30,7 @@ from vitmnist.training.setup import TrainSetup
 # SummaryWriter's `events.out.tfevents.…`.
 CONFIG, STATUS = "config.tfevents", "status.tfevents"
 
-EPOCH_TAGS = {metric.name: metric.tag for metric in METRICS}
+TAGS = {metric.name: metric.tag for metric in METRICS}
 STEP_TAGS = {"loss": "step/loss", "lr": "step/lr", "grad_norm": "step/grad_norm"}
 
 # The charts of the "custom scalars" dashboard; each shows all runs.
@@ -63,34 +67,41 @@ class TensorBoard:
             self._add_steps(record, first)
 
     def __enter__(self) -> TensorBoard:
+        self._excepthook, threading.excepthook = threading.excepthook, _skip_writer_thread
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._writer.close()
         # HParams has no status for a run that may be resumed; without one it shows "unknown".
         interrupted = kind is not None and issubclass(kind, RunInterrupted | KeyboardInterrupt)
-        if not interrupted and self._folder.exists():
-            status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
-            _write_events(self._folder / STATUS, hparams.session_end(status))
+        with self._naming_errors():
+            try:
+                self._writer.close()
+            finally:
+                threading.excepthook = self._excepthook
+            if not interrupted and self._folder.exists():
+                status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
+                _write_events(self._folder / STATUS, hparams.session_end(status))
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Write an epoch's scalars, before its checkpoint is saved; `record` is the last one of the result."""
-        step, ended_at = record["epoch"] + 1, record["ended_at"]
-        self._add_scalars(EPOCH_TAGS, record, step, ended_at)
-        summary = self._result.summary()
-        self._add_scalars({key: f"summary/{key}" for key in summary}, summary, step, ended_at)
-        self._add_steps(record)
-        self._writer.flush()
+        step, ended_at, summary = record["epoch"] + 1, record["ended_at"], self._result.summary()
+        with self._naming_errors():
+            self._add_scalars(TAGS, record, step, ended_at)
+            self._add_scalars({key: f"summary/{key}" for key in summary}, summary, step, ended_at)
+            self._add_steps(record)
+            self._writer.flush()
 
     def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
         """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved."""
         batch = training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch)
-        self._writer.add_image("images/training_batch", batch, epoch + 1)
         mistakes = worst_mistakes(setup.dataset.test, predictions)
-        if mistakes is not None:
-            self._writer.add_figure("images/worst_mistakes", mistakes, epoch + 1)
-        self._writer.add_figure("images/confusion_matrix", confusion_matrix(setup.dataset.test, predictions), epoch + 1)
-        self._writer.flush()
+        with self._naming_errors():
+            self._writer.add_image("images/training_batch", batch, epoch + 1)
+            if mistakes is not None:
+                self._writer.add_figure("images/worst_mistakes", mistakes, epoch + 1)
+            confusions = confusion_matrix(setup.dataset.test, predictions)
+            self._writer.add_figure("images/confusion_matrix", confusions, epoch + 1)
+            self._writer.flush()
 
     def _add_steps(self, record: EpochRecord, first: int = 1) -> None:
         for values in record["steps"]:
@@ -101,6 +112,19 @@ class TensorBoard:
         for name, tag in tags.items():
             if values.get(name) is not None:
                 self._writer.add_scalar(tag, values[name], step, wall_time)
+
+    @contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(f"cannot write TensorBoard's files in {self._folder}: {error.strerror}") from error
+
+
+def _skip_writer_thread(arguments: threading.ExceptHookArgs) -> None:
+    """Print no traceback for SummaryWriter's thread: its error is raised again in the main thread."""
+    if not isinstance(arguments.thread, event_file_writer._AsyncWriterThread):
+        threading.__excepthook__(arguments)
 
 
 def _write_events(path: Path, *summaries: Summary) -> None:
