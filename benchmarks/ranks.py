@@ -83,11 +83,7 @@ def markdown(rounds: list[dict[int, dict[str, Any]]], processes: int) -> str:
         "",
         describe(first["environment"]),
         "",
-        str(
-            tabulate(
-                rows, ["processes", "epoch, s", "training loss of the last epoch"], "github", disable_numparse=True
-            )
-        ),
+        str(tabulate(rows, header, "github", disable_numparse=True)),
         "",
         f"An epoch of {processes} processes over one of one process: **{ratio(ratios)}**, median and range of "
         f"{len(rounds)} rounds.",
