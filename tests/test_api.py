@@ -162,9 +162,7 @@ def custom() -> Iterator[None]:
 
     @register("custom", Options)
     class Custom(Loader):
-        def __init__(
-            self, options: CustomOptions, data: TensorSet, sampler: EpochSampler, device: torch.device
-        ) -> None:
+        def __init__(self, options: Options, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
             self.fault, self.data = options.fault, data
             self.buffer = torch.empty(sampler.batch_size, *data.images.shape[1:], dtype=data.images.dtype)
