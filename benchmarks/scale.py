@@ -1,9 +1,9 @@
 """What each loader costs as the set and the number of GPUs grow: arithmetic on stated assumptions, and a simulation.
 
     python benchmarks/scale.py              the tables of docs/scale.md
-    python benchmarks/scale.py --measure    and what drawing an epoch's permutation costs on this machine
+    python benchmarks/scale.py --measure    also times drawing an epoch's permutation on this machine
 
-Nothing here was measured on such machines. Whoever has one puts its figures into `Cluster` and `Sample`.
+Nothing here was measured on such machines. To model yours, put its figures into `Cluster` and `Sample`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from tabulate import tabulate
@@ -20,56 +21,56 @@ from tabulate import tabulate
 KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 SETS = (50 * MB, 500 * MB, 5 * GB, 50 * GB, 500 * GB, 5 * TB)
 GPUS = (1, 8, 64, 1000)
-INDEX = 8  # bytes of an index in a permutation
+INDEX = 8  # bytes of an int64 index in a permutation
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Assumptions about the machines; bandwidths in bytes a second."""
+    """Assumptions about the machines. Memory in bytes, bandwidths in bytes per second."""
 
     gpus: int = 8
-    """GPUs of a machine, each with a process of its own."""
+    """GPUs per machine, one process each."""
     gpu_memory: float = 80 * GB
     gpu_share: float = 0.5
-    """The share of a GPU's memory that the model leaves."""
+    """Share of a GPU's memory that is free for data."""
     host_memory: float = 1 * TB
     host_share: float = 0.5
-    """The share of the host's memory that is free for data, the page cache included."""
+    """Share of the host's memory that is free for data, including the page cache."""
     cores: int = 96
     bus: float = 25 * GB
-    """From host to GPU, for each GPU."""
+    """From the host to each GPU."""
     disk: float = 6 * GB
-    """The machine's own disk."""
+    """Of the local disk."""
     network: float = 3 * GB
-    """Between a machine and the storage that all share."""
+    """Between a machine and the shared storage."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Assumptions about the set: pictures of 224 × 224 × 3 bytes once decoded."""
+    """Assumptions about the data: images of 224 × 224 × 3 bytes when decoded."""
 
     stored: float = 110 * KB
-    """Bytes of a picture's file."""
+    """Bytes per image file."""
     decoded: float = 224 * 224 * 3
     decode_s: float = 0.004
-    """Seconds of one core to open and decode a picture."""
+    """Seconds one core needs to open and decode an image."""
     trained_per_s: float = 2500.0
-    """Pictures that a GPU trains on in a second."""
+    """Images per second that one GPU trains on."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A loader's needs, in bytes and seconds.
+    """What a loader needs, in bytes and seconds.
 
     Args:
-        gpu_memory: of each GPU.
-        host_memory: of each machine, for all its processes.
-        fetched: over the network to each machine, once.
-        start_s: until the first batch.
-        bus: from the host to each GPU in an epoch.
-        network: to each machine in an epoch.
-        epoch_s: of training and loading.
-        why_not: what there is too little of; empty where it can be used.
+        gpu_memory: Per GPU.
+        host_memory: Per machine, all processes together.
+        fetched: Over the network to each machine, once.
+        start_s: Until the first batch.
+        bus: From the host to each GPU per epoch.
+        network: To each machine per epoch.
+        epoch_s: Training and loading.
+        lacking: Which memory is too small; empty if the loader can be used.
     """
 
     loader: str
@@ -80,22 +81,23 @@ class Cost:
     bus: float
     network: float
     epoch_s: float
-    why_not: str
+    lacking: str
 
 
 def costs(size: float, gpus: int, cluster: Cluster, sample: Sample) -> list[Cost]:
-    """What each loader needs for a set of `size` decoded bytes on so many GPUs, the simplest first."""
+    """What each loader needs for a set of `size` decoded bytes, the simplest loader first."""
     machines = math.ceil(gpus / cluster.gpus)
     local = min(gpus, cluster.gpus)
     samples = size / sample.decoded
     indices = INDEX * samples  # every process draws the whole permutation
     train = samples / gpus / sample.trained_per_s
-    # Of several machines each reads another random part in every epoch, and finds of it what its memory holds.
+    # One machine reads every page once per epoch. Each of several machines reads a new random part per epoch.
     host = cluster.host_memory * cluster.host_share
-    answered = hit_share(host / size) if machines == 1 else min(host / size, 1.0)
-    from_disk = (size / machines) * (1 - answered) / cluster.disk
+    cached = hit_share(host / size) if machines == 1 else min(host / size, 1.0)
+    from_disk = (size / machines) * (1 - cached) / cluster.disk
     decoding = samples / machines * sample.decode_s / cluster.cores
     stored = samples / machines * sample.stored
+    fetching = stored / cluster.network
 
     def cost(
         loader: str,
@@ -106,11 +108,13 @@ def costs(size: float, gpus: int, cluster: Cluster, sample: Sample) -> list[Cost
         loading: tuple[float, ...],
         network: float = 0.0,
     ) -> Cost:
-        """`loading`: what takes so many seconds of an epoch beside the training; of `ram` it comes on top."""
+        """`loading`: seconds per epoch of each stage that overlaps with training; `ram` does not overlap."""
         moved = gpu / cluster.bus if gpu else 0.0
         epoch = train + sum(loading) if loader == "ram" else max(train, *loading)
-        short = "GPU memory" if gpu > cluster.gpu_memory * cluster.gpu_share else "host memory" if memory > host else ""
-        return Cost(loader, gpu, memory, fetched, fetched / cluster.network + moved, bus, network, epoch, short)
+        lacking = "host memory" if memory > host else ""
+        if gpu > cluster.gpu_memory * cluster.gpu_share:
+            lacking = "GPU memory"
+        return Cost(loader, gpu, memory, fetched, fetched / cluster.network + moved, bus, network, epoch, lacking)
 
     over_bus = size / gpus
     copies = local * (size + indices)
@@ -120,26 +124,24 @@ def costs(size: float, gpus: int, cluster: Cluster, sample: Sample) -> list[Cost
         cost("ram", 0.0, copies, size, over_bus, (batches,)),
         cost("prefetch of ram", 0.0, copies, size, over_bus, (batches,)),
         cost("prefetch of cache", 0.0, local * indices, size, over_bus, (batches, from_disk)),
-        # It delivers float32, four bytes for each of the others'.
-        cost(
-            "disk", 0.0, local * indices, 0.0, 4 * over_bus, (4 * batches, decoding, stored / cluster.network), stored
-        ),
+        # float32: four times the bytes of the other loaders.
+        cost("disk", 0.0, local * indices, 0.0, 4 * over_bus, (4 * batches, decoding, fetching), stored),
     ]
 
 
 def choose(table: list[Cost]) -> Cost | None:
-    """The loader that serves: of those that fit and are within 5% of the shortest epoch, the simplest."""
-    fit = [cost for cost in table if not cost.why_not]
+    """The simplest of the loaders that fit and are within 5% of the shortest epoch."""
+    fit = [cost for cost in table if not cost.lacking]
     shortest = min((cost.epoch_s for cost in fit), default=0.0)
     return next((cost for cost in fit if cost.epoch_s <= 1.05 * shortest), None)
 
 
 def hit_share(memory: float) -> float:
-    """The share of reads that the page cache answers, where it holds the share `memory` of the set.
+    """Hit rate of a page cache that holds a share `memory` of the set.
 
-    Each epoch reads every page once, in a new random order, and the page that was used longest ago makes room. A page
-    at place p of one epoch and q of the next (as shares of it) is still there if 1 - p(1 - q) of the set, what was read
-    in between, fits: integrated over p and q.
+    Each epoch reads every page once, in a new random order, and the least recently used page is evicted. A page at
+    position p of one epoch and q of the next (as shares of an epoch) is still cached if the pages read in between,
+    1 - p(1 - q) of the set, fit. The result is the integral over p and q.
     """
     if memory >= 1:
         return 1.0
@@ -147,7 +149,7 @@ def hit_share(memory: float) -> float:
 
 
 def simulated_hits(memory: float, pages: int = 2000, epochs: int = 12, seed: int = 0) -> float:
-    """The same, counted: a cache of the pages used last, over shuffled epochs; the first two warm it up."""
+    """`hit_share` by simulation: an LRU cache over shuffled epochs, of which the first two warm it up."""
     generator = torch.Generator().manual_seed(seed)
     cache: OrderedDict[int, None] = OrderedDict()
     room, hits = int(memory * pages), 0
@@ -163,7 +165,7 @@ def simulated_hits(memory: float, pages: int = 2000, epochs: int = 12, seed: int
     return hits / ((epochs - 2) * pages)
 
 
-def bytes_for_people(size: float) -> str:
+def format_bytes(size: float) -> str:
     """`50 MB`."""
     for unit, name in ((TB, "TB"), (GB, "GB"), (MB, "MB"), (KB, "KB")):
         if size >= unit:
@@ -171,7 +173,7 @@ def bytes_for_people(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def time_for_people(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """`1.5 h`."""
     for unit, name in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= unit:
@@ -179,15 +181,15 @@ def time_for_people(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-def serving(cluster: Cluster, sample: Sample) -> str:
-    """Which loader serves, by size of the set and number of GPUs."""
+def best_loaders(cluster: Cluster, sample: Sample) -> str:
+    """Table of the best loader by set size and number of GPUs."""
     rows = []
     for size in SETS:
         cells = []
         for gpus in GPUS:
             cost = choose(costs(size, gpus, cluster, sample)) if size / sample.decoded >= gpus else None
-            cells.append(f"{cost.loader}, {time_for_people(cost.epoch_s)}" if cost else "fewer images than GPUs")
-        rows.append([bytes_for_people(size), bytes_for_people(INDEX * size / sample.decoded), *cells])
+            cells.append(f"{cost.loader}, {format_time(cost.epoch_s)}" if cost else "fewer images than GPUs")
+        rows.append([format_bytes(size), format_bytes(INDEX * size / sample.decoded), *cells])
     return str(
         tabulate(
             rows,
@@ -197,19 +199,19 @@ def serving(cluster: Cluster, sample: Sample) -> str:
     )
 
 
-def in_detail(size: float, gpus: int, cluster: Cluster, sample: Sample) -> str:
-    """Every loader's costs for one size and number."""
+def all_loaders(size: float, gpus: int, cluster: Cluster, sample: Sample) -> str:
+    """Table of the costs of all loaders for one set size and number of GPUs."""
     rows = [
         [
             cost.loader,
-            bytes_for_people(cost.gpu_memory),
-            bytes_for_people(cost.host_memory),
-            bytes_for_people(cost.fetched),
-            time_for_people(cost.start_s),
-            bytes_for_people(cost.bus),
-            bytes_for_people(cost.network),
-            time_for_people(cost.epoch_s),
-            f"no: {cost.why_not}" if cost.why_not else "yes",
+            format_bytes(cost.gpu_memory),
+            format_bytes(cost.host_memory),
+            format_bytes(cost.fetched),
+            format_time(cost.start_s),
+            format_bytes(cost.bus),
+            format_bytes(cost.network),
+            format_time(cost.epoch_s),
+            f"no: {cost.lacking}" if cost.lacking else "yes",
         ]
         for cost in costs(size, gpus, cluster, sample)
     ]
@@ -227,17 +229,16 @@ def in_detail(size: float, gpus: int, cluster: Cluster, sample: Sample) -> str:
     return str(tabulate(rows, header, tablefmt="github"))
 
 
-def decoding_once(cluster: Cluster, sample: Sample) -> str:
-    """How long one machine decodes, once, to fill a cache."""
+def decoding_times(cluster: Cluster, sample: Sample) -> str:
+    """How long one machine takes to decode each set once, to fill a cache."""
     times = [
-        f"{bytes_for_people(size)}: {time_for_people(size / sample.decoded * sample.decode_s / cluster.cores)}"
-        for size in SETS
+        f"{format_bytes(size)}: {format_time(size / sample.decoded * sample.decode_s / cluster.cores)}" for size in SETS
     ]
     return ", ".join(times)
 
 
-def caching() -> str:
-    """How much of a set a page cache answers, by formula and by simulation."""
+def hit_rates() -> str:
+    """Table of the hit rate of a page cache, by formula and by simulation."""
     rows = [
         [f"{memory:.0%}", f"{hit_share(memory):.1%}", f"{simulated_hits(memory):.1%}"]
         for memory in (0.25, 0.5, 0.75, 0.9, 0.95)
@@ -246,31 +247,31 @@ def caching() -> str:
 
 
 def permutations() -> str:
-    """What drawing an epoch's permutation takes on this machine; the median of three."""
+    """Table of the time to draw an epoch's permutation on this machine; median of three."""
     rows = []
     for samples in (60_000, 1_000_000, 10_000_000, 30_000_000):
-        taken = []
+        seconds = []
         for _ in range(3):
-            started = time.perf_counter()
+            start = time.perf_counter()
             torch.randperm(samples)
-            taken.append(time.perf_counter() - started)
-        rows.append([f"{samples:,}", bytes_for_people(INDEX * samples), time_for_people(sorted(taken)[1])])
+            seconds.append(time.perf_counter() - start)
+        rows.append([f"{samples:,}", format_bytes(INDEX * samples), format_time(median(seconds))])
     return str(tabulate(rows, ["samples", "permutation", "drawn in"], tablefmt="github"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", action="store_true", help="also time the drawing of permutations here")
+    parser.add_argument("--measure", action="store_true", help="also time drawing permutations on this machine")
     arguments = parser.parse_args()
     cluster, sample = Cluster(), Sample()
     print("Which loader serves, and its epoch:\n")
-    print(serving(cluster, sample))
+    print(best_loaders(cluster, sample))
     for size, gpus in ((5 * GB, 8), (500 * GB, 64), (5 * TB, 64)):
-        print(f"\nA set of {bytes_for_people(size)} on {gpus} GPUs:\n")
-        print(in_detail(size, gpus, cluster, sample))
-    print(f"\nDecoding once, by one machine: {decoding_once(cluster, sample)}")
+        print(f"\nA set of {format_bytes(size)} on {gpus} GPUs:\n")
+        print(all_loaders(size, gpus, cluster, sample))
+    print(f"\nDecoding once, by one machine: {decoding_times(cluster, sample)}")
     print("\nWhat the page cache answers where a part of the set fits into memory:\n")
-    print(caching())
+    print(hit_rates())
     if arguments.measure:
         print("\nDrawing an epoch's permutation on this machine:\n")
         print(permutations())

@@ -1,14 +1,14 @@
-"""How long `experiment=speedrun` takes to its accuracy, and how sure that accuracy is: many seeds, three clocks.
+"""How long `experiment=speedrun` takes, and how much its accuracy varies: many seeds, three clocks.
 
     python benchmarks/time_to_accuracy.py --seeds 3 --output benchmarks/results/time-to-accuracy.md
-    python benchmarks/time_to_accuracy.py --seeds 10 epochs=6 trainer.compile=true      overrides as train.py takes them
+    python benchmarks/time_to_accuracy.py --seeds 10 epochs=6 trainer.compile=true      with overrides, as for train.py
 
-Each seed trains for a number of epochs that is fixed beforehand, in a process of its own, and is evaluated once, at its
-end, on the test split: no epoch is chosen by what it reaches. The clocks:
+Each seed trains for a fixed number of epochs in a process of its own, and is evaluated once, at the end, on the test
+split: no epoch is selected by its accuracy. The clocks:
 
-    warm         from the first step to the accuracy, evaluation included. What is set up before: data, compiled code.
-    warm cache   a whole process, from its start to its end, where earlier ones have left compiled code on disk.
-    cold         a whole process that finds no compiled code. (Python's and the system's own caches stay.)
+    warm         from the first step to the end of the evaluation, without set-up (reading data, compilation)
+    warm cache   a whole process, with compiled code of earlier ones on disk
+    cold         a whole process without compiled code (the caches of Python and the operating system stay)
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from rounds import check_output, describe, publish, table
 from tqdm import tqdm
 
-from vitmnist.cli.messages import describe
+from vitmnist.cli.messages import describe as describe_failure
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import typed
@@ -41,13 +40,13 @@ RECIPE = "experiment=speedrun"
 
 
 def composed(overrides: list[str]) -> DictConfig:
-    """The recipe with these overrides."""
+    """Compose the recipe with overrides."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", [RECIPE, *overrides])
 
 
 def train_once(overrides: list[str]) -> dict[str, Any]:
-    """Train, evaluate once; the accuracy in percent, the seconds of the warm clock, and what it ran on."""
+    """Train and evaluate once; returns accuracy in percent, seconds of the warm clock, options and environment."""
     from vitmnist.runtime.device import choose_device
     from vitmnist.runtime.distributed import ALONE
     from vitmnist.runtime.timer import synchronize
@@ -62,11 +61,11 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
         step, loader = setup.step, setup.train_loader
         setup.capture_graph()
         synchronize(device)
-        started = time.perf_counter()
+        start = time.perf_counter()
         for epoch in range(config.epochs):
             train_epoch(step, loader, EpochProgress(epoch, loader.sampler, device))
         metrics, _ = evaluate(step.eval_model, setup.eval_loader, setup.eval_preprocess)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start
     return {
         "accuracy": metrics["eval_acc"],
         "warm_s": seconds,
@@ -78,12 +77,12 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
 
 
 def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
-    """The same in a process of its own, whose compiled code is kept in `cache`; with its seconds as `process_s`.
+    """`train_once` in a process that keeps its compiled code in `cache`; adds the process's seconds, `process_s`.
 
     Raises:
-        UserError: it failed; says why.
+        UserError: It failed.
     """
-    started = time.perf_counter()
+    start = time.perf_counter()
     ended = subprocess.run(
         [sys.executable, __file__, "--once", *overrides],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"},
@@ -91,7 +90,7 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     if ended.returncode:
         raise UserError(ended.stderr.strip().rpartition("\n")[2].rpartition(": error: ")[2])
     return {**json.loads(ended.stdout.splitlines()[-1]), "process_s": seconds}
@@ -99,23 +98,22 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="from 1 on")
-    parser.add_argument("--cold", type=int, default=1, help="processes for the cold clock")
-    parser.add_argument("--output", type=Path, help="write the table here too")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, starting at 1")
+    parser.add_argument("--cold", type=int, default=1, help="number of processes for the cold clock")
+    parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="as train.py takes them, on top of experiment=speedrun")
+    parser.add_argument("overrides", nargs="*", help="as for train.py, on top of experiment=speedrun")
     arguments = parser.parse_args()
     if arguments.seeds < 1 or arguments.cold < 1:
         parser.error("--seeds and --cold must be at least 1")
-    if arguments.output and not arguments.output.parent.is_dir():
-        parser.error(f"--output {arguments.output}: there is no folder {arguments.output.parent}")
+    check_output(parser, arguments.output)
     try:
         if arguments.once:
             print(json.dumps(train_once(arguments.overrides)))
         else:
             measure(arguments)
     except Exception as error:
-        failure = describe(error)
+        failure = describe_failure(error)
         if not failure.is_user_error:
             raise
         parser.error(failure.message)
@@ -123,60 +121,60 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Run the processes; print and write the table."""
-    typed(Config, composed(arguments.overrides))  # a mistake is told before anything starts
+    typed(Config, composed(arguments.overrides))  # report a mistake before anything starts
     runs, cold = [], []
     bar = tqdm(total=arguments.cold + arguments.seeds, desc="process")
-    with tempfile.TemporaryDirectory() as kept:
+    with tempfile.TemporaryDirectory() as shared:
         for number in range(arguments.cold):
             with tempfile.TemporaryDirectory() as empty:
-                # The last of them fills the cache that the others find.
-                cache = kept if number + 1 == arguments.cold else empty
+                # The last cold process fills the cache for the warm ones.
+                cache = shared if number + 1 == arguments.cold else empty
                 cold.append(in_process([*arguments.overrides, "seed=0"], cache))
                 bar.update()
         for seed in range(1, arguments.seeds + 1):
-            runs.append(in_process([*arguments.overrides, f"seed={seed}"], kept))
+            runs.append(in_process([*arguments.overrides, f"seed={seed}"], shared))
             bar.update()
     bar.close()
-    report = markdown(runs, cold)
-    print(report, end="")
-    if arguments.output:
-        arguments.output.write_text(report)
+    publish(markdown(runs, cold), arguments.output)
 
 
 def markdown(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> str:
-    """The tables, under the machine and the versions that they hold for."""
-    machine, trainer = runs[0]["environment"], runs[0]["trainer"]
+    """The report."""
     accuracies = [run["accuracy"] for run in runs]
-    options = ", ".join(f"{key}={value}" for key, value in trainer.items() if key != "reasons")
+    options = ", ".join(f"{key}={value}" for key, value in runs[0]["trainer"].items() if key != "reasons")
     clocks = {
         "warm": [run["warm_s"] for run in runs],
         "warm-cache process": [run["process_s"] for run in runs],
         "cold process": [run["process_s"] for run in cold],
     }
+    accuracy_row = [
+        str(len(runs)),
+        f"{fmean(accuracies):.3f}",
+        spread(accuracies, 3),
+        f"{min(accuracies):.2f}",
+        f"{max(accuracies):.2f}",
+        ", ".join(f"{accuracy:.2f}" for accuracy in accuracies),
+    ]
     lines = [
         f"# {RECIPE}: {runs[0]['epochs']} epochs at batch {runs[0]['batch_size']}",
         "",
-        f"{date.today()}, {machine['gpu'] or machine['cpu']}, {machine['cpu_count']} CPU cores, "
-        f"torch {machine['torch']}, Python {machine['python']}, commit {str(machine['git_commit'])[:10]}"
-        f"{' and changes' if machine['git_dirty'] else ''}. trainer: {options}. "
-        f"Written by `{shlex.join(['python', *sys.argv])}`.",
+        describe(runs[0]["environment"], f"trainer: {options}."),
         "",
         "Accuracy on the test split, in percent, of the final weights; each seed is evaluated once.",
         "",
-        "| seeds | mean | spread (standard deviation) | least | most | each |",
-        "|---|---|---|---|---|---|",
-        f"| {len(runs)} | {fmean(accuracies):.3f} | {spread(accuracies, 3)} | {min(accuracies):.2f} | "
-        f"{max(accuracies):.2f} | {', '.join(f'{accuracy:.2f}' for accuracy in accuracies)} |",
+        *table(["seeds", "mean", "spread (standard deviation)", "least", "most", "each"], [accuracy_row]),
         "",
-        "| clock | runs | mean, s | spread, s |",
-        "|---|---|---|---|",
-        *(f"| {name} | {len(times)} | {fmean(times):.2f} | {spread(times, 2)} |" for name, times in clocks.items()),
+        *table(
+            ["clock", "runs", "mean, s", "spread, s"],
+            [[name, str(len(times)), f"{fmean(times):.2f}", spread(times, 2)] for name, times in clocks.items()],
+        ),
+        "",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def spread(values: list[float], digits: int) -> str:
-    """The standard deviation, where there are two or more values."""
+    """The standard deviation, if there are two or more values."""
     return f"{stdev(values):.{digits}f}" if len(values) > 1 else "–"
 
 

@@ -1,4 +1,4 @@
-"""The loaders without Hydra: for one's own loop, one's own data, one's own loader."""
+"""The public API without Hydra: loaders in a custom training loop, over custom data, and custom loaders."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.testing import check_loader
 
 PAIR = (torch.arange(10.0).view(10, 1), torch.arange(10))
-ORDER = {"batch_size": 4, "device": "cpu", "seed": 0}
+COMMON = {"batch_size": 4, "device": "cpu", "seed": 0}
 
 
-class ImageReader(Dataset[tuple[Image.Image, int]]):
-    """As torchvision's data sets are without a transform."""
+class ImageDataset(Dataset[tuple[Image.Image, int]]):
+    """PIL images, as torchvision's data sets return them without a transform."""
 
     def __len__(self) -> int:
         return 10
@@ -39,22 +39,25 @@ class ImageReader(Dataset[tuple[Image.Image, int]]):
 
 
 @pytest.mark.parametrize("name", ["disk", "ram", "cache", "prefetch"])
-def test_pictures_become_bytes(name: str, tmp_path: Path) -> None:
+def test_pil_images_become_uint8(name: str, tmp_path: Path) -> None:
     options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
-    with make_loader(name, ImageReader(), **ORDER, **options) as loader:
+    with make_loader(name, ImageDataset(), **COMMON, **options) as loader:
         for images, labels in loader.epoch(0):
             assert images.dtype == torch.uint8
             assert images.shape[1:] == (3, 3, 4)
             assert torch.equal(images[:, 1, 0, 0].long(), 2 * labels)
 
 
-def test_prefetch_takes_samples_from_disk_and_tensors_from_ram() -> None:
-    with make_loader("prefetch", ImageReader(), **ORDER) as samples, make_loader("prefetch", PAIR, **ORDER) as tensors:
+def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
+    with (
+        make_loader("prefetch", ImageDataset(), **COMMON) as samples,
+        make_loader("prefetch", PAIR, **COMMON) as tensors,
+    ):
         assert type(samples.base).__name__ == "DiskLoader"
         assert type(tensors.base).__name__ == "RamLoader"
 
 
-def test_a_data_set_is_loaded_by_its_name(tiny_root: Path) -> None:
+def test_load_dataset_reads_a_data_set_by_name(tiny_root: Path) -> None:
     kmnist = load_dataset("kmnist", root=str(tiny_root), train_size=5)
     assert (len(kmnist.train), len(kmnist.test)) == (5, 7)
     with pytest.raises(ConfigError, match=r"^name=kmnits: not known; did you mean 'kmnist'\?"):
@@ -80,9 +83,9 @@ def test_a_data_set_is_loaded_by_its_name(tiny_root: Path) -> None:
         ({"name": "disk", "num_workers": "two"}, "^num_workers=two: must be a whole number"),
     ],
 )
-def test_mistaken_arguments_are_named(arguments: dict, message: str) -> None:
+def test_an_error_names_the_wrong_argument(arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_loader(**{"name": "ram", "data": PAIR, **ORDER, **arguments})
+        make_loader(**{"name": "ram", "data": PAIR, **COMMON, **arguments})
 
 
 class Stream(IterableDataset[int]):
@@ -114,20 +117,20 @@ class Triples(Dataset[tuple[int, int, int]]):
         ("ram", torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the data set is empty"),
         (
             "gpu_slice",
-            ImageReader(),
+            ImageDataset(),
             r"read sample by sample; give it as \(images, labels\), or choose ram, cache, disk",
         ),
     ],
 )
-def test_data_that_cannot_be_used_is_named(name: str, data: object, message: str, tmp_path: Path) -> None:
+def test_unusable_data_is_refused_with_a_reason(name: str, data: object, message: str, tmp_path: Path) -> None:
     options = {"folder": str(tmp_path)} if name == "cache" else {}
     with pytest.raises((ConfigError, DataError), match=message):
-        make_loader(name, data, **ORDER, **options)
+        make_loader(name, data, **COMMON, **options)
 
 
-def test_a_whole_data_set_is_not_a_split(tiny: datasets.Dataset) -> None:
+def test_a_dataset_is_not_a_split(tiny: datasets.Dataset) -> None:
     with pytest.raises(DataError, match=r"give one of its splits, \.train or \.test"):
-        make_loader("ram", tiny, **ORDER)
+        make_loader("ram", tiny, **COMMON)
 
 
 @pytest.mark.parametrize(
@@ -138,26 +141,28 @@ def test_a_whole_data_set_is_not_a_split(tiny: datasets.Dataset) -> None:
         (torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3), "labels: must be torch.int64 with 1 dimension, "),
     ],
 )
-def test_a_split_of_a_wrong_dtype_or_shape_is_refused(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+def test_a_split_of_the_wrong_dtype_or_shape_is_refused(
+    images: torch.Tensor, labels: torch.Tensor, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         Split(images, labels, (0.5,), (0.5,), ("only",))
 
 
 @dataclass
-class MineOptions:
-    """Options of a loader of one's own."""
+class Options:
+    """Options of the custom loader."""
 
     fault: str = ""
     scale: int = bounded(1, at_least=1)
 
 
 @pytest.fixture
-def mine() -> Iterator[type[Loader]]:
-    """A loader as a user writes it, which breaks one promise if it is told to."""
+def custom() -> Iterator[None]:
+    """Register a loader that a user might write; `fault` names the promise it breaks."""
 
-    @register("mine", MineOptions)
-    class Mine(Loader):
-        def __init__(self, options: MineOptions, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+    @register("custom", Options)
+    class Custom(Loader):
+        def __init__(self, options: Options, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
             self.fault, self.data = options.fault, data
             self.buffer = torch.empty(sampler.batch_size, *data.images.shape[1:], dtype=data.images.dtype)
@@ -168,58 +173,55 @@ def mine() -> Iterator[type[Loader]]:
         def batches(self, number: int, start: int) -> Batches:
             if self.fault == "randomness":
                 torch.rand(1)
-            if self.fault == "one order for all":
+            if self.fault == "ignores the epoch":
                 number = 0
-            if self.fault == "starts at the beginning":
+            if self.fault == "ignores the start":
                 start = 0
             for indices in self.sampler.batches(number, start):
                 images, labels = self.data.images[indices], self.data.labels[indices]
-                if self.fault == "one buffer" and not isinstance(indices, slice):
+                if self.fault == "reuses a buffer" and not isinstance(indices, slice):
                     images = torch.index_select(self.data.images, 0, indices, out=self.buffer[: len(indices)])
                 if self.fault == "float":
                     images = images.float()
-                if self.fault == "hands out the set":
+                if self.fault == "same images":
                     images = self.data.images[: len(images)]
                 yield images, labels
                 if self.fault == "twice":
                     yield images, labels
 
-    yield Mine
-    del LOADERS._members["mine"]
+    yield
+    del LOADERS._members["custom"]
 
 
-@pytest.mark.usefixtures("mine")
-def test_a_loader_of_ones_own_is_checked_and_built() -> None:
-    check_loader("mine")
-    check_loader("mine", PAIR_OF_23, scale=3)
-    with make_loader("mine", PAIR, **ORDER, scale=2) as loader:
+@pytest.mark.usefixtures("custom")
+def test_a_registered_loader_is_checked_and_built() -> None:
+    check_loader("custom")
+    check_loader("custom", (torch.rand(23, 2), torch.arange(23)), scale=3)
+    with make_loader("custom", PAIR, **COMMON, scale=2) as loader:
         assert len(list(loader.epoch(0))) == 3
     with pytest.raises(ConfigError, match=r"^scale=0: must be at least 1"):
-        make_loader("mine", PAIR, **ORDER, scale=0)
-    with make_loader("prefetch", PAIR, **ORDER, base="mine") as loader:
+        make_loader("custom", PAIR, **COMMON, scale=0)
+    with make_loader("prefetch", PAIR, **COMMON, base="custom") as loader:
         assert len(list(loader.epoch(0))) == 3
 
 
-PAIR_OF_23 = (torch.rand(23, 2), torch.arange(23))
-
-
-@pytest.mark.usefixtures("mine")
+@pytest.mark.usefixtures("custom")
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
         ("length", "delivers the batches that the order names, bit for bit: its length is 6, batches 5"),
         ("twice", "delivers the batches that the order names"),
         ("float", "images of batch 0 are torch.float32, not torch.uint8"),
-        ("one order for all", "images of batch 0 differ"),
-        ("starts at the beginning", r"`epoch\(e, start=k\)` is the tail of epoch e"),
-        ("one buffer", "a batch that is kept is not overwritten"),
-        ("hands out the set", "delivers the batches that the order names"),
+        ("ignores the epoch", "images of batch 0 differ"),
+        ("ignores the start", r"`epoch\(e, start=k\)` is the tail of epoch e"),
+        ("reuses a buffer", "a batch that is kept is not overwritten"),
+        ("same images", "delivers the batches that the order names"),
         ("randomness", "global random generators are left alone: torch's was used"),
     ],
 )
-def test_the_check_finds_a_loader_that_breaks_a_promise(fault: str, message: str) -> None:
-    with pytest.raises(AssertionError, match=f"mine: .*{message}"):
-        check_loader("mine", fault=fault)
+def test_check_loader_finds_a_broken_promise(fault: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=f"custom: .*{message}"):
+        check_loader("custom", fault=fault)
 
 
 def test_importing_the_package_needs_no_torch() -> None:

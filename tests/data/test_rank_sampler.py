@@ -1,4 +1,4 @@
-"""A rank's part of an epoch: together they see what one process sees, with any loader."""
+"""The ranks' parts of each batch add up to the batch of one process, with any loader."""
 
 from __future__ import annotations
 
@@ -19,44 +19,41 @@ from vitmnist.data.sampler import EpochSampler
 CPU = torch.device("cpu")
 
 
-def parts_of(sampler: EpochSampler, number: int, start: int = 0) -> list[Tensor]:
-    everything = torch.arange(sampler.global_sampler.size + 1)
-    return [everything[batch] for batch in sampler.batches(number, start)]
+def index_batches(sampler: EpochSampler, epoch: int, start: int = 0) -> list[Tensor]:
+    """The indices of each batch; a sampler may also yield slices."""
+    indices = torch.arange(sampler.global_sampler.size + 1)
+    return [indices[batch] for batch in sampler.batches(epoch, start)]
 
 
 @given(
     size=st.integers(1, 40),
     batch_size=st.integers(2, 12),
-    number=st.integers(2, 5),
+    ranks=st.integers(2, 5),
     shuffle=st.sampled_from(Shuffle),
     drop_last=st.booleans(),
     start=st.integers(0, 20),
 )
-def test_all_ranks_see_together_what_one_process_sees(
-    size: int, batch_size: int, number: int, shuffle: Shuffle, drop_last: bool, start: int
+def test_the_parts_of_all_ranks_make_up_the_global_batch(
+    size: int, batch_size: int, ranks: int, shuffle: Shuffle, drop_last: bool, start: int
 ) -> None:
-    sampler = EpochSampler(size, max(batch_size, number), 3, shuffle, drop_last)
+    sampler = EpochSampler(size, max(batch_size, ranks), 3, shuffle, drop_last)
     start = min(start, len(sampler))
-    own = [RankSampler.of(sampler, rank, number) for rank in range(number)]
-    delivered = [parts_of(part, 1, start) for part in own]
-    for part, batches in zip(own, delivered, strict=True):
-        assert [len(batch) for batch in batches] == [max(part.num_valid(k), 1) for k in range(start, len(sampler))]
-        assert max(map(len, batches), default=0) <= part.batch_size
-        assert torch.equal(part.indices(1, start), torch.cat([torch.arange(0), *batches]))
-    for number_of_batch, whole in enumerate(parts_of(sampler, 1, start)):
-        counted = [
-            batches[number_of_batch][: part.num_valid(start + number_of_batch)]
-            for part, batches in zip(own, delivered, strict=True)
-        ]
-        assert torch.equal(torch.cat(counted), whole)
+    samplers = [RankSampler.of(sampler, rank, ranks) for rank in range(ranks)]
+    parts = [index_batches(own, 1, start) for own in samplers]
+    for own, batches in zip(samplers, parts, strict=True):
+        assert [len(batch) for batch in batches] == [max(own.num_valid(k), 1) for k in range(start, len(sampler))]
+        assert max(map(len, batches), default=0) <= own.batch_size
+        assert torch.equal(own.indices(1, start), torch.cat([torch.arange(0), *batches]))
+    for number, batch in enumerate(index_batches(sampler, 1, start)):
+        valid = [batches[number][: own.num_valid(start + number)] for own, batches in zip(samplers, parts, strict=True)]
+        assert torch.equal(torch.cat(valid), batch)
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice", "prefetch", "cache", "disk"])
-def test_every_loader_delivers_a_ranks_part(name: str, tiny: Dataset, tmp_path: Path) -> None:
+def test_every_loader_delivers_the_part_of_a_rank(name: str, tiny: Dataset, tmp_path: Path) -> None:
     sampler = RankSampler.of(EpochSampler(23, 11, 3), 1, 2)
     options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
     values = LOADERS.complete({"name": name, **options})
-    split = tiny.train
-    with LOADERS.build(values, split, sampler, CPU) as loader:
+    with LOADERS.build(values, tiny.train, sampler, CPU) as loader:
         delivered = torch.cat([labels for _, labels in loader.epoch(1)])
-    assert torch.equal(delivered, split.labels[sampler.indices(1)])
+    assert torch.equal(delivered, tiny.train.labels[sampler.indices(1)])

@@ -1,4 +1,4 @@
-"""The models compute what their articles say."""
+"""The ViT computes the articles' formulas; models learn; sizes that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
-def written_out(model: ViT, options: ViTOptions, images: Tensor) -> Tensor:
-    """The articles' forward pass, formula by formula, without einops, nn modules or fused attention."""
+def reference_vit(model: ViT, options: ViTOptions, images: Tensor) -> Tensor:
+    """The articles' forward pass without einops, nn modules or fused attention."""
     w = dict(model.state_dict())
     p, heads, width = options.patch_size, options.heads, options.head_dim
     batch, _, height, _ = images.shape
@@ -56,15 +56,15 @@ def written_out(model: ViT, options: ViTOptions, images: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 14, 14)])
-def test_the_transformer_is_the_formula_written_out(shape: tuple[int, int, int]) -> None:
+def test_vit_equals_the_formulas_of_the_articles(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     options = ViTOptions()
     model = ViT(options, shape, classes=10).double()
     images = torch.randn(3, *shape, dtype=torch.float64)
-    torch.testing.assert_close(model(images), written_out(model, options, images), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model(images), reference_vit(model, options, images), rtol=1e-10, atol=1e-10)
 
 
-def test_the_transformer_has_the_articles_parts() -> None:
+def test_vit_has_the_sizes_of_the_articles() -> None:
     model = MODELS.build(VIT, (1, 28, 28), 10)
     assert model.positions.shape == (1, 17, 64)  # 16 patches and a class token
     assert sum(parameter.numel() for parameter in model.parameters()) == 213_642
@@ -85,7 +85,7 @@ def test_a_model_learns(options: dict) -> None:
     assert loss < 0.5
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
+def test_an_error_names_a_size_that_does_not_fit() -> None:
     with pytest.raises(
         ConfigError, match=r"model\.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7"
     ):

@@ -1,4 +1,4 @@
-"""Weight decay shrinks what it should, and the articles' Adam is torch's."""
+"""AdamW decays only the weights of linear layers; Adam and SGD are those of torch."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ def make_vit() -> ViT:
     torch.manual_seed(0)
     model = ViT(ViTOptions(patch_size=14, dim=16, depth=2, heads=2, mlp_dim=16), (1, 28, 28), 10)
     with torch.no_grad():
-        torch._foreach_add_(list(model.parameters()), 1.0)  # no zeros, which would not shrink
+        torch._foreach_add_(list(model.parameters()), 1.0)  # weight decay does not change zeros
     return model
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_adamw_leaves_biases_norms_class_token_and_positions_alone(fused: bool) -> None:
+def test_adamw_decays_only_the_weights_of_linear_layers(fused: bool) -> None:
     model = make_vit()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = OPTIMIZERS.build({"name": "adamw", **ADAM}, model, fused)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    shrunk = {name for name, value in model.state_dict().items() if not value.equal(before[name])}
+    decayed = {name for name, value in model.state_dict().items() if not value.equal(before[name])}
     linear = ("embed", "attention.1.to_qkv", "attention.1.to_out", "mlp.1", "mlp.3", "head.0", "head.2")
-    assert shrunk == {name for name in before if name.endswith(tuple(f"{layer}.weight" for layer in linear))}
-    for name in shrunk:
+    assert decayed == {name for name in before if name.endswith(tuple(f"{layer}.weight" for layer in linear))}
+    for name in decayed:
         torch.testing.assert_close(model.state_dict()[name], before[name] * (1 - 0.01 * 0.1))
 
 
 @pytest.mark.parametrize(
-    ("values", "theirs"),
+    ("values", "reference"),
     [
         ({"name": "adam", **ADAM}, lambda model: torch.optim.Adam(model.parameters(), 0.01, weight_decay=0.1)),
         ({"name": "sgd", **SGD}, lambda model: torch.optim.SGD(model.parameters(), 0.01, weight_decay=0.1)),
     ],
     ids=["adam", "sgd"],
 )
-def test_the_others_are_torchs_with_decay_of_all_parameters(values: dict, theirs: object) -> None:
+def test_adam_and_sgd_equal_those_of_torch(values: dict, reference: object) -> None:
     weights = []
-    for build in (lambda model: OPTIMIZERS.build(values, model, False), theirs):
+    for build in (lambda model: OPTIMIZERS.build(values, model, False), reference):
         model = make_vit()
         optimizer = build(model)
         images = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Learning rates move with the step as their YAML says."""
+"""The learning rate of each step."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from vitmnist.optim.schedules import SCHEDULES
 ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 0.0001}
 
 
-def rates(options: dict, steps: int) -> list[float]:
+def learning_rates(options: dict, steps: int) -> list[float]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
     schedule = SCHEDULES.build(options, optimizer, steps)
-    seen = []
+    lrs = []
     for _ in range(steps):
-        seen.append(optimizer.param_groups[0]["lr"])
+        lrs.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return seen
+    return lrs
 
 
-def test_constant_stays() -> None:
-    assert rates({"name": "constant"}, 20) == [0.5] * 20
+def test_constant_keeps_the_learning_rate() -> None:
+    assert learning_rates({"name": "constant"}, 20) == [0.5] * 20
 
 
-def test_one_cycle_goes_up_and_down() -> None:
-    seen = rates(ONE_CYCLE, 1000)
-    assert seen[0] == pytest.approx(0.5 * 0.04)
-    assert max(seen) == seen[300] == pytest.approx(0.5)
-    assert seen[:301] == sorted(seen[:301])
-    assert seen[300:] == sorted(seen[300:], reverse=True)
-    assert seen[-1] == pytest.approx(0.5 * 0.0001, rel=0.1)
+def test_one_cycle_rises_to_the_learning_rate_and_falls() -> None:
+    lrs = learning_rates(ONE_CYCLE, 1000)
+    assert lrs[0] == pytest.approx(0.5 * 0.04)
+    assert max(lrs) == lrs[300] == pytest.approx(0.5)
+    assert lrs[:301] == sorted(lrs[:301])
+    assert lrs[300:] == sorted(lrs[300:], reverse=True)
+    assert lrs[-1] == pytest.approx(0.5 * 0.0001, rel=0.1)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])
 @pytest.mark.parametrize("warmup", [0.1, 0.5, 0.99])
-def test_one_cycle_fits_into_the_shortest_run(steps: int, warmup: float) -> None:
-    assert all(0 < rate <= 0.5 for rate in rates({**ONE_CYCLE, "warmup": warmup}, steps))
+def test_one_cycle_stays_in_range_in_a_short_run(steps: int, warmup: float) -> None:
+    assert all(0 < lr <= 0.5 for lr in learning_rates({**ONE_CYCLE, "warmup": warmup}, steps))
 
 
 def test_nesterov_needs_momentum() -> None:
