@@ -149,11 +149,16 @@ def same_batches(case: Case) -> None:
         for drop_last in (False, True):
             with case.open(shuffle=shuffle.value, drop_last=drop_last) as loader:
                 for number in (0, 1):
-                    batches = list(loader.epoch(number))
+                    batches = case.copies(loader.epoch(number))
                     assert len(loader) == len(batches), f"its length is {len(loader)}, batches {len(batches)}"
-                    assert_same(case.copies(batches), case.expected(number, shuffle.value, drop_last))
-                    places = {tensor.device.type for batch in batches for tensor in batch}
-                    assert places == {torch.device(case.device).type}, f"they are on {places}, not on {case.device}"
+                    assert_same(batches, case.expected(number, shuffle.value, drop_last))
+
+
+def on_the_device(case: Case) -> None:
+    """its batches are on the device"""
+    with case.open() as loader:
+        places = {tensor.device.type for batch in loader.epoch(0) for tensor in batch}
+    assert places == {torch.device(case.device).type}, f"they are on {', '.join(places)}, not on {case.device}"
 
 
 def each_sample_once(case: Case) -> None:
@@ -265,6 +270,7 @@ def nothing_left_behind(case: Case) -> None:
 
 PROMISES: tuple[Callable[[Case], None], ...] = (
     same_batches,
+    on_the_device,
     each_sample_once,
     epochs_begin_anywhere,
     iterators_hold_their_loader,

@@ -1,4 +1,4 @@
-"""A set is decoded once, by one process, into a file that is whole, found again, and mended."""
+"""A set is decoded once, by one process, into files that are complete, found again, and repaired."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from filelock import FileLock
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
-from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
 from vitmnist.errors import DataError
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
+EXPECTED = [11 * index for index in range(10)]
 
 
 class Counted(Dataset[tuple[torch.Tensor, int]]):
-    """Knows how many samples were asked for."""
+    """Counts its reads."""
 
-    asked = 0
+    reads = 0
 
     def __len__(self) -> int:
         return 10
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.asked += 1
+        self.reads += 1
         return torch.full((3, 2), index, dtype=torch.uint8), index
 
 
@@ -44,37 +43,37 @@ def values(samples: Dataset, folder: Path, **options: object) -> list[int]:
         return [value for images, labels in loader.epoch(0) for value in (images[:, 0, 0] * 10 + labels).tolist()]
 
 
-WANTED = [11 * index for index in range(10)]
-
-
-def test_samples_are_decoded_once(tmp_path: Path) -> None:
+def test_samples_are_decoded_once_per_fingerprint_and_length(tmp_path: Path) -> None:
     samples = Counted()
-    assert values(samples, tmp_path, fingerprint="counted") == WANTED
-    assert values(samples, tmp_path, fingerprint="counted") == WANTED
-    assert samples.asked == 10
-    assert values(samples, tmp_path, fingerprint="other contents") == WANTED
-    assert samples.asked == 20
+    for _ in range(2):
+        assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
+    assert samples.reads == 10
+    assert values(samples, tmp_path, fingerprint="other contents") == EXPECTED
+    assert samples.reads == 20
+    assert values(Subset(samples, range(4, 8)), tmp_path, fingerprint="counted") == EXPECTED[4:8]
 
 
 def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_path: Path) -> None:
     samples = Counted()
-    assert values(samples, tmp_path) == values(samples, tmp_path) == WANTED
-    assert samples.asked == 20
-    assert [path.name for path in tmp_path.iterdir()] == [".now.lock"]
+    assert values(samples, tmp_path) == values(samples, tmp_path) == EXPECTED
+    assert samples.reads == 20
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_for_itself_is_removed(tmp_path: Path) -> None:
-    """But not what one that lives is using."""
-    for name in (".now.dead", ".now.lives"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "lock").touch()
-    with FileLock(tmp_path / ".now.lives" / "lock"):
-        values(Counted(), tmp_path)
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".now.lives", ".now.lock"]
+def test_a_killed_process_leaves_nothing_of_a_temporary_cache(tmp_path: Path) -> None:
+    program = f"""
+import os, signal, torch
+from vitmnist import make_loader
+data = torch.utils.data.TensorDataset(torch.zeros(9, 1), torch.zeros(9))
+loader = make_loader("cache", data, batch_size=3, device="cpu", seed=0, folder={str(tmp_path)!r})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
-    """A file of holes, which takes no room on the disk."""
+    """A sparse file, which takes no room on the disk."""
     values(Counted(), tmp_path, fingerprint="counted")
     (file,) = tmp_path.glob("*/cache.json")
     record = json.loads(file.read_text())
@@ -82,45 +81,29 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     record["images"]["shape"] = [10, size]
     file.write_text(json.dumps(record))
     os.truncate(file.parent / "images.bin", 10 * size)
-    arrays = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted", verify=False, frozen=True), ORDER["seed"])
-    assert arrays.images.shape == (10, size)
-    assert arrays.images[9, -1] == 0
-
-
-def test_a_fingerprint_of_another_length_is_another_set(tmp_path: Path) -> None:
-    values(Counted(), tmp_path, fingerprint="counted")
-    assert values(torch.utils.data.Subset(Counted(), range(4, 8)), tmp_path, fingerprint="counted") == WANTED[4:8]
-
-
-def test_arrays_of_the_same_shape_do_not_share_a_cache(tmp_path: Path) -> None:
-    for value in (1, 2):
-        pair = torch.full((10, 3), value), torch.arange(10)
-        with make_loader("cache", pair, folder=str(tmp_path), **ORDER) as loader:
-            assert all(images.eq(value).all() for images, _ in loader.epoch(0))
+    tensors = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted", verify=False, frozen=True), 0)
+    assert tensors.images.shape == (10, size)
+    assert tensors.images[9, -1] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.bool, torch.bfloat16, torch.complex64])
-def test_any_dtype_is_cached(tmp_path: Path, dtype: torch.dtype) -> None:
-    pair = torch.arange(10).view(10, 1).to(dtype), torch.arange(10)
-    with make_loader("cache", pair, folder=str(tmp_path), **ORDER) as loader:
-        found = torch.cat([images for images, _ in loader.epoch(0)])
-    assert found.dtype == dtype
-    assert torch.equal(found.to(torch.complex64), pair[0].to(torch.complex64))
-
-
-def test_samples_of_nothing_are_cached(tmp_path: Path) -> None:
-    with make_loader("cache", (torch.zeros(10, 0), torch.arange(10)), folder=str(tmp_path), **ORDER) as loader:
-        assert [tuple(images.shape) for images, _ in loader.epoch(0)] == [(4, 0), (4, 0), (2, 0)]
+def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype: torch.dtype) -> None:
+    for images in (torch.arange(10).view(10, 1), torch.ones(10, 1), torch.zeros(10, 0)):
+        pair = images.to(dtype), torch.arange(10)
+        with make_loader("cache", pair, folder=str(tmp_path), **ORDER) as loader:
+            found = torch.cat([images for images, _ in loader.epoch(0)])
+        assert found.dtype == dtype
+        assert torch.equal(found.to(torch.complex64), pair[0].to(torch.complex64))
 
 
 def test_a_batch_is_read_from_the_mapped_file(tmp_path: Path) -> None:
-    arrays = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted", frozen=True), ORDER["seed"])
+    tensors = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted", frozen=True), 0)
     (file,) = tmp_path.glob("*/images.bin")
     with file.open("r+b") as opened:
         opened.write(bytes([99]))
-    assert arrays.mapped
-    assert arrays.images[0, 0, 0] == 99
-    arrays.images.zero_()  # a copy of the pages, not the file
+    assert tensors.mapped
+    assert tensors.images[0, 0, 0] == 99
+    tensors.images.zero_()  # a copy of the pages, not the file
     assert file.read_bytes()[0] == 99
 
 
@@ -156,55 +139,41 @@ def test_a_damaged_cache_is_decoded_again_with_a_warning(
     values(samples, tmp_path, fingerprint="counted")
     (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
     damage(place / name)
+    verify = damage is flip  # sizes are compared also without
     with caplog.at_level(logging.WARNING):
-        assert values(samples, tmp_path, fingerprint="counted") == WANTED
-    assert samples.asked == 20
+        assert values(samples, tmp_path, fingerprint="counted", verify=verify) == EXPECTED
+    assert samples.reads == 20
     assert f"the cache {place} was damaged" in caplog.text
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [place]
 
 
-def test_without_verify_the_sizes_are_compared(tmp_path: Path) -> None:
-    samples = Counted()
-    values(samples, tmp_path, fingerprint="counted")
-    (file,) = tmp_path.glob("*/images.bin")
-    truncate(file)
-    assert values(samples, tmp_path, fingerprint="counted", verify=False) == WANTED
-    assert samples.asked == 20
-
-
-def test_a_failure_while_decoding_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_decoding_leaves_nothing(tmp_path: Path) -> None:
     class Fails(Counted):
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             if index == 7:
                 raise OSError("the disk is gone")
             return super().__getitem__(index)
 
-    with pytest.raises(OSError, match="the disk is gone"):  # as it is: it is not the cache that failed
+    with pytest.raises(OSError, match="the disk is gone"):  # unchanged: it is not the cache that failed
         values(Fails(), tmp_path, fingerprint="counted")
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-    assert values(Counted(), tmp_path, fingerprint="counted") == WANTED
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    values(Counted(), tmp_path, fingerprint="counted")
+    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
     (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    left = tmp_path / f".{place.name}.killed"
-    place.rename(left)
-    values(Counted(), tmp_path, fingerprint="counted")
-    assert not left.exists()
+    killed = tmp_path / f".{place.name}.killed"  # as a process leaves it that is killed while it writes
+    place.rename(killed)
+    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
+    assert not killed.exists()
 
 
 @pytest.mark.parametrize("below", ["file", "file/deeper"])
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, below: str) -> None:
+@pytest.mark.parametrize("fingerprint", [None, "counted"])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, below: str, fingerprint: str | None) -> None:
     (tmp_path / "file").write_text("not a folder")
-    for fingerprint in (None, "counted"):
-        with pytest.raises(DataError, match=rf"cache folder {tmp_path / below} cannot be used.*data\.root=FOLDER"):
-            values(Counted(), tmp_path / below, fingerprint=fingerprint)
+    with pytest.raises(DataError, match=rf"cache folder {tmp_path / below} cannot be used.*data\.root=FOLDER"):
+        values(Counted(), tmp_path / below, fingerprint=fingerprint)
 
 
-def test_a_cache_in_a_folder_that_cannot_be_written_any_more_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Counted()
     values(samples, tmp_path, fingerprint="counted")
 
@@ -212,58 +181,53 @@ def test_a_cache_in_a_folder_that_cannot_be_written_any_more_is_used(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(decoded_cache, "FileLock", refuse)
-    assert values(samples, tmp_path, fingerprint="counted") == WANTED
-    assert samples.asked == 10
+    assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
+    assert samples.reads == 10
+
+
+class Ragged(Counted):
+    """300 samples, the last of another shape."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(2 + (index // 256)), index
 
 
 def test_samples_of_different_shapes_are_named(tmp_path: Path) -> None:
-    class Ragged(Counted):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            return torch.zeros(2 + (index == 7)), index
-
-    with pytest.raises(DataError, match="samples 0 to 9 do not make a batch"):
-        values(Ragged(), tmp_path)
-
-    def chunks() -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(torch.zeros(2, width), torch.zeros(2)) for width in (3, 4)]
-
-    with pytest.raises(DataError, match=r"images 2…: torch.float32 \[4\], but those before are torch.float32 \[3\]"):
-        decode_once(tmp_path, "ragged", chunks)
+    with pytest.raises(DataError, match="samples 0 to 1 do not make a batch"):
+        values(Subset(Ragged(), [0, 299]), tmp_path)
+    for name, options in (("ram", {}), ("cache", {"folder": str(tmp_path)})):
+        with pytest.raises(DataError, match=r"from 256 on are torch.float32 \[3\], those before torch.float32 \[2\]"):
+            make_loader(name, Ragged(), frozen=True, **ORDER, **options)
 
 
 PROCESS = """
 import os, sys, time
 from pathlib import Path
 import torch
-from vitmnist.data import decoded_cache
-from vitmnist.data.cache import decode_once
+from vitmnist.data.decoded_cache import decode_once
 
 def chunks():
     print("decoding", flush=True)
-    while len(list(Path(sys.argv[1]).glob("ready*"))) < 3:  # the others have begun, and wait for this one
+    while len(list(Path(sys.argv[1]).glob("ready*"))) < 3:  # the others have started, and wait for this one
         time.sleep(0.01)
     time.sleep(0.3)
     for index in range(200):
         yield torch.full((50, 100), index, dtype=torch.uint8), torch.full((50,), index)
 
 (Path(sys.argv[1]) / f"ready{os.getpid()}").touch()
-arrays = decode_once(Path(sys.argv[1]), "shared", chunks).arrays
-assert torch.equal(arrays.images[:, 0].long(), arrays.labels)
-print("whole", len(arrays))
+tensors = decode_once(Path(sys.argv[1]), "shared", chunks).tensors
+assert torch.equal(tensors.images[:, 0].long(), tensors.labels)
+print("complete", len(tensors))
 """
 
 
 def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for _ in range(3)
-    ]
+    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = [process.communicate(timeout=100)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0]
-    assert all(output.endswith("whole 10000\n") for output in outputs)
+    assert all(output.endswith("complete 10000\n") for output in outputs)
     assert sum(output.count("decoding") for output in outputs) == 1

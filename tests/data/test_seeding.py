@@ -19,11 +19,11 @@ from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.errors import ConfigError
-from vitmnist.testing import Noisy
+from vitmnist.testing import Relabelled
 
 CPU = torch.device("cpu")
 ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}
-NOISY = Noisy(TensorDataset(torch.zeros(23), torch.arange(23)))
+NOISY = Relabelled(TensorDataset(torch.zeros(23), torch.arange(23)), noise=True)
 
 READERS: dict[str, dict[str, Any]] = {
     "disk, 0 workers": {"name": "disk", "num_workers": 0},
@@ -186,7 +186,8 @@ def test_auto_chooses_a_loader_that_does_not_freeze(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where `cache` would decode to
-    with make_loader("auto", NOISY, **ORDER, batches=3, worker_counts=[0]) as loader:
+    candidates = ["ram", "cache", "prefetch", "disk"]
+    with make_loader("auto", NOISY, **ORDER, batches=3, worker_counts=[0], candidates=candidates) as loader:
         assert loader.choice.values["name"] in ("disk", "prefetch")
         with make_loader("disk", NOISY, **ORDER, num_workers=0) as disk:
             for epoch in (0, 1):

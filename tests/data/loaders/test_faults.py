@@ -23,17 +23,17 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {repository!r})
 import torch
-from vitmnist import engine
-from vitmnist.__main__ import main
+from vitmnist.cli.main import main
+from vitmnist.training import step
 
-original = engine.F.cross_entropy
+original = step.F.cross_entropy
 
 def exhausted(logits, labels, **options):
     if len(labels) == 20:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\\nDetails.")
     return original(logits, labels, **options)
 
-engine.F.cross_entropy = exhausted
+step.F.cross_entropy = exhausted
 main()
 """
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -77,12 +76,13 @@ def test_an_exception_arrives_where_its_batch_would_have(
     assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
 
 
-def test_no_more_than_the_queue_is_made_ahead(prefetch: PrefetchLoader) -> None:
+def test_the_queue_is_filled_ahead_and_no_more(prefetch: PrefetchLoader) -> None:
     batches = prefetch.epoch(0)
     next(batches)
-    time.sleep(0.3)
-    # One taken, two in the queue, one in the thread's hands.
-    assert prefetch.base.made <= 4
+    # While the consumer holds the first batch: two in the queue, and one in the thread's hands.
+    assert soon(lambda: prefetch.base.made >= 4)
+    time.sleep(0.1)
+    assert prefetch.base.made == 4
     batches.close()
 
 
@@ -92,33 +92,17 @@ def test_a_thousand_abandoned_iterators_leave_no_thread(prefetch: PrefetchLoader
         for _, labels in prefetch.epoch(number):
             assert int(labels) == number
             break
-    assert soon(lambda: threading.active_count() <= before)
-
-
-def test_a_consumer_that_raises_stops_the_thread(prefetch: PrefetchLoader) -> None:
-    before = threading.active_count()
     with pytest.raises(ZeroDivisionError), prefetch:  # noqa: PT012
         for _ in prefetch.epoch(0):
             raise ZeroDivisionError
     assert soon(lambda: threading.active_count() <= before)
 
 
-def test_loading_and_computing_overlap(prefetch: PrefetchLoader) -> None:
-    """While the consumer holds the first batch, the thread makes the next ones."""
-    batches = prefetch.epoch(0)
-    next(batches)
-    deadline = time.monotonic() + 5
-    while prefetch.base.made < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert prefetch.base.made >= 3
-    batches.close()
-
-
 def test_the_thread_leaves_the_cores_to_the_model(prefetch: PrefetchLoader) -> None:
-    before, beside = torch.get_num_threads(), []
-    prefetch.base.before_batch = {1: lambda: beside.append(torch.get_num_threads())}
+    before, inside = torch.get_num_threads(), []
+    prefetch.base.before_batch = {1: lambda: inside.append(torch.get_num_threads())}
     numbers(prefetch.epoch(0))
-    assert beside == [1]
+    assert inside == [1]
     assert torch.get_num_threads() == before
 
 
@@ -164,18 +148,6 @@ print("live", flush=True)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "live\n", "")
-
-
-def test_an_exception_at_the_very_start_arrives(prefetch: PrefetchLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the base cannot even begin its epoch."""
-
-    def refuse(number: int, start: int) -> Batches:
-        raise PermissionError("no epoch today")
-
-    monkeypatch.setattr(prefetch.base, "epoch", refuse)
-    with pytest.raises(PermissionError, match="no epoch today"):
-        next(prefetch.epoch(0))
-    assert soon(lambda: not prefetching())
 
 
 def soon(condition: Callable[[], bool]) -> bool:
@@ -313,36 +285,7 @@ def test_nested_samples_pass_through() -> None:
     assert [array.tolist() for array in batch["pair"]] == [[2, 3], [1.0, 1.5]]
 
 
-def test_types_that_cannot_hold_a_batch_become_plain_ones() -> None:
-    sizes = collate_samples([torch.Size([2, 3]), torch.Size([4, 5])])
-    assert [part.tolist() for part in sizes] == [[2, 4], [3, 5]]
-    labels = collate_samples([defaultdict(int, label=1), defaultdict(int, label=2)])
-    assert labels["label"].tolist() == [1, 2]
-
-
 def test_some_samples_without_a_value_are_an_error() -> None:
     """And not silently all of them without."""
     with pytest.raises(TypeError, match="some samples have None where others have a value"):
         collate_samples([{"mask": None}, {"mask": torch.tensor(7)}])
-
-
-def test_closing_ends_a_consumer_also_with_a_queue_of_one(tiny: datasets.Dataset) -> None:
-    sampler = EpochSampler(BATCHES, 1, seed=0)
-    for _ in range(5):
-        loader = PrefetchLoader(PrefetchOptions(queue_size=1), tiny.train, sampler, torch.device("cpu"))
-        loader.base = Source(sampler)
-        blocked, seen = threading.Event(), []
-
-        def consume(loader: PrefetchLoader = loader, seen: list = seen, blocked: threading.Event = blocked) -> None:
-            for images, _ in loader.epoch(0):
-                seen.append(int(images))
-                blocked.wait(0.3)
-
-        consumer = threading.Thread(target=consume)
-        consumer.start()
-        while loader.base.made < 3:
-            time.sleep(0.001)
-        loader.close()
-        consumer.join(timeout=5)
-        assert not consumer.is_alive()
-        assert len(seen) <= 2
