@@ -145,8 +145,8 @@ def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: St
     codes, outputs = started.ended()
     assert codes == [1, -signal.SIGKILL]
     assert "Traceback" not in outputs[0]
-    assert "error: another rank has ended without a word" in outputs[0]
-    assert "another rank has ended without a word" in result_of(started.folder / "cut")["error"]
+    assert "error: another rank has ended without giving a reason" in outputs[0]
+    assert "another rank has ended without giving a reason" in result_of(started.folder / "cut")["error"]
 
 
 def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_torchrun_starts_a_run_anew_from_its_last_checkpoint(quick: list[str], t
         assert started.wait(150) == 0, (tmp_path / "output.txt").read_text()
     text = (tmp_path / "output.txt").read_text()
     (run,) = (tmp_path / "outputs" / "runs").glob("*/*")
-    assert f"restarted by torchrun: goes on with {run.relative_to(tmp_path)}" in text
+    assert f"restarted by torchrun: resuming {run.relative_to(tmp_path)}" in text
     result = result_of(run)
     assert result["status"] == "completed"
     assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(400))

@@ -69,7 +69,7 @@ def prepare_job(composed: DictConfig, folder: Path) -> None:
     """
     if differing := _differing_keys(read_run(folder), composed):
         raise ConfigError(
-            f"{folder}: holds the records of another job, with another {', '.join(differing)}; "
+            f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
             "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
         )
     if any(folder.glob("checkpoints/*.pt")):
