@@ -19,7 +19,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import (
-    PLAIN,
     REPOSITORY,
     STATEFUL,
     Start,
@@ -183,27 +182,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped: Path, trai
     assert "start a new run, or resume it with that version" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert sorted((tmp_path / "cut" / "checkpoints").iterdir()) == before
-
-
-def test_what_an_older_checkpoint_lacks_is_missing(root: Path, train_here: Train, tmp_path: Path) -> None:
-    settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "model=cnn", PLAIN]
-    assert train_here(*settings, "epochs=1", "hydra.run.dir=cut").returncode == 0
-    assert train_here("resume=cut", "epochs=2", "max_minutes=0").returncode == 0
-    kept = checkpoint.load(tmp_path / "cut")
-    for fields, name in (
-        (kept["records"][0], "save_s"),
-        (kept["pass"]["seconds"], "saving"),
-        (kept["pass"], "norms"),
-        (kept, "random_of_others"),
-    ):
-        del fields[name]
-    checkpoint.save(tmp_path / "cut", kept)
-    resumed = train_here("resume=cut", "max_minutes=null")
-    assert resumed.returncode == 0, resumed.stderr
-    first, second = result_of(tmp_path / "cut")["epochs"]
-    assert first["save_s"] is None
-    assert second["save_s"] >= 0
-    assert steps(tmp_path / "cut")["time/save_s"] == [2]
 
 
 def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path: Path) -> None:

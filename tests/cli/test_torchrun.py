@@ -25,8 +25,6 @@ from tests.conftest import (
     write_mnist_like,
 )
 from tests.support.processes import free_port
-from vitmnist.data.datasets import load_dataset
-from vitmnist.data.reading import Reading, read_as
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.distributed import SingleProcess
@@ -90,12 +88,6 @@ def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: Sta
     assert result["auto"]["name"] == result["choices"]["loader"]
     assert result["trainer"]["reasons"]["fused"]
     assert (tmp_path / "run" / "profile" / "operations.txt").exists()
-
-
-def test_the_folder_is_one_and_has_no_name_of_its_own(quick: list[str], ranks: StartRanks) -> None:
-    folder = ranks(2, *quick, "epochs=1").succeeded()
-    (run,) = (folder / "outputs" / "runs").glob("*/*")
-    assert result_of(run)["status"] == "completed"
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -245,21 +237,6 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         else:
             with pytest.raises(ConfigError, match=rf"rank {world.rank} has no GPU: torch sees 2 here, for 4 processes"):
                 choose_device("auto", world)
-
-
-def test_a_later_rank_neither_unpacks_nor_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*arguments: object, **options: object) -> None:
-        raise AssertionError("a second time")
-
-    with read_as(Reading.FIRST):
-        first = load_dataset("mnist", root=str(tmp_path), train_size=100)
-    monkeypatch.setattr("vitmnist.data.datasets.idx.gzip.decompress", never)
-    monkeypatch.setattr("vitmnist.data.datasets.idx.hashlib.new", never)
-    with read_as(Reading.LATER):
-        later = load_dataset("mnist", root=str(tmp_path), train_size=100)
-        assert later.train.pictures()[99].size == (28, 28)
-    assert torch.equal(later.train.images, first.train.images)
-    assert torch.equal(later.test.labels, first.test.labels)
 
 
 def test_torchrun_starts_a_run_anew_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
