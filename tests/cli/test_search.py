@@ -63,9 +63,7 @@ def test_trials_that_fail_do_not_end_the_search(train_here: Train, quick: list[s
 def test_a_search_without_a_single_good_trial_says_so(train_here: Train, quick: list[str]) -> None:
     ended = train_here("hparams_search=accuracy", *quick, "optimizer.lr=choice(1e30,1e31)")
     assert ended.returncode == 1
-    assert ended.stderr.endswith(
-        "error: no trial of the search completed; the report in the sweep's folder says why\n"
-    )
+    assert ended.stderr.endswith("error: no trial of the search completed; the report in the sweep's folder says why\n")
 
 
 def test_a_search_has_no_rounds(train_here: Train, quick: list[str], tmp_path: Path) -> None:
