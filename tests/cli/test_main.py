@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import zipfile
@@ -248,29 +247,6 @@ def test_a_run_is_not_overwritten_by_the_next(train_here: Train, quick: list[str
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: hydra.run.dir=here: holds records already")
     assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == files
-
-
-def test_an_interrupted_run_says_so(quick: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=100000", "hydra.run.dir=here"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        next(line for line in process.stdout if "epoch 3/" in line)
-        process.send_signal(signal.SIGINT)
-        printed = process.stdout.read()
-    assert process.returncode == 130
-    assert "SIGINT was received; results: here, resume with\n    python train.py resume=here\n" in printed
-    result = result_of(tmp_path / "here")
-    assert result["status"] == "interrupted"
-    assert len(result["epochs"]) >= 3
-
-
-def test_a_loss_that_is_not_finite_fails_with_its_place(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train_here(*quick, "optimizer.lr=1e30")
-    assert ended.returncode == 1
-    assert "in epoch 1, step" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
-    assert result_of(folder)["status"] == "failed"
-    assert result_of(folder)["error"] in ended.stderr
 
 
 @pytest.mark.parametrize("flag", ["--help", "--cfg=job", "--info=defaults"])

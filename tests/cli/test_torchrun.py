@@ -90,12 +90,6 @@ def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: Sta
     assert (tmp_path / "run" / "profile" / "operations.txt").exists()
 
 
-def test_the_folder_is_one_and_has_no_name_of_its_own(quick: list[str], ranks: StartRanks) -> None:
-    folder = ranks(2, *quick, "epochs=1").succeeded()
-    (run,) = (folder / "outputs" / "runs").glob("*/*")
-    assert result_of(run)["status"] == "completed"
-
-
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
     number: int, quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path
@@ -143,8 +137,8 @@ def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: St
     codes, outputs = started.ended()
     assert codes == [1, -signal.SIGKILL]
     assert "Traceback" not in outputs[0]
-    assert "error: another rank has ended without a word" in outputs[0]
-    assert "another rank has ended without a word" in result_of(started.folder / "cut")["error"]
+    assert "error: another rank has ended without giving a reason" in outputs[0]
+    assert "another rank has ended without giving a reason" in result_of(started.folder / "cut")["error"]
 
 
 def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
@@ -266,7 +260,7 @@ def test_torchrun_starts_a_run_anew_from_its_last_checkpoint(quick: list[str], t
         assert started.wait(150) == 0, (tmp_path / "output.txt").read_text()
     text = (tmp_path / "output.txt").read_text()
     (run,) = (tmp_path / "outputs" / "runs").glob("*/*")
-    assert f"restarted by torchrun: goes on with {run.relative_to(tmp_path)}" in text
+    assert f"restarted by torchrun: resuming {run.relative_to(tmp_path)}" in text
     result = result_of(run)
     assert result["status"] == "completed"
     assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(400))

@@ -9,7 +9,8 @@ import logging
 import shlex
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,8 +18,8 @@ from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from vitmnist.cli.sweep import apply_repeats, final_report, is_search
-from vitmnist.errors import ConfigError
+from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep
+from vitmnist.errors import ConfigError, UserError
 from vitmnist.runtime.distributed import launched
 from vitmnist.runtime.files import claim, display_path
 
@@ -102,9 +103,10 @@ class Outputs(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the command line of a single run, and create its folder."""
-        if config.repeats > 1:
-            sys.exit(f"error: repeats={config.repeats}: repeats the jobs of a sweep; type -m as well")
-        self._create(config, is_sweep=False, resumes=bool(config.resume))
+        with _exit_on_refusal():
+            if config.repeats > 1:
+                raise ConfigError(f"repeats={config.repeats}: repeats the jobs of a sweep; type -m as well")
+            _create(config, is_sweep=False, resumes=bool(config.resume))
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show where the results are."""
@@ -114,25 +116,29 @@ class Outputs(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the command line of a sweep, create its folder, and keep other processes out of it."""
-        if launched():
-            sys.exit(
-                "error: -m: is for one process, which runs the jobs of a sweep one after another; each process of "
-                "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
-            )
-        try:
+        with _exit_on_refusal():
+            if launched():
+                raise ConfigError(
+                    "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
+                    "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
+                )
             apply_repeats(config)
-        except ConfigError as error:
-            sys.exit(f"error: {error}")
-        self._create(config, is_sweep=True, resumes=self.resume_sweep)
+            _create(config, is_sweep=True, resumes=self.resume_sweep)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show the report; the program ends with 1 if a job failed."""
-        if failed := final_report(Path(config.hydra.sweep.dir)):
-            sys.exit(f"error: {failed}")
+        with _exit_on_refusal():
+            report_sweep(Path(config.hydra.sweep.dir))
 
-    def _create(self, config: DictConfig, is_sweep: bool, resumes: bool) -> None:
-        global current  # noqa: PLW0603
-        try:
-            current = OutputFolder(config, is_sweep, resumes)
-        except ConfigError as error:
-            sys.exit(f"error: {error}")
+
+@contextmanager
+def _exit_on_refusal() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def _create(config: DictConfig, is_sweep: bool, resumes: bool) -> None:
+    global current  # noqa: PLW0603
+    current = OutputFolder(config, is_sweep, resumes)

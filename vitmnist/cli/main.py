@@ -78,8 +78,10 @@ def main() -> None:
             sys.exit(1)
         if ended.code:
             raise
+    except TaskError as error:
+        end(error.__cause__ or error)
     except BaseException as error:
-        end(error.__cause__ or error if isinstance(error, TaskError) else error)
+        end(error)
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before
     release_ranks(_world)

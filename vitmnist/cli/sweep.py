@@ -22,7 +22,7 @@ from vitmnist.cli.messages import describe
 from vitmnist.config.labels import PACKAGE, leaves, plain, resolved
 from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import typed
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.report.runs import Run, find_runs, read_run
 from vitmnist.runtime.files import ClaimedError, display_path
 from vitmnist.runtime.signals import RunInterrupted, StopSignal
@@ -69,7 +69,7 @@ def prepare_job(composed: DictConfig, folder: Path) -> None:
     """
     if differing := _differing_keys(read_run(folder), composed):
         raise ConfigError(
-            f"{folder}: holds the records of another job, with another {', '.join(differing)}; "
+            f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
             "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
         )
     if any(folder.glob("checkpoints/*.pt")):
@@ -123,8 +123,12 @@ def objective(composed: DictConfig, job: Run) -> float | None:
     return math.inf if seconds is None else seconds
 
 
-def final_report(folder: Path) -> str:
-    """Write and log the report of a sweep; returns which jobs failed, empty if none did."""
+def report_sweep(folder: Path) -> None:
+    """Write and log the report of a sweep.
+
+    Raises:
+        TrainingError: names the jobs that failed.
+    """
     from vitmnist.report.write import as_text, write_report
 
     try:
@@ -134,7 +138,8 @@ def final_report(folder: Path) -> str:
         log.error("the report could not be written: %s", error)
     jobs = [read_run(job) for job in find_runs([folder])]
     failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted")]
-    return f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}" if failed else ""
+    if failed:
+        raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
 
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:

@@ -50,7 +50,7 @@ def claim(folder: Path) -> IO[str]:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise ClaimedError(f"{folder}: in use by another process; wait for it, or stop it") from error
+        raise ClaimedError(f"{display_path(folder)}: in use by another process; wait for it, or stop it") from error
     return file
 
 

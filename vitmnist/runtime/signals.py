@@ -45,7 +45,7 @@ class StopSignal:
         return bool(self._previous)
 
     def __enter__(self) -> StopSignal:
-        self._received = None
+        self._received = self._agreed = self._deadline = None  # of a run before in this process
         if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
