@@ -42,9 +42,8 @@ def blocks(language: str, page: Path) -> list[str]:
 
 def commands(start: str) -> list[list[str]]:
     """The arguments of every command in a bash block of any page, each once; `A && B` is two commands."""
-    lines = [
-        line for page in PAGES for block in blocks("bash", page) for line in block.replace("\\\n", "").splitlines()
-    ]
+    text = "".join(block for page in PAGES for block in blocks("bash", page)).replace("\\\n", "")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     parts = dict.fromkeys(part.strip() for line in lines for part in line.split("&&"))
     return [shlex.split(part.partition(" > ")[0])[len(start.split()) :] for part in parts if part.startswith(start)]
 
