@@ -1,4 +1,4 @@
-"""What the articles did, to compare with: their model, all of whose tokens go through all blocks, and their loop."""
+"""The articles' model, which computes all tokens in all blocks, their ways of loading, and their training loop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from vitmnist.data.loaders.disk import ImagesOnDisk
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.models.vit import ViT
 
-SYNCHRONISE_EVERY = 100  # steps: then the loop asks for the loss and the accuracy, to print them
+SYNCHRONISE_EVERY = 100  # steps between two readings of loss and accuracy, which the articles print
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""The batches of an epoch: normalised images, and labels."""
+"""Returns the batches of an epoch: normalised images and labels."""
+
+Way = Callable[[Split, int, torch.device], Batches]
+"""A way of loading, given the batch size and the device."""
 
 
 class ArticleViT(ViT):
-    """The same weights and the same answer, with the last block computed for the patches too, which nobody reads."""
+    """Computes the last block for the patches too, whose output is unused; same weights and logits as `ViT`."""
 
     def forward(self, images: Tensor) -> Tensor:
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
@@ -35,20 +38,20 @@ class ArticleViT(ViT):
 
 
 def disk(split: Split, batch_size: int, device: torch.device) -> Batches:
-    """Sample by sample: the picture, as tensor, normalised."""
+    """One sample at a time: decode, convert to a tensor, normalise."""
     loader = DataLoader(ImagesOnDisk(split), batch_size, shuffle=True, pin_memory=device.type == "cuda")
     return lambda: loader
 
 
 def ram(split: Split, batch_size: int, device: torch.device) -> Batches:
-    """The same tensors, kept in memory. Normalised, which the articles forgot here."""
+    """Normalised tensors in memory. (The articles do not normalise here.)"""
     samples = TensorDataset(Preprocess(split)(split.images), split.labels)
     loader = DataLoader(samples, batch_size, shuffle=True, pin_memory=device.type == "cuda")
     return lambda: loader
 
 
 def slices(split: Split, batch_size: int, device: torch.device) -> Batches:
-    """Slices of a set that lies on the device, in random order."""
+    """Contiguous slices of a set on the device, in random order."""
     images, labels = Preprocess(split)(split.images).to(device), split.labels.to(device)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -63,7 +66,7 @@ WAYS = {"disk": disk, "RAM": ram, "slices": slices}
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, device: torch.device) -> None:
-    """An epoch, as the articles wrote it."""
+    """Train for an epoch, as the articles do."""
     for number, batch in enumerate(batches(), start=1):
         images, labels = (part.to(device) for part in batch)
         logits = model(images)

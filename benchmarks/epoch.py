@@ -1,33 +1,28 @@
-"""How long a training epoch takes: this program beside a loop written by hand, the articles', and Lightning's.
+"""How long a training epoch takes: this project next to a hand-written loop, the articles' loop, and Lightning.
 
     python benchmarks/epoch.py --batch-size 500 --rounds 5 --output benchmarks/results/epoch-bs500.md
-    python benchmarks/epoch.py --only bare article trainer=fast --compile      part of it
+    python benchmarks/epoch.py --only bare article trainer=fast --compile      some of the candidates
 
-Every candidate has a process of its own, in which nothing else has changed the allocator or the libraries. Strictly one
-after the other, all others at rest, each trains one epoch of the articles' ViT on MNIST, once a round. A round's ratio
-is a candidate's epoch over another's of the same round, so that a machine that slows down slows all of them. The first
-round is left out, and what is compiled is compiled before it. The loop over one resident batch is the engine without
-any loading: what is left when data cost nothing. Medians and the range of the ratios are written as Markdown.
+Every candidate has a process of its own, so that it cannot profit from what another one changed in the allocator or in
+a library. One at a time, while the others are idle, each trains the articles' ViT on MNIST for one epoch per round. A
+ratio compares epochs of the same round, so that a machine that slows down affects both. The first round does not count,
+and compilation comes before it. The loop over one resident batch is the training loop without any loading.
 
-Inside the clock: taking the batches, normalising, forward, backward and optimizer step, up to the moment when the
-device is done. Not inside: evaluation, setting up, compiling, and starting workers that stay from epoch to epoch.
+The clock includes taking the batches, normalisation, forward, backward and optimizer step, until the device is idle. It
+excludes evaluation, set-up, compilation, and the start of workers that persist from epoch to epoch.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import logging
+import math
 import multiprocessing
 import re
-import shlex
 import sys
-import time
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from datetime import date
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -35,143 +30,35 @@ from typing import Any
 
 import article
 import torch
-import torch.nn.functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from loops import LR, Epoch, article_loop, bare_loop, lightning_loop, new_model
+from rounds import check_output, describe, publish, ratio, rotated, table
 from tqdm import tqdm
 
 from vitmnist import Loader, load_dataset, make_loader
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.timing import Resident
+from vitmnist.data.loaders.timing import resident_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import UserError
-from vitmnist.models.vit import ViT, ViTOptions
+from vitmnist.errors import UserError, first_line
+from vitmnist.models.vit import ViT
 from vitmnist.optim.optimizers import AdamOptions, adam
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.device import accelerator_of, choose_device
-from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
-from vitmnist.training import loop
-from vitmnist.training.fast import StepConfig, decide, timer
-from vitmnist.training.step import Gradient, Step
+from vitmnist.training.cuda_graph import capture_step
+from vitmnist.training.fast import StepConfig, resolve_step_config
+from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.step import TrainStep
 
 BARE = "bare loop"
 RESIDENT = "one resident batch"
 ARTICLE = "article's loop, RAM"
-LR = 0.003
-
-Epoch = Callable[[int], tuple[float, float]]
-"""Trains epoch number n; gives its seconds and the percentage of them spent waiting for data."""
 
 Builder = Callable[[], tuple[Epoch, str]]
-"""Sets a candidate up; gives what trains an epoch, and a remark."""
-
-
-def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torch.nn.Module:
-    """The articles' ViT, always with the same weights."""
-    torch.manual_seed(42)
-    _, channels, height, width = split.images.shape
-    return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
-
-
-def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
-    """What one writes by hand for a normalised float32 set on the device."""
-    model = new_model(split, device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    images = Preprocess(split)(split.images).to(device)
-    labels = split.labels.to(device)
-
-    def epoch(number: int) -> tuple[float, float]:
-        synchronize(device)
-        started = time.perf_counter()
-        total = torch.zeros((), device=device)
-        permutation = torch.randperm(len(images), device=device)
-        for start in range(0, len(images), batch_size):
-            indices = permutation[start : start + batch_size]
-            loss = F.cross_entropy(model(images[indices]), labels[indices])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-        total.item()
-        return time.perf_counter() - started, float("nan")
-
-    return epoch
-
-
-def article_loop(
-    split: Split,
-    batch_size: int,
-    device: torch.device,
-    way: Callable[[Split, int, torch.device], article.Batches],
-    kind: type[ViT],
-) -> tuple[Epoch, str]:
-    """The articles' loop over one of their ways of loading."""
-    model = new_model(split, device, kind)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    batches = way(split, batch_size, device)
-
-    def epoch(number: int) -> tuple[float, float]:
-        synchronize(device)
-        started = time.perf_counter()
-        article.train(model, optimizer, batches, device)
-        synchronize(device)
-        return time.perf_counter() - started, float("nan")
-
-    return epoch, ""
-
-
-def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
-    """Lightning's `Trainer` with all that it records turned off, over a `DataLoader(TensorDataset)`."""
-    import lightning  # an extra
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-    model = new_model(split, device)
-    dataset = TensorDataset(Preprocess(split)(split.images), split.labels)
-    loader = DataLoader(dataset, batch_size, shuffle=True, pin_memory=device.type == "cuda")
-    seconds = 0.0
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # where it is not installed
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-            return F.cross_entropy(self.model(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.model.parameters(), lr=LR)
-
-        def on_train_epoch_start(self) -> None:
-            synchronize(device)
-            self.started = time.perf_counter()
-
-        def on_train_epoch_end(self) -> None:
-            nonlocal seconds
-            synchronize(device)
-            seconds = time.perf_counter() - self.started
-
-    trainer = lightning.StepConfig(
-        accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=[device.index or 0] if device.type == "cuda" else 1,
-        max_epochs=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    module = Module()
-
-    def epoch(number: int) -> tuple[float, float]:
-        trainer.fit_loop.max_epochs = trainer.current_epoch + 1
-        trainer.fit(module, loader)
-        return seconds, float("nan")
-
-    return epoch
+"""Sets up a candidate; returns the function that trains it for an epoch, and a remark for the report."""
 
 
 def our_loop(
@@ -179,94 +66,98 @@ def our_loop(
     split: Split,
     device: torch.device,
     choose: Callable[[], StepConfig],
-    own: ExitStack,
+    stack: ExitStack,
 ) -> tuple[Epoch, str]:
-    """The engine with one loader; and what was decided of its step.
+    """This project's training loop with one loader.
 
     Args:
-        own: of the process, which it ends with.
+        stack: Closes the loader when the candidate's process ends.
     """
     if device.type == "cpu":
-        own.enter_context(freed_memory_kept())  # as a run does
-    loader, trainer = own.enter_context(new_loader()), choose()
-    model = new_model(split, device)
-    optimizer = adam(AdamOptions(lr=LR), model, trainer.fused)
-    schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
-    size = min(loader.sampler.batch_size, loader.sampler.size)
-    gradient = Gradient(model, Preprocess(split).to(device), size, trainer.micro_batch, trainer.precision)
-    step = Step(gradient, optimizer, schedule)
-    if trainer.compile:
-        with closing(loader.epoch(0)) as batches:
-            reason = gradient.compile(*next(batches), None)
-        if reason:
-            raise UserError(f"--compile: {reason}")
-    if trainer.cuda_graph:
-        step.capture(loader, accelerator_of(device))
+        stack.enter_context(freed_memory_kept())  # as in a run
+    loader, config = stack.enter_context(new_loader()), choose()
+    step = new_step(loader, split, device, config)
 
     def epoch(number: int) -> tuple[float, float]:
-        current = loop.TrainingPass(number, len(loader), device)
-        figures = loop.train_epoch(step, loader, current, device)
-        return figures.seconds, 100 * figures.data_wait_s / figures.seconds
+        metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
+        return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = trainer.lines().replace("\n", "; ")
-    if gradient.compile_s:
-        remark += f"; compiling and recording took {gradient.compile_s:.1f} s"
-    return epoch, remark
+    remark = config.describe().replace("\n", "; ")
+    return epoch, remark + (f"; compilation and graph capture took {step.compile_s:.1f} s" if step.compile_s else "")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=5, help="counted rounds, after one that is not")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="for disk: one candidate each")
-    parser.add_argument("--train-size", type=int, default=None, help="the first N images; all if not given")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
-    parser.add_argument("--compile", action="store_true", help="a candidate that is compiled too, which takes a minute")
-    parser.add_argument("--root", default="~/.cache/vitmnist", help="where disk keeps the unpacked set")
-    parser.add_argument("--output", type=Path, help="write the table here too")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    if arguments.output and not arguments.output.parent.is_dir():
-        parser.error(f"--output {arguments.output}: there is no folder {arguments.output.parent}")
-    try:
-        compare(arguments)
-    except UserError as error:
-        parser.error(str(error))
-
-
-def compare(arguments: argparse.Namespace) -> None:
-    """Run the rounds; print and write the table.
+def new_step(loader: Loader, split: Split, device: torch.device, config: StepConfig) -> TrainStep:
+    """The training step of the articles' model with Adam, compiled and captured as configured.
 
     Raises:
-        UserError: a device, a size, a candidate or a number of workers that cannot be.
+        UserError: The step cannot be compiled.
     """
-    device = choose_device(arguments.device)
-    split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-    builders = candidates(split, device, arguments, ExitStack())
-    names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
-    if not names:
-        raise UserError(f"--only {' '.join(arguments.only)}: none of {'; '.join(builders)}")
-    with ExitStack() as stack:
-        rivals = {name: stack.enter_context(Rival(name, arguments)) for name in tqdm(names, desc="set-up")}
-        rounds = []
-        for number in tqdm(range(arguments.rounds + 1), desc="round"):
-            turn = number % len(names)  # another one goes first each round: no place in the order is a candidate's own
-            figures = {name: rivals[name].epoch(number) for name in names[turn:] + names[:turn]}
-            rounds.append({name: figures[name] for name in names})
-    notes = [f"`{name}`: {rival.remark}" for name, rival in rivals.items() if rival.remark]
-    report = markdown(rounds[1:], split, arguments.batch_size, device) + "".join(f"\n{note}\n" for note in notes)
-    print(report, end="")
-    if arguments.output:
-        arguments.output.write_text(report)
+    model = new_model(split, device)
+    optimizer = adam(AdamOptions(lr=LR), model, config.fused)
+    schedule = SCHEDULES.build({"name": "constant"}, optimizer, sys.maxsize)
+    size = min(loader.sampler.batch_size, loader.sampler.size)
+    step = TrainStep(model, Preprocess(split).to(device), optimizer, schedule, size, config)
+    if config.compile:
+        try:
+            with closing(loader.epoch(0)) as batches:
+                step.compile(next(batches), None)
+        except RuntimeError as error:
+            raise UserError(f"--compile: {first_line(error)}") from error
+    if config.cuda_graph:
+        capture_step(step, loader, accelerator_of(device))
+    return step
 
 
-class Rival:
-    """A candidate in a process of its own, which rests until it is asked for an epoch; a context manager.
+def fast(split: Split, batch_size: int, device: torch.device, compiling: bool) -> StepConfig:
+    """The options that `trainer=fast` chooses."""
+    config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto")
+    return resolve_step_config(config, device, min(batch_size, len(split)), len(split))
+
+
+def candidates(
+    split: Split, device: torch.device, arguments: argparse.Namespace, stack: ExitStack
+) -> dict[str, Builder]:
+    """What sets up each candidate, by name; `stack` closes what it opens."""
+    size: int = arguments.batch_size
+    theirs: dict[str, Callable[[], Epoch]] = {BARE: partial(bare_loop, split, size, device)}
+    for way, batches in article.WAYS.items():
+        theirs[f"article's loop, {way}"] = partial(article_loop, split, size, device, batches)
+    theirs[f"{ARTICLE}, our model"] = partial(article_loop, split, size, device, article.ram, ViT)
+    if find_spec("lightning"):
+        theirs["Lightning"] = partial(lightning_loop, split, size, device)
+    builders: dict[str, Builder] = {name: partial(_without_remark, build) for name, build in theirs.items()}
+    resident = resident_loader(split, EpochSampler(len(split), size, 42), device)
+    builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, StepConfig, stack)
+
+    def ours(label: str, choose: Callable[[], StepConfig] = StepConfig, **options: Any) -> None:
+        name = re.split("[ ,]", label)[0]
+        new_loader = partial(make_loader, name, split, batch_size=size, device=device, seed=42, **options)
+        builders[label] = partial(our_loop, new_loader, split, device, choose, stack)
+
+    ours("gpu_slice")
+    ours("ram")
+    ours("prefetch of ram", base="ram")
+    ours("cache", folder=f"{arguments.root}/vitmnist-cache")
+    for workers in arguments.num_workers:
+        ours(f"disk, {workers} workers", num_workers=workers)
+    for name in LOADERS.names():  # registered loaders that are not listed above, with their default options
+        if name != "auto" and not any(re.match(rf"{name}\b", label) for label in builders):
+            ours(name)
+    ours("gpu_slice, trainer=fast", partial(fast, split, size, device, compiling=False))
+    if arguments.compile:
+        ours("gpu_slice, trainer=fast, compiled", partial(fast, split, size, device, compiling=True))
+    return builders
+
+
+def _without_remark(build: Callable[[], Epoch]) -> tuple[Epoch, str]:
+    return build(), ""
+
+
+class CandidateProcess:
+    """A candidate in a process of its own, idle until it is asked for an epoch. Use as a context manager.
 
     Raises:
-        UserError: it could not be set up; says why.
+        UserError: It could not be set up.
     """
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
@@ -279,23 +170,22 @@ class Rival:
         self.remark: str = self._answer()
 
     def epoch(self, number: int) -> tuple[float, float]:
-        """Let it train; as `Epoch`."""
+        """Train for an epoch; see `Epoch`."""
         self._connection.send(number)
-        figures: tuple[float, float] = self._answer()
-        return figures
+        seconds, waiting = self._answer()
+        return seconds, waiting
 
     def _answer(self) -> Any:
         try:
             answer = self._connection.recv()
         except EOFError as error:
-            raise UserError(
-                f"{self._name}: its process has died; --only compares fewer, which need less memory"
-            ) from error
+            hint = "use --only to compare fewer candidates, which need less memory"
+            raise UserError(f"{self._name}: its process has died; {hint}") from error
         if isinstance(answer, UserError):
             raise answer
         return answer
 
-    def __enter__(self) -> Rival:
+    def __enter__(self) -> CandidateProcess:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -304,12 +194,12 @@ class Rival:
 
 
 def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> None:
-    """A rival's process: answers each number of an epoch with its figures, until the other end is closed."""
+    """In a candidate's process: train for each epoch number received, until the connection is closed."""
     try:
         device = choose_device(arguments.device)
         split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-        with ExitStack() as own, suppress(EOFError):
-            epoch, remark = candidates(split, device, arguments, own)[name]()
+        with ExitStack() as stack, suppress(EOFError):
+            epoch, remark = candidates(split, device, arguments, stack)[name]()
             connection.send(remark)
             while True:
                 connection.send(epoch(connection.recv()))
@@ -317,73 +207,72 @@ def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> N
         connection.send(error)
 
 
-def candidates(split: Split, device: torch.device, arguments: argparse.Namespace, own: ExitStack) -> dict[str, Builder]:
-    """What sets each candidate up, by its name; `own` closes what it opens."""
-    size: int = arguments.batch_size
-    builders: dict[str, Builder] = {BARE: lambda: (bare_loop(split, size, device), "")}
-    for way, batches in article.WAYS.items():
-        builders[f"article's loop, {way}"] = partial(article_loop, split, size, device, batches, article.ArticleViT)
-    builders[f"{ARTICLE}, our model"] = partial(article_loop, split, size, device, article.ram, ViT)
-    if importlib.util.find_spec("lightning"):
-        builders["Lightning"] = lambda: (lightning_loop(split, size, device), "")
-    resident = Resident(split, EpochSampler(len(split), size, 42), device)
-    builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, StepConfig, own)
-
-    def ours(label: str, trainer: Callable[[], StepConfig] = StepConfig, **options: Any) -> None:
-        name = re.split("[ ,]", label)[0]
-        new_loader = partial(make_loader, name, split, batch_size=size, device=device, seed=42, **options)
-        builders[label] = partial(our_loop, new_loader, split, device, trainer, own)
-
-    ours("gpu_slice")
-    ours("ram")
-    ours("prefetch of ram", base="ram")
-    ours("cache", folder=f"{arguments.root}/vitmnist-cache")
-    for workers in arguments.num_workers:
-        ours(f"disk, {workers} workers", num_workers=workers)
-    for name in LOADERS.names():  # loaders that were added to ours, with their defaults
-        if name != "auto" and not any(re.match(rf"{name}\b", label) for label in builders):
-            ours(name)
-    ours("gpu_slice, trainer=fast", partial(fast, split, size, device, compiling=False))
-    if arguments.compile:
-        ours("gpu_slice, trainer=fast, compiled", partial(fast, split, size, device, compiling=True))
-    return builders
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one that does not count")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="one disk candidate for each")
+    parser.add_argument("--train-size", type=int, default=None, help="the first N images; default: all")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
+    parser.add_argument("--compile", action="store_true", help="add a compiled candidate, which takes a minute")
+    parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for the files of disk and cache")
+    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    check_output(parser, arguments.output)
+    try:
+        compare(arguments)
+    except UserError as error:
+        parser.error(str(error))
 
 
-def fast(split: Split, batch_size: int, device: torch.device, compiling: bool) -> StepConfig:
-    """What `trainer=fast` comes down to."""
-    sample = split.images[:batch_size].to(device), split.labels[:batch_size].to(device), None
-    config = TrainerConfig("auto", compiling, Precision.auto, "auto", "auto")
-    seconds = timer(new_model(split, device), Preprocess(split).to(device), lambda: sample)
-    return decide(config, device, min(batch_size, len(split)), len(split), seconds)
+def compare(arguments: argparse.Namespace) -> None:
+    """Run the rounds; print and write the table.
+
+    Raises:
+        UserError: The device, a size, a candidate or a number of workers is not possible.
+    """
+    device = choose_device(arguments.device)
+    split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
+    known = candidates(split, device, arguments, ExitStack())
+    names = [name for name in known if not arguments.only or any(text in name for text in arguments.only)]
+    if not names:
+        raise UserError(f"--only {' '.join(arguments.only)}: none of {'; '.join(known)}")
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(CandidateProcess(name, arguments)) for name in tqdm(names, desc="set-up")
+        }
+        rounds = [
+            {name: processes[name].epoch(number) for name in rotated(names, number)}
+            for number in tqdm(range(arguments.rounds + 1), desc="round")
+        ]
+    title = f"# A training epoch of {len(split):,} images at batch {arguments.batch_size}"
+    method = f"Median of {arguments.rounds} rounds; a ratio is the median of the rounds' ratios, with their range."
+    lines = [title, "", describe(describe_environment(device), method), "", *figures(names, rounds[1:]), ""]
+    for name in names:
+        if processes[name].remark:
+            lines += [f"`{name}`: {processes[name].remark}", ""]
+    publish("\n".join(lines), arguments.output)
 
 
-def markdown(rounds: list[dict[str, tuple[float, float]]], split: Split, batch_size: int, device: torch.device) -> str:
-    """The table, under the machine and the versions that it holds for."""
-    machine = describe_environment(device)
-    references = [name for name in (BARE, RESIDENT, ARTICLE) if name in rounds[0]]
-    lines = [
-        f"# A training epoch of {len(split):,} images at batch {batch_size}",
-        "",
-        f"{date.today()}, {machine['gpu'] or machine['cpu']}, {machine['cpu_count']} CPU cores, "
-        f"torch {machine['torch']}, Python {machine['python']}, commit {str(machine['git_commit'])[:10]}"
-        f"{' and changes' if machine['git_dirty'] else ''}. Median of {len(rounds)} rounds; a ratio is the median of "
-        f"the rounds' ratios, with their range. Written by `{shlex.join(['python', *sys.argv])}`.",
-        "",
-        f"| candidate | seconds | {' | '.join(f'× {name}' for name in references)} | waiting for data |",
-        f"|---|---|{'---|' * len(references)}---|",
-    ]
-    for name in rounds[0]:
-        seconds = median(figures[name][0] for figures in rounds)
-        waits = [figures[name][1] for figures in rounds]
-        cells = [ratio([figures[name][0] / figures[other][0] for figures in rounds]) for other in references]
-        wait = "–" if waits[0] != waits[0] else f"{median(waits):.1f}%"
-        lines.append(f"| {name} | {seconds:.2f} | {' | '.join(cells)} | {wait} |")
-    return "\n".join(lines) + "\n"
-
-
-def ratio(values: list[float]) -> str:
-    """The median and the range."""
-    return f"{median(values):.3f} ({min(values):.3f}–{max(values):.3f})"
+def figures(names: list[str], rounds: list[dict[str, tuple[float, float]]]) -> list[str]:
+    """The lines of the table: median seconds, ratios to the reference candidates, share of waiting."""
+    references = [name for name in (BARE, RESIDENT, ARTICLE) if name in names]
+    rows = []
+    for name in names:
+        seconds = [epochs[name][0] for epochs in rounds]
+        waiting = median(epochs[name][1] for epochs in rounds)
+        rows.append(
+            [
+                name,
+                f"{median(seconds):.2f}",
+                *(ratio([epochs[name][0] / epochs[other][0] for epochs in rounds]) for other in references),
+                "–" if math.isnan(waiting) else f"{waiting:.1f}%",
+            ]
+        )
+    return table(["candidate", "seconds", *(f"× {name}" for name in references), "waiting for data"], rows)
 
 
 if __name__ == "__main__":

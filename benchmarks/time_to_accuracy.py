@@ -31,7 +31,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from vitmnist.cli.messages import explain
+from vitmnist.cli.messages import describe
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import typed
@@ -52,7 +52,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     from vitmnist.runtime.distributed import ALONE
     from vitmnist.runtime.timer import synchronize
     from vitmnist.tracking.environment import describe_environment
-    from vitmnist.training import loop
+    from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
     from vitmnist.training.setup import build_setup
 
     config = typed(Config, composed(overrides))
@@ -60,19 +60,19 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     with ExitStack() as stack:
         setup = build_setup(config, device, stack, ALONE)
         step, loader = setup.step, setup.train_loader
-        setup.learner.capture(step, loader)
+        setup.capture_graph()
         synchronize(device)
         started = time.perf_counter()
         for epoch in range(config.epochs):
-            loop.train_epoch(step, loader, loop.TrainingPass(epoch, len(loader), device), device)
-        figures, _ = loop.evaluate(step.evaluated, setup.test_loader, setup.test_preprocess, device)
+            train_epoch(step, loader, EpochProgress(epoch, loader.sampler, device))
+        metrics, _ = evaluate(step.eval_model, setup.eval_loader, setup.eval_preprocess)
         seconds = time.perf_counter() - started
     return {
-        "accuracy": figures.accuracy,
+        "accuracy": metrics["eval_acc"],
         "warm_s": seconds,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
-        "trainer": setup.learner.record(),
+        "trainer": setup.step_config.to_dict(),
         "environment": describe_environment(device),
     }
 
@@ -115,10 +115,10 @@ def main() -> None:
         else:
             measure(arguments)
     except Exception as error:
-        told = explain(error, CONF)
-        if told is None:
+        failure = describe(error)
+        if not failure.is_user_error:
             raise
-        parser.error(told)
+        parser.error(failure.message)
 
 
 def measure(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,16 +16,33 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, start_ranks
 from vitmnist.cli.main import main
 from vitmnist.data.datasets import Dataset, load_dataset
 from vitmnist.data.datasets.mnist import FILES
 
 REPOSITORY = Path(__file__).parent.parent
 
-PLAIN = "tensorboard.images_every_epochs=null"  # drawing takes most of the time of a run of a moment
+PLAIN = "tensorboard.images_every_epochs=null"  # drawing images takes most of the time of a short run
+STATEFUL = ("schedule=one_cycle", "ema_decay=0.9", "data/augment=shift")  # what a resumed run has to continue
+TIMES = (
+    "epoch_s",
+    "train_s",
+    "eval_s",
+    "save_s",
+    "data_wait_s",
+    "data_wait_pct",
+    "compute_s",
+    "images_per_s",
+    "ended_at",
+)
+MACHINE = ("host_peak_mib", "gpu_peak_mib", "gpu_util_pct")
 
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., TrainProcess]
+StartRanks = Callable[..., TrainRanks]
 
 
 def write_idx(path: Path, array: torch.Tensor) -> None:
@@ -70,6 +87,17 @@ def start_program(folder: Path, *arguments: str, **environment: str) -> subproce
     )
 
 
+def overrides_for(data_root: Path, *more: str) -> list[str]:
+    """Overrides for a run of about a second: the `kmnist` of `data_root`, a CNN and two epochs."""
+    return ["data/dataset=kmnist", f"data.root={data_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN, *more]
+
+
+@pytest.fixture
+def quick(tiny_root: Path) -> list[str]:
+    """Overrides for a run of about a second: 23 images in batches of 6, 6, 6 and 5, twice."""
+    return overrides_for(tiny_root)
+
+
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
     """Run `train.py` in an empty folder with the given arguments, as a process."""
@@ -97,5 +125,46 @@ def train_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     return start
 
 
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `train.py` in an empty folder with the given arguments, and do not wait for it."""
+    yield partial(TrainProcess, tmp_path)
+    kill_leftovers()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[StartRanks]:
+    """Start a given number of ranks of `train.py` in an empty folder, and do not wait for them."""
+    yield partial(start_ranks, tmp_path)
+    kill_leftovers()
+
+
 def result_of(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The final weights of a completed run."""
+    return load_file(folder / "checkpoints" / "final.safetensors")
+
+
+def learned(folder: Path) -> list[dict]:
+    """The recorded epochs without the metrics that depend on the machine."""
+    return [
+        {name: value for name, value in epoch.items() if name not in (*TIMES, *MACHINE)}
+        for epoch in result_of(folder)["epochs"]
+    ]
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Compare the final weights of two runs bit for bit."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Compare two completed runs bit for bit: weights, losses and accuracies."""
+    assert result_of(one)["status"] == result_of(other)["status"] == "completed"
+    assert learned(one) == learned(other)
+    assert_same_weights(one, other)

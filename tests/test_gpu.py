@@ -10,8 +10,8 @@ from typing import get_args
 import pytest
 import torch
 
-from tests.training import test_step as training
-from vitmnist import load_dataset, make_loader
+from tests.training import test_step
+from vitmnist import make_loader
 from vitmnist.config.schema import Precision, Shuffle
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset
@@ -19,16 +19,15 @@ from vitmnist.data.loaders import Loader
 from vitmnist.data.loaders.base import Batches
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.memory import DoesNotFitError, free_memory, peak_memory
 from vitmnist.runtime.timer import EpochTimer, Phase
 from vitmnist.testing import PROMISES, Case
 from vitmnist.tracking.hardware import HardwareFigures
-from vitmnist.training import loop
-from vitmnist.training.fast import StepConfig
-from vitmnist.training.step import Gradient, Step
+from vitmnist.training.cuda_graph import capture_step
+from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.step import TrainStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -150,17 +149,16 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: tor
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).to(cuda)
         optimizer = torch.optim.Adam(model.parameters())
         schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
-        step = Step(Gradient(model, Preprocess(tiny.train).to(cuda), batch_size=5), optimizer, schedule)
+        step = TrainStep(model, Preprocess(tiny.train).to(cuda), optimizer, schedule, batch_size=5)
         steps = 0
 
-        def advance(timer: EpochTimer) -> None:
+        def after_step(timer: EpochTimer) -> None:
             nonlocal steps
             steps += 1
             torch.cuda.set_sync_debug_mode("error" if steps < len(loader) else "default")
 
         try:
-            current = loop.TrainingPass(0, len(loader), cuda)
-            loop.train_epoch(step, loader, current, cuda, advance)
+            train_epoch(step, loader, EpochProgress(0, loader.sampler, cuda), after_step)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -173,59 +171,36 @@ def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) ->
 
 
 @pytest.mark.parametrize("decay", [None, 0.9])
-@pytest.mark.parametrize("optimizer", training.OPTIMIZER_OPTIONS)
+@pytest.mark.parametrize("optimizer", test_step.OPTIMIZERS_UNDER_TEST)
 @pytest.mark.parametrize("loader", ["gpu_slice", "ram", "prefetch", "disk"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_replay_on_the_gpu_is_the_eager_step_over_a_changing_rate(
     tiny: Dataset, cuda: torch.device, loader: str, optimizer: str, decay: float | None, compiled: bool
 ) -> None:
-    """The same promise as on the CPU, with a graph that is one; nothing is read back while it is replayed."""
-    eager, captured = (training.make_step(tiny, optimizer, decay=decay, device=cuda) for _ in range(2))
-    with training.make_loader(tiny, loader, device=cuda) as batches:
-        expected = training.train(eager, batches)
-        figures = training.train(captured, batches, epochs=1)
+    """The same promise as on the CPU, with a real graph; nothing is read back while it is replayed."""
+    eager, captured = (test_step.make_step(tiny, optimizer, decay=decay, device=cuda) for _ in range(2))
+    with test_step.make_loader(tiny, loader, device=cuda) as batches:
+        expected = test_step.train(eager, batches)
+        metrics = test_step.train(captured, batches, epochs=1)
         if compiled:
-            keys = next(captured.gradient.preprocess.keys(batches.sampler, 0))
-            assert captured.gradient.compile(*next(batches.epoch(0)), keys) is None
-        captured.capture(batches, accelerator_of(cuda))
-        figures += training.train(captured, batches, epochs=2, first=1)
-    assert [figure.loss for figure in figures] == pytest.approx([figure.loss for figure in expected], rel=1e-3)
-    training.check_same_weights(captured.model, eager.model, tolerance=1e-3)
-    training.check_same_weights(captured.evaluated, eager.evaluated, tolerance=1e-3)
-    assert captured.rate == eager.rate
+            captured.compile(next(batches.epoch(0)), next(captured.preprocess.keys(batches.sampler, 0)))
+        capture_step(captured, batches, accelerator_of(cuda))
+        metrics += test_step.train(captured, batches, epochs=2, first=1)
+    assert [one["train_loss"] for one in metrics] == pytest.approx([one["train_loss"] for one in expected], rel=1e-3)
+    test_step.check_same_weights(captured.model, eager.model, tolerance=1e-3)
+    test_step.check_same_weights(captured.eval_model, eager.eval_model, tolerance=1e-3)
+    assert captured.lr == eager.lr
 
 
 @pytest.mark.parametrize("precision", [Precision.tf32, Precision.bf16])
 def test_less_precision_on_the_gpu_is_the_step_within_its_rounding(
     tiny: Dataset, cuda: torch.device, precision: Precision
 ) -> None:
-    StepConfig(precision=precision).check(cuda)
-    plain, rounded = (training.make_step(tiny, device=cuda, precision=value) for value in (Precision.fp32, precision))
+    plain, rounded = (test_step.make_step(tiny, device=cuda, precision=one) for one in (Precision.fp32, precision))
     before = torch.backends.cuda.matmul.fp32_precision
-    with training.make_loader(tiny, "gpu_slice", device=cuda) as loader:
-        batch = next(loader.epoch(0))
-        for step in (plain, rounded):
-            step.gradient(*batch, next(step.gradient.preprocess.keys(loader.sampler, 0)))
-    assert 0 < training.difference(rounded.model, plain.model) < 0.02
-    assert torch.backends.cuda.matmul.fp32_precision == before
-
-
-def test_a_gpu_that_is_full_halves_the_pieces(tiny: Dataset, cuda: torch.device) -> None:
-    """With a block in the way that leaves less than half of the batch's need."""
-    train = make_loader("gpu_slice", load_dataset("mnist").train, batch_size=20_000, device=cuda, seed=0)
-    with train as loader:
+    with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
         images, labels = next(loader.epoch(0))
-        model = ViT(ViTOptions(), (1, 28, 28), 10).to(cuda)
-        preprocess = Preprocess(load_dataset("mnist").train).to(cuda)
-        whole = Gradient(model, preprocess, 20_000)
-        need, _ = peak_memory(lambda: whole(images, labels), cuda)
-        expected = [value.grad.clone() for value in model.parameters()]
-        model.zero_grad()
-        torch.cuda.empty_cache()
-        block = torch.empty(free_memory(cuda).device - need.device // 2, dtype=torch.uint8, device=cuda)
-        gradient = Gradient(model, preprocess, 20_000, 20_000)
-        gradient(images, labels)
-        del block
-    assert gradient.piece < 20_000
-    for mine, other in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(mine.grad, other, rtol=1e-3, atol=1e-6)
+        for step in (plain, rounded):
+            step.forward_backward(images, labels, next(step.preprocess.keys(loader.sampler, 0)), len(labels))
+    assert 0 < test_step.gradient_difference(rounded.model, plain.model) < 0.02
+    assert torch.backends.cuda.matmul.fp32_precision == before

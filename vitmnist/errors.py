@@ -1,4 +1,4 @@
-"""Errors for the person who can mend them: each message says what was wrong, what is allowed, what to type."""
+"""Errors that the user can fix: each message says what is wrong, what is allowed and what to type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A value of the configuration that cannot be used; the message names its key."""
+    """A configuration value that cannot be used; the message names its key."""
 
 
 class UnknownKeyError(ConfigError):
@@ -19,41 +19,41 @@ class UnknownKeyError(ConfigError):
 
     def __init__(self, key: str, siblings: Iterable[str], value: object) -> None:
         self.key, self.siblings, self.value = key, list(siblings), value
-        super().__init__(key, self.siblings, value)  # so that it can be pickled
+        super().__init__(key, self.siblings, value)  # all arguments, so that it can be pickled
 
     def __str__(self) -> str:
         return f"{self.key}: there is no such key; {choices(self.key.rpartition('.')[2], self.siblings)}"
 
 
 class DataError(UserError):
-    """A data file that is missing, damaged or not what it claims to be; the message names the file."""
+    """A data file is missing, damaged or of the wrong kind; the message names the file."""
 
 
 class LoadingError(UserError):
-    """A loader that delivers no more batches."""
+    """A loader cannot deliver the next batch."""
 
 
 class TrainingError(UserError):
-    """Training that cannot go on, such as a loss that is not finite."""
+    """Training cannot continue, for example because the loss is not finite."""
 
 
 class PeerError(UserError):
-    """Another process of the same run has failed, and has said why; this one cannot go on without it."""
+    """Another rank of the same run has failed; the message gives its reason."""
 
 
 def choices(wrong: str, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest of the allowed names, then all of them."""
+    """The end of a message about an unknown name: the closest allowed name, then all of them."""
     names = sorted(allowed)
     return f"{nearest(wrong, names)} allowed: {', '.join(names) or 'none'}".lstrip()
 
 
 def nearest(wrong: str, allowed: Iterable[str]) -> str:
-    """The question whether the nearest of the allowed names was meant, in any case; empty if none is near."""
+    """`did you mean …?` with the closest allowed name, ignoring case; empty if none is close."""
     names = {name.lower(): name for name in allowed}
     near = get_close_matches(wrong.lower(), names, n=1)
     return f"did you mean {names[near[0]]!r}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message without the details that OmegaConf writes below it."""
+    """The first line of a message, without the details that OmegaConf and torch add below it."""
     return str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""What was trained can be used: evaluated, and asked about pictures."""
+"""`evaluate` and `predict` use a trained model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import REPOSITORY, result_of
-from vitmnist.checkpoint import storage as checkpoint
+from vitmnist import load_dataset
+from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import evaluate, figures, main
+from vitmnist.cli.evaluate import class_metrics, evaluate, main
 from vitmnist.cli.predict import predict
 from vitmnist.data.image_io import find_pictures
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.runtime.device import choose_device
 
 CPU = torch.device("cpu")
 
 
 def run(module: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", f"vitmnist.cli.{module}", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -40,8 +40,8 @@ def run(module: str, *arguments: str, folder: Path) -> subprocess.CompletedProce
 
 
 @pytest.fixture(scope="module")
-def inference_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder above `run`: MNIST, two epochs of 2,000 images."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `run`: MNIST, two epochs of 2,000 images."""
     folder = tmp_path_factory.mktemp("trained")
     sizes = ["data.dataset.train_size=2000", "data.dataset.test_size=300", f"data.root={folder / 'data'}"]
     settings = ["model=cnn", "batch_size=20", "epochs=2", "hydra.run.dir=run"]
@@ -50,83 +50,73 @@ def inference_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_evaluation_finds_what_the_run_recorded(inference_model: Path) -> None:
-    ended = run("vitmnist.evaluate", "run", "--json", folder=inference_model)
+def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path) -> None:
+    ended = run("evaluate", "run", "--json", folder=trained)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
-    assert found["accuracy"] == result_of(inference_model / "run")["epochs"][-1]["eval_acc"]
-    assert found["images"] == 300
-    assert sum(map(sum, found["confusion_matrix"])) == 300
-    assert [row["class"] for row in found["classes"]] == list("0123456789")
-    shown = run("vitmnist.evaluate", "run", "data.dataset.test_size=100", folder=inference_model).stdout
-    assert "of 100 images" in shown
-    assert "confusion matrix" in shown
+    printed = json.loads(ended.stdout)
+    assert printed["accuracy"] == result_of(trained / "run")["epochs"][-1]["eval_acc"]
+    assert printed["images"] == sum(map(sum, printed["confusion_matrix"])) == 300
+    assert [row["class"] for row in printed["classes"]] == list("0123456789")
+    table = run("evaluate", "run", "data.dataset.test_size=100", folder=trained).stdout
+    assert "of 100 images" in table
+    assert "confusion matrix" in table
 
 
-def test_figures_are_those_of_the_definition() -> None:
-    found = figures(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"))
-    assert found["accuracy"] == pytest.approx(100 * 5 / 6)
-    first, second, absent = found["classes"]
+def test_class_metrics_follow_their_definition() -> None:
+    metrics = class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"))
+    assert metrics["accuracy"] == pytest.approx(100 * 5 / 6)
+    first, second, absent = metrics["classes"]
     assert (first["precision"], first["recall"], first["images"]) == (100.0, 75.0, 4)
-    assert second["precision"] == pytest.approx(100 * 2 / 3)
-    assert second["f1"] == pytest.approx(80.0)
+    assert (second["precision"], second["f1"]) == pytest.approx((100 * 2 / 3, 80.0))
     assert (absent["precision"], absent["recall"], absent["f1"]) == (None, None, None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("module", "arguments", "message"),
     [
-        (["nowhere"], "nowhere: holds no run"),
-        (["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
-        (["run", "data.dataset.test_size=10001"], "the set has 10000 images"),
-        (["run", "batch_size=0"], "batch_size=0: must be at least 1"),
+        ("evaluate", ["nowhere"], "nowhere: holds no run"),
+        ("evaluate", ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
+        ("evaluate", ["run", "data.dataset.test_size=10001"], "the set has 10000 images"),
+        ("evaluate", ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
+        ("evaluate", ["run", "--mistakes", "no/a.csv"], "error: cannot write no/a.csv: No such file or directory"),
+        ("predict", ["run", "nothing.png"], "error: nothing.png: cannot be read as a picture"),
     ],
 )
-def test_mistakes_in_evaluating_are_named(inference_model: Path, arguments: list[str], message: str) -> None:
-    ended = run("vitmnist.evaluate", *arguments, folder=inference_model)
+def test_errors_are_one_message(trained: Path, module: str, arguments: list[str], message: str) -> None:
+    ended = run(module, *arguments, folder=trained)
     assert ended.returncode == 1
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_pictures_of_any_size_and_mode_are_classified(inference_model: Path) -> None:
-    from vitmnist import load_dataset
-
-    test = load_dataset("mnist", root=str(inference_model / "data"), test_size=300).test
-    paths = []
-    for index in range(20):
-        picture = Image.fromarray(test.images[index, 0].numpy())
-        picture = picture.resize((28 + 28 * (index % 3),) * 2).convert(("L", "RGB", "RGBA", "I;16")[index % 4])
-        if index % 4 == 3:
-            picture = Image.fromarray(test.images[index, 0].numpy().astype("uint16") * 257)
-        paths.append(inference_model / f"{index}.png")
-        picture.save(paths[-1])
-    found = list(predict(load_inference_model(inference_model / "run", CPU), paths, CPU))
-    right = sum(int(row["class"]) == int(label) for row, label in zip(found, test.labels[:20].tolist(), strict=True))
-    assert right >= 15
-    assert all(sum(row["all"].values()) == pytest.approx(1) for row in found)
-    assert all(row["probability"] == max(row["all"].values()) for row in found)
-    inverted = inference_model / "inverted.png"
-    Image.fromarray(255 - test.images[0, 0].numpy()).save(inverted)
-    (again,) = predict(load_inference_model(inference_model / "run", CPU), [inverted], CPU, invert=True)
-    assert again["all"] == pytest.approx(found[0]["all"], abs=1e-5)
-    shown = run("vitmnist.predict", "run", "0.png", "1.png", folder=inference_model)
-    assert [line.partition(":")[0] for line in shown.stdout.splitlines()] == ["0.png", "1.png"]
-    as_json = run("vitmnist.predict", "run", "--json", "0.png", folder=inference_model)
-    assert json.loads(as_json.stdout)[0]["class"] == found[0]["class"]
-    refused = run("vitmnist.predict", "run", "0.png", "nothing.png", folder=inference_model)
-    assert refused.returncode == 1
-    assert "error: nothing.png: cannot be read as a picture" in refused.stderr
+def test_images_of_any_size_and_mode_are_classified(trained: Path) -> None:
+    model = load_inference_model(trained / "run", CPU)
+    test = load_dataset("mnist", root=str(trained / "data"), test_size=300).test
+    paths = [trained / f"{index}.png" for index in range(20)]
+    for index, path in enumerate(paths):
+        pixels, mode = test.images[index, 0].numpy(), ("L", "RGB", "RGBA", "I;16")[index % 4]
+        image = Image.fromarray(pixels.astype("uint16") * 257 if mode == "I;16" else pixels)
+        (image if mode == "I;16" else image.resize((28 + 28 * (index % 3),) * 2).convert(mode)).save(path)
+    rows = list(predict(model, paths, CPU))
+    correct = [int(row["class"]) == label for row, label in zip(rows, test.labels[:20].tolist(), strict=True)]
+    assert sum(correct) >= 15
+    assert all(sum(row["all"].values()) == pytest.approx(1) for row in rows)
+    assert all(row["probability"] == row["all"][row["class"]] == max(row["all"].values()) for row in rows)
+    Image.fromarray(255 - test.images[0, 0].numpy()).save(trained / "inverted.png")
+    (inverted,) = predict(model, [trained / "inverted.png"], CPU, invert=True)
+    assert inverted["all"] == pytest.approx(rows[0]["all"], abs=1e-5)
+    printed = run("predict", "run", "0.png", "1.png", folder=trained).stdout
+    assert [line.partition(":")[0] for line in printed.splitlines()] == ["0.png", "1.png"]
+    as_json = run("predict", "run", "--json", "0.png", folder=trained).stdout
+    assert json.loads(as_json)[0]["class"] == rows[0]["class"]
 
 
-def test_predict_takes_folders_and_patterns(
-    inference_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("b/2.png", "b/1.png", "b/deep/3.PNG", "[odd].png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (9, 9)).save(tmp_path / name)
-    Path("b/notes.txt").write_text("no picture")
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (9, 9)).save(name)
+    Path("b/notes.txt").write_text("not an image")
     Path("none").mkdir()
     folder = ["b/1.png", "b/2.png", "b/deep/3.PNG"]
     for names, expected in (
@@ -142,80 +132,66 @@ def test_predict_takes_folders_and_patterns(
     with pytest.raises(DataError, match=r"x\*: matches no file"):
         find_pictures(["x*"])
     monkeypatch.setattr("vitmnist.cli.predict.BATCH_SIZE", 2)
-    rows = predict(load_inference_model(inference_model / "run", CPU), find_pictures(["b"]), CPU)
+    rows = predict(load_inference_model(trained / "run", CPU), find_pictures(["b"]), CPU)
     assert [row["file"] for row in rows] == folder
 
 
 def test_every_mistake_is_listed_and_the_worst_are_drawn(
-    inference_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--mistakes", "mistakes.csv", "--grid", "mistakes.png", "--json", "--predictions"]
-    monkeypatch.chdir(inference_model)
+    monkeypatch.chdir(trained)
     monkeypatch.setattr(sys, "argv", ["evaluate", "run", *options])
     main()
-    found = json.loads(capsys.readouterr().out)
-    rows = found["predictions"]
+    printed = json.loads(capsys.readouterr().out)
+    rows = printed["predictions"]
     assert [row["image"] for row in rows] == list(range(300))
-    assert found["split"] == "test"
+    assert printed["split"] == "test"
     wrong = [row for row in rows if row["true_class"] != row["predicted_class"]]
-    assert len(wrong) == round(300 * (1 - found["accuracy"] / 100))
-    listed = list(csv.DictReader((inference_model / "mistakes.csv").open()))
-    assert [int(row["image"]) for row in listed] == [
-        row["image"] for row in sorted(wrong, key=lambda row: -row["probability"])
-    ]
-    for row in listed:
-        known = rows[int(row["image"])]
-        assert torch.tensor(float(row["probability"])) == torch.tensor(known["probability"])
-        assert (row["true_class"], row["predicted_class"]) == (known["true_class"], known["predicted_class"])
-    with Image.open(inference_model / "mistakes.png") as grid:
-        assert grid.format == "PNG"
+    assert len(wrong) == round(300 * (1 - printed["accuracy"] / 100))
+    wrong.sort(key=lambda row: -row["probability"])
+    listed = list(csv.DictReader(Path("mistakes.csv").read_text().splitlines()))
+    assert [list(row.values())[:3] for row in listed] == [list(map(str, row.values()))[:3] for row in wrong]
+    assert torch.equal(*(torch.tensor([float(row["probability"]) for row in table]) for table in (listed, wrong)))
+    assert Path("mistakes.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_evaluation_is_on_the_split_of_the_training(inference_model: Path) -> None:
-    held_out = evaluate(inference_model / "run", ["data.holdout=50"], None)
+def test_evaluation_uses_the_split_of_the_training(trained: Path) -> None:
+    held_out = evaluate(trained / "run", ["data.holdout=50"], None)
     assert held_out.dataset.evaluated_on() == "held-out split, 50 images"
-    test = evaluate(inference_model / "run", [], None)
+    test = evaluate(trained / "run", [], None)
     assert test.dataset.evaluated_on() == "test split, 300 images"
     assert torch.equal(held_out.split.images, test.dataset.train.images[-50:])
 
 
-def test_mistakes_that_cannot_be_written_are_an_error(inference_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(inference_model)
-    monkeypatch.setattr(sys, "argv", ["evaluate", "run", "--mistakes", "nowhere/mistakes.csv"])
-    with pytest.raises(SystemExit, match=r"error: cannot write nowhere/mistakes\.csv: No such file or directory"):
-        main()
-
-
-def test_weights_are_chosen_by_name_and_verified(inference_model: Path, tmp_path: Path) -> None:
-    shutil.copytree(inference_model / "run", tmp_path / "run")
-    place = tmp_path / "run" / "checkpoints"
-    assert not (place / "best.pt").exists(), "selected by the test split"
-    checkpoint.save(tmp_path / "run", checkpoint.load(tmp_path / "run"), best=True)
+def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    place = folder / "checkpoints"
+    assert not (place / "best.pt").exists(), "selected on the test split"
+    storage.save(folder, storage.load(folder), best=True)
     for name in ("final", "best", "last"):
-        assert load_inference_model(tmp_path / "run", CPU, name).path.stem == name
+        assert load_inference_model(folder, CPU, name).path.stem == name
     (place / "best.pt").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"best\.pt: is damaged"):
-        load_inference_model(tmp_path / "run", CPU, "best")
-    weights = load_file(place / "final.safetensors")
-    save_file(weights, place / "final.safetensors")
-    with pytest.raises(DataError, match="not of this program"):
-        load_inference_model(tmp_path / "run", CPU)
+        load_inference_model(folder, CPU, "best")
+    save_file(load_file(place / "final.safetensors"), place / "final.safetensors")  # without its metadata
+    with pytest.raises(DataError, match=r"final\.safetensors: is damaged, or not of this version"):
+        load_inference_model(folder, CPU)
     (place / "final.safetensors").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"final\.safetensors: is damaged"):
-        load_inference_model(tmp_path / "run", CPU)
+        load_inference_model(folder, CPU)
     (place / "final.safetensors").unlink()
     (place / "best.pt").unlink()
-    assert load_inference_model(tmp_path / "run", CPU).path.stem == "last"
+    assert load_inference_model(folder, CPU).path.stem == "last"
     with pytest.raises(ConfigError, match="holds no final weights"):
-        load_inference_model(tmp_path / "run", CPU, "final")
+        load_inference_model(folder, CPU, "final")
 
 
-def test_a_data_set_that_the_model_does_not_know_is_refused(inference_model: Path, tmp_path: Path) -> None:
+def test_a_data_set_that_does_not_fit_the_model_is_refused(trained: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    (images / "only").mkdir(parents=True)
     for number in range(10):
-        path = tmp_path / "pictures" / "only" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (9, 9)).save(path)
-    changed = ["data/dataset=image_folder", f"data.dataset.path={tmp_path / 'pictures'}", f"data.root={tmp_path}"]
+        Image.new("L", (9, 9)).save(images / "only" / f"{number}.png")
+    changed = ["data/dataset=image_folder", f"data.dataset.path={images}", f"data.root={tmp_path}"]
     with pytest.raises(ConfigError, match=r"images \[1, 28, 28\] of 10 classes, the data set has .* of 1"):
-        evaluate(inference_model / "run", changed, None)
-    assert choose_device("cpu") == CPU
+        evaluate(trained / "run", changed, None)

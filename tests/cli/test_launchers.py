@@ -9,8 +9,7 @@ import pytest
 from hydra.errors import MissingConfigException
 
 from tests.conftest import PLAIN, Train, result_of
-from vitmnist.cli.messages import explain
-from vitmnist.config.labels import CONF
+from vitmnist.cli.messages import describe
 
 REMARK = "overlapping 2 of 2"
 
@@ -43,4 +42,4 @@ def test_two_jobs_at_once_end_in_one_report(
 def test_a_launcher_that_is_not_installed_is_named(name: str, extra: str) -> None:
     """With what Hydra raises then."""
     missing = MissingConfigException("", f"hydra/launcher/{name}", ["basic"])
-    assert explain(missing, CONF) == f"hydra/launcher={name}: is not installed; type pip install 'vitmnist[{extra}]'"
+    assert describe(missing).message == f"hydra/launcher={name}: is not installed; type pip install 'vitmnist[{extra}]'"

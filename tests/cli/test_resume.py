@@ -5,23 +5,33 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import PLAIN, REPOSITORY, Train, result_of, write_mnist_like
+from tests.conftest import (
+    PLAIN,
+    REPOSITORY,
+    STATEFUL,
+    Start,
+    Train,
+    assert_same_run,
+    overrides_for,
+    result_of,
+    weights,
+    write_mnist_like,
+)
+from tests.support.processes import TrainProcess, block_training, kill_and_resume
 from vitmnist.checkpoint import storage as checkpoint
-
-TIMES = ("epoch_s", "train_s", "eval_s", "save_s", "data_wait_s", "compute_s", "images_per_s", "ended_at")
-MACHINE = ("host_peak_mib", "gpu_peak_mib", "gpu_util_pct")
 
 
 @pytest.fixture(scope="module")
@@ -35,65 +45,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(root: Path) -> list[str]:
     """Six epochs of thirty steps."""
-    settings = ["batch_size=10", "epochs=6", "model=cnn", "schedule=one_cycle", "data/augment=shift", PLAIN]
-    step = ["trainer.micro_batch=6", "trainer.fused=true", "ema_decay=0.9", "label_smoothing=0.1"]
-    return ["data/dataset=kmnist", f"data.root={root}", *settings, *step]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "checkpoints" / "final.safetensors")
-
-
-def learnt(folder: Path) -> list[dict]:
-    """The records without what depends on the machine's speed."""
-    return [
-        {key: value for key, value in record.items() if key not in (*TIMES, *MACHINE)}
-        for record in result_of(folder)["epochs"]
-    ]
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    assert result_of(one)["status"] == result_of(other)["status"] == "completed"
-    assert learnt(one) == learnt(other)
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    step = ["trainer.micro_batch=6", "trainer.fused=true", "label_smoothing=0.1"]
+    return overrides_for(root, "batch_size=10", "epochs=6", *STATEFUL, *step)
 
 
 def steps(folder: Path) -> dict[str, list[int]]:
     events = EventAccumulator(str(folder))
     events.Reload()
     return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-class Started:
-    """The program as a process of its own, stopped at a line of its output."""
-
-    def __init__(self, folder: Path, *arguments: str, before: str = "") -> None:
-        """`before` is run in the process first."""
-        program = f"import os, sys; {before}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-        self.process = subprocess.Popen(
-            [sys.executable, *(["-c", program] if before else []), str(REPOSITORY / "train.py"), *arguments],
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.output = ""
-
-    def until(self, pattern: str) -> Started:
-        while not re.search(pattern, self.output):
-            line = self.process.stdout.readline()
-            assert line, self.output
-            self.output += line
-        return self
-
-    def ended(self, *signals: int) -> tuple[int, str]:
-        for number in signals:
-            self.process.send_signal(number)
-        self.output += self.process.communicate(timeout=100)[0]
-        return self.process.returncode, self.output
 
 
 LOADERS_KILLED = {
@@ -110,12 +69,7 @@ def test_killed_twenty_times_a_run_ends_with_the_same_weights(
     """By SIGKILL, at random moments: while it starts, between steps, within a save."""
     arguments = [*quick, "epochs=12", *LOADERS_KILLED[name]]
     assert train(*arguments, "hydra.run.dir=whole").returncode == 0
-    program = [sys.executable, str(REPOSITORY / "tests" / "forked.py"), name, *arguments]
-    ended = subprocess.run(
-        program, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=230, check=False
-    )
-    output = (tmp_path / "output.log").read_text()
-    assert ended.returncode == 0, output + ended.stderr.decode()
+    output = kill_and_resume(tmp_path, arguments, kills=20, seed=name)
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
     assert "is damaged" not in output
     assert output.count("resumed after") > 10
@@ -127,13 +81,11 @@ def test_killed_twenty_times_a_run_ends_with_the_same_weights(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
-    quick: list[str], train: Train, tmp_path: Path, number: int, code: int
+    quick: list[str], train: Train, start: Start, tmp_path: Path, number: int, code: int
 ) -> None:
     hydras = tmp_path / "cut" / ".hydra"
     assert train(*quick, "hydra.run.dir=whole").returncode == 0
-    started = Started(
-        tmp_path, *quick, "epochs=6", "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut"
-    )
+    started = start(*quick, "epochs=6", "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut")
     returned, output = started.until("epoch 2/6").ended(number)
     assert returned == code, output
     assert f"{signal.Signals(number).name} was received; records in cut" in output
@@ -151,19 +103,13 @@ def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
     assert result_of(tmp_path / "cut")["choices"]["loader"] == "gpu_slice"
 
 
-def test_a_second_ctrl_c_ends_at_once(quick: list[str], tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: Path) -> None:
     """Even in a step that never ends."""
-    blocked = REPOSITORY / "tests" / "blocked.py"
-    process = subprocess.Popen(
-        [sys.executable, str(blocked), *quick, "hydra.run.dir=cut"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    while "blocked" not in process.stdout.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    process = start(*quick, "hydra.run.dir=cut", before=block_training).until("blocked")
+    os.kill(process.pid, signal.SIGINT)
+    process.join(1)
+    assert process.is_alive()
+    assert process.ended(signal.SIGINT)[0] == 130
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
 
 
@@ -200,7 +146,7 @@ def stopped(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder above a run `cut`, stopped after its first batch."""
     folder = tmp_path_factory.mktemp("stopped")
     settings = ["data/dataset=kmnist", f"data.root={root}", "batch_size=10", "epochs=2", "model=cnn", "optimizer=adamw"]
-    ended = Started(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()
+    ended = TrainProcess(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()
     assert ended[0] == 0, ended[1]
     return folder
 
@@ -219,7 +165,7 @@ def stopped(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_may_not_change_is_refused_by_name(stopped: Path, arguments: list[str], message: str) -> None:
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.suffix != ".log"}
-    code, output = Started(stopped, *arguments).ended()
+    code, output = TrainProcess(stopped, *arguments).ended()
     assert code == 1
     assert message in output
     assert "Traceback" not in output
@@ -262,17 +208,17 @@ def test_what_an_older_checkpoint_lacks_is_missing(root: Path, train_here: Train
 
 def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
-    code, output = Started(stopped, "resume=cut", f"data.root={tmp_path}").ended()
+    code, output = TrainProcess(stopped, "resume=cut", f"data.root={tmp_path}").ended()
     assert code == 1, output
     assert "the data set is not the one that the run began with: train_images, train_labels" in output, output
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(quick: list[str], train: Train, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_checkpoint_before(quick: list[str], train: Train, start: Start, tmp_path: Path) -> None:
     assert train(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
     last = tmp_path / "cut" / "checkpoints" / "last.pt"
     before = last.read_bytes()
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2 * [{len(before) // 2}]))"
-    code, output = Started(tmp_path, "resume=cut", "epochs=6", before=limit).ended()
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, 2 * (len(before) // 2,))
+    code, output = start("resume=cut", "epochs=6", before=limit).ended()
     assert code == 1
     assert re.search(
         r"error: cannot write the checkpoint \S+/cut/checkpoints/\S+: File too large; the one before", output
@@ -283,8 +229,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(quick: list[str], train: Train
     assert train("resume=cut", "epochs=6").returncode == 0
 
 
-def test_a_folder_that_is_removed_under_the_run_is_named(quick: list[str], tmp_path: Path) -> None:
-    started = Started(tmp_path, *quick, "epochs=100000", "hydra.run.dir=gone").until("epoch 1/")
+def test_a_folder_that_is_removed_under_the_run_is_named(quick: list[str], start: Start, tmp_path: Path) -> None:
+    started = start(*quick, "epochs=100000", "hydra.run.dir=gone").until("epoch 1/")
     while (tmp_path / "gone").exists():
         subprocess.run(["rm", "-rf", str(tmp_path / "gone")], check=False)
     code, output = started.ended()
@@ -332,10 +278,14 @@ def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(
 
 def test_a_run_may_be_stopped_while_it_starts(quick: list[str], tmp_path: Path) -> None:
     for delay in (0.5, 1.5, 2.5):
-        started = Started(tmp_path, *quick, "epochs=100000", f"hydra.run.dir=cut{delay}")
-        time.sleep(delay)
-        code, output = started.ended(signal.SIGTERM)
-        assert code in (143, -signal.SIGTERM), output
+        command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=100000", f"hydra.run.dir=cut{delay}"]
+        with subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            time.sleep(delay)
+            process.terminate()
+            output = process.communicate(timeout=100)[0]
+        assert process.returncode in (143, -signal.SIGTERM), output
         assert "Traceback" not in output
 
 
@@ -347,8 +297,8 @@ def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train_here
     assert "gpu_slice loader" in ended.stdout
 
 
-def test_a_run_that_is_at_work_is_left_alone(quick: list[str], train: Train, tmp_path: Path) -> None:
-    started = Started(tmp_path, *quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
+def test_a_run_that_is_at_work_is_left_alone(quick: list[str], train: Train, start: Start, tmp_path: Path) -> None:
+    started = start(*quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
     refused = train("resume=cut")
     assert refused.returncode == 1
     assert "another process is at work there" in refused.stderr
@@ -358,13 +308,13 @@ def test_a_run_that_is_at_work_is_left_alone(quick: list[str], train: Train, tmp
 
 
 def test_a_sweep_goes_on_when_the_time_of_a_job_is_over_and_ends_when_it_is_stopped(
-    quick: list[str], train: Train, tmp_path: Path
+    quick: list[str], train: Train, start: Start, tmp_path: Path
 ) -> None:
     ended = train("-m", *quick, "epochs=2", "max_minutes=0,null", "hydra.sweep.dir=sweep")
     assert ended.returncode == 0, ended.stderr
     found = [result_of(folder)["status"] for folder in sorted((tmp_path / "sweep").glob("*-*"))]
     assert found == ["interrupted", "completed"]
-    started = Started(tmp_path, "-m", *quick, "epochs=100000,3", "hydra.sweep.dir=stopped").until("epoch 2/100000")
+    started = start("-m", *quick, "epochs=100000,3", "hydra.sweep.dir=stopped").until("epoch 2/100000")
     code, output = started.ended(signal.SIGTERM)
     assert code == 143, output
     assert "epoch 3/3" not in output
@@ -382,22 +332,26 @@ def test_fewer_epochs_than_are_done_are_refused(quick: list[str], train_here: Tr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_group_spares_the_workers(quick: list[str], tmp_path: Path, number: int) -> None:
+def test_a_signal_to_the_whole_group_spares_the_workers(
+    quick: list[str], start: Start, tmp_path: Path, number: int
+) -> None:
     """As a terminal sends Ctrl-C, and a batch system SIGTERM."""
     workers = ["data/loader=disk", "data.loader.num_workers=2", "epochs=100000"]
-    started = Started(tmp_path, *quick, *workers, "hydra.run.dir=cut", before="os.setsid()").until("epoch 2/")
-    os.killpg(started.process.pid, number)
+    started = start(*quick, *workers, "hydra.run.dir=cut").until("epoch 2/")
+    os.killpg(started.pid, number)
     code, output = started.ended()
     assert code == 128 + number, output
     assert "Traceback" not in output
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
 
 
-def test_a_stop_while_a_run_is_resumed_leaves_its_records(quick: list[str], train: Train, tmp_path: Path) -> None:
+def test_a_stop_while_a_run_is_resumed_leaves_its_records(
+    quick: list[str], train: Train, start: Start, tmp_path: Path
+) -> None:
     assert train(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
     before = result_of(tmp_path / "cut")
-    started = Started(
-        tmp_path, "resume=cut", "epochs=2", "data/loader=auto", "data.loader.seconds=1000", "data.loader.batches=1000"
+    started = start(
+        "resume=cut", "epochs=2", "data/loader=auto", "data.loader.seconds=1000", "data.loader.batches=1000"
     )
     assert started.until("timing").ended(signal.SIGTERM)[0] == 143
     assert result_of(tmp_path / "cut") == before

@@ -16,19 +16,13 @@ import pytest
 
 from tests.conftest import PLAIN, REPOSITORY, Train, result_of
 from vitmnist.cli.main import main
-from vitmnist.cli.sweep import expand
+from vitmnist.cli.overrides import expand
 from vitmnist.errors import ConfigError
 from vitmnist.models.cnn import CNN
 from vitmnist.run import build_setup
 
 LOADERS = ("disk", "ram", "gpu_slice", "prefetch")
 SIZES = (6, 9, 11)
-
-
-@pytest.fixture
-def quick(tiny_root: Path) -> list[str]:
-    """Overrides for a job of a moment."""
-    return ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=6", "epochs=2", "model=cnn", PLAIN]
 
 
 def jobs(sweep: Path) -> list[Path]:
@@ -123,7 +117,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(train: Train, quick: list[str
         process.send_signal(signal.SIGINT)
         printed = process.stdout.read()
     assert process.returncode == 130
-    assert "go on with\n    python train.py sweep.resume=here" in printed
+    assert "resume with\n    python train.py sweep.resume=here" in printed
     first, second = jobs(tmp_path / "here")
     assert [result_of(folder)["status"] for folder in (first, second)] == ["completed", "interrupted"]
     assert [row["status"] for row in rows(tmp_path / "here")] == ["completed", "interrupted: SIGINT was received"]
@@ -174,7 +168,7 @@ def test_a_job_that_failed_leaves_no_model_to_the_next(
         return build_setup(*arguments)
 
     monkeypatch.setattr("vitmnist.run.build_setup", prepare_and_count)
-    monkeypatch.setattr("vitmnist.cli.sweep.refresh_report", lambda folder: None)
+    monkeypatch.setattr("vitmnist.cli.sweep._refresh_report", lambda folder: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *quick, "optimizer.lr=1e30,1e31,1e32"])
     with pytest.raises(SystemExit, match="3 of 3 jobs failed"):
@@ -204,8 +198,8 @@ def test_a_sweep_that_is_refused_leaves_nothing(train_here: Train, quick: list[s
     [
         (["sweep.resume="], "is empty; name a folder such as outputs/sweeps/DATE/TIME"),
         (["sweep.resume=nowhere"], "holds no sweep over listed values; name a folder such as outputs/sweeps/DATE/TIME"),
-        (["sweep.resume=single"], "holds no sweep over listed values; resume= goes on with a single run"),
-        (["-m", "sweep.resume=sweep", "epochs=3"], "goes on with that sweep as it was typed; leave out epochs=3"),
+        (["sweep.resume=single"], "holds no sweep over listed values; resume= resumes a single run"),
+        (["-m", "sweep.resume=sweep", "epochs=3"], "resumes that sweep as it was started; leave out epochs=3"),
     ],
 )
 def test_what_cannot_go_on_is_refused(
@@ -225,7 +219,7 @@ def test_a_sweep_that_is_running_is_not_gone_on_with(train_here: Train, quick: l
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
     assert ended.returncode == 1
-    assert ended.stderr == "error: here: another process is at work there; wait for it, or stop it\n"
+    assert ended.stderr == "error: here: in use by another process; wait for it, or stop it\n"
     assert process.returncode == 143
     assert [row["status"] for row in rows(tmp_path / "here")] == ["interrupted: SIGTERM was received"]
 
@@ -288,4 +282,4 @@ def test_a_sweep_does_not_write_over_another(train_here: Train, quick: list[str]
     (tmp_path / "here" / "0" / "result.json").write_text(json.dumps({}))
     ended = train_here("-m", *quick, "seed=1,2", "hydra.sweep.dir=here")
     assert ended.returncode == 1
-    assert "name another folder, or go on with sweep.resume=FOLDER" in ended.stderr
+    assert "name another folder, or resume with sweep.resume=FOLDER" in ended.stderr

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.conftest import PLAIN, REPOSITORY, Train, result_of, write_mnist_like
-from vitmnist.data.datasets import load_dataset
-from vitmnist.data.reading import Reading, read_as
+from tests.conftest import (
+    REPOSITORY,
+    STATEFUL,
+    StartRanks,
+    Train,
+    assert_same_run,
+    assert_same_weights,
+    result_of,
+    weights,
+    write_mnist_like,
+)
+from tests.support.processes import free_port
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.distributed import SingleProcess
@@ -28,85 +33,14 @@ ENDS = 128 + signal.SIGTERM
 PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
 
 
-@dataclass
-class Started:
-    """Processes of one run."""
-
-    folder: Path
-    pids: list[int]
-    ask: Callable[..., dict]
-
-    def until(self, text: str, rank: int = 0) -> Started:
-        """Wait until a rank has printed something."""
-        deadline = time.monotonic() + 60
-        while text not in self.output(rank):
-            assert time.monotonic() < deadline, self.output(rank)
-            time.sleep(0.01)
-        return self
-
-    def output(self, rank: int) -> str:
-        file = self.folder / f"output-{rank}.txt"
-        return file.read_text() if file.exists() else ""
-
-    def ended(self) -> tuple[list[int], list[str]]:
-        """Exit codes and outputs, by rank."""
-        codes = self.ask(wait=self.pids)["codes"]
-        return codes, [self.output(rank) for rank in range(len(codes))]
-
-    def well(self) -> Path:
-        """The folder, after all have ended with 0."""
-        codes, outputs = self.ended()
-        assert codes == [0] * len(codes), "\n".join(outputs)
-        return self.folder
-
-
-TorchDistributed = Callable[..., Started]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Callable[..., dict]]:
-    program = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "tests" / "ranks.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0"},
-        text=True,
-    )
-
-    def ask(**request: object) -> dict:
-        program.stdin.write(json.dumps(request) + "\n")
-        program.stdin.flush()
-        return json.loads(program.stdout.readline())
-
-    yield ask
-    program.stdin.close()
-    program.wait(30)
-
-
 @pytest.fixture
-def ranks(server: Callable[..., dict], tmp_path: Path) -> TorchDistributed:
-    """Start so many processes with the same arguments, or with those of each."""
-
-    def start(number: int, *arguments: str, each: dict[int, str] | None = None, **settings: str) -> Started:
-        own = [[*arguments, *([each[rank]] if each and rank in each else [])] for rank in range(number)]
-        return Started(tmp_path, server(start=own, folder=str(tmp_path), set=settings)["pids"], server)
-
-    return start
-
-
-@pytest.fixture
-def quick(tiny_root: Path) -> list[str]:
+def quick(quick: list[str]) -> list[str]:
     """23 images in batches of 11, 11 and 1."""
-    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=11"]
-    return [*data, "epochs=2", "model=cnn", "schedule=one_cycle", "ema_decay=0.9", "data/augment=shift", PLAIN]
+    return [*quick, "batch_size=11", *STATEFUL]
 
 
 def losses(folder: Path) -> list[float]:
     return [epoch[name] for epoch in result_of(folder)["epochs"] for name in ("train_loss", "eval_loss")]
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["model"]
 
 
 TOGETHER = [(2, "ram", 11), (3, "ram", 11), (2, "ram", 3), (3, "gpu_slice", 4), (2, "prefetch", 11), (2, "cache", 11)]
@@ -118,7 +52,7 @@ def test_ranks_learn_what_one_process_learns(
     loader: str,
     batch_size: int,
     quick: list[str],
-    ranks: TorchDistributed,
+    ranks: StartRanks,
     train_here: Train,
     tmp_path: Path,
 ) -> None:
@@ -129,7 +63,7 @@ def test_ranks_learn_what_one_process_learns(
         loader, []
     )
     assert train_here(*typed, "hydra.run.dir=alone").returncode == 0
-    ranks(number, *typed, "hydra.run.dir=together").well()
+    ranks(number, *typed, "hydra.run.dir=together").succeeded()
     alone, together = (result_of(tmp_path / name) for name in ("alone", "together"))
     assert losses(tmp_path / "together") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
     for one, other in zip(alone["epochs"], together["epochs"], strict=True):
@@ -145,10 +79,10 @@ def test_ranks_learn_what_one_process_learns(
     ]
 
 
-def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     """With a loader and a step that are chosen by the clock, and a profile, which only rank 0 has."""
     fast = ["data/loader=auto", "trainer=fast", "trainer.compile=false", "profile=true", "hydra.run.dir=run"]
-    ranks(2, *quick, *fast).well()
+    ranks(2, *quick, *fast).succeeded()
     result = result_of(tmp_path / "run")
     assert result["status"] == "completed"
     assert result["auto"]["name"] == result["choices"]["loader"]
@@ -156,18 +90,18 @@ def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: Tor
     assert (tmp_path / "run" / "profile" / "operations.txt").exists()
 
 
-def test_the_folder_is_one_and_has_no_name_of_its_own(quick: list[str], ranks: TorchDistributed) -> None:
-    folder = ranks(2, *quick, "epochs=1").well()
+def test_the_folder_is_one_and_has_no_name_of_its_own(quick: list[str], ranks: StartRanks) -> None:
+    folder = ranks(2, *quick, "epochs=1").succeeded()
     (run,) = (folder / "outputs" / "runs").glob("*/*")
     assert result_of(run)["status"] == "completed"
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
-    number: int, quick: list[str], ranks: TorchDistributed, train_here: Train, tmp_path: Path
+    number: int, quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path
 ) -> None:
     """Stopped in the middle of an epoch with 2; with as many again it goes on to the bit."""
-    ranks(2, *quick, "hydra.run.dir=whole").well()
+    ranks(2, *quick, "hydra.run.dir=whole").succeeded()
     codes, outputs = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=cut").ended()
     assert codes == [0, 0], outputs
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
@@ -175,37 +109,35 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
     if number == 1:
         assert train_here(*again).returncode == 0
     else:
-        ranks(number, *again).well()
+        ranks(number, *again).succeeded()
     cut, whole = result_of(tmp_path / "cut"), result_of(tmp_path / "whole")
     assert cut["status"] == "completed"
     if number == 2:
         assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-        assert all(
-            torch.equal(value, weights(tmp_path / "whole")[name]) for name, value in weights(tmp_path / "cut").items()
-        )
+        assert_same_weights(tmp_path / "cut", tmp_path / "whole")
     else:
         assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
         assert cut["epochs"][-1]["eval_acc"] == whole["epochs"][-1]["eval_acc"]
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_a_signal_to_one_rank_stops_all_after_the_same_batch(
-    told: int, quick: list[str], ranks: TorchDistributed
-) -> None:
-    started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
-    os.kill(started.pids[told], signal.SIGTERM)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_rank_stops_all_after_the_same_batch(rank: int, quick: list[str], ranks: StartRanks) -> None:
+    """The ranks save the same step, so that the resumed run equals an uninterrupted one bit for bit."""
+    started = ranks(2, *quick, "epochs=100000", "schedule=constant", "hydra.run.dir=cut").until("epoch 2/")
+    os.kill(started.pids[rank], signal.SIGTERM)
     codes, outputs = started.ended()
     assert codes == [ENDS, ENDS], outputs
     assert "Traceback" not in "".join(outputs)
     assert "torchrun --nproc-per-node=2 train.py resume=cut" in outputs[0]
-    result = result_of(started.folder / "cut")
-    assert result["status"] == "interrupted"
-    epochs = len(result["epochs"]) + 2
-    ranks(2, "resume=cut", f"epochs={epochs}").well()
-    ranks(2, *quick, f"epochs={epochs}", "hydra.run.dir=whole").well()
+    cut = result_of(started.folder / "cut")
+    assert cut["status"] == "interrupted"
+    epochs = f"epochs={len(cut['epochs']) + 2}"
+    ranks(2, "resume=cut", epochs).succeeded()
+    ranks(2, *quick, "schedule=constant", epochs, "hydra.run.dir=whole").succeeded()
+    assert_same_run(started.folder / "cut", started.folder / "whole")
 
 
-def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: TorchDistributed) -> None:
+def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: StartRanks) -> None:
     started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut", "distributed.timeout_s=20").until("epoch 2/")
     os.kill(started.pids[1], signal.SIGKILL)
     codes, outputs = started.ended()
@@ -215,7 +147,7 @@ def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: To
     assert "another rank has ended without a word" in result_of(started.folder / "cut")["error"]
 
 
-def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     """`data.root` alone may differ from machine to machine."""
     codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'nowhere'}"}).ended()
     assert codes == [1, 1]
@@ -227,22 +159,22 @@ def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: TorchDistri
 MACHINES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # two of them, with a process each
 
 
-def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw")
     elsewhere = {1: f"data.root={tmp_path / 'there'}"}
-    ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES).well()
-    ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **MACHINES).well()
+    ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES).succeeded()
+    ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **MACHINES).succeeded()
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 
-def test_a_restart_is_for_one_machine(quick: list[str], ranks: TorchDistributed) -> None:
+def test_a_restart_is_for_one_machine(quick: list[str], ranks: StartRanks) -> None:
     settings = {**MACHINES, "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
     codes, outputs = ranks(2, *quick, **settings).ended()
     assert codes == [1, 1]
     assert sum(output.count("error: --max-restarts=3: is for one machine") for output in outputs) == 1
 
 
-def test_machines_must_have_the_same_data(quick: list[str], ranks: TorchDistributed, tmp_path: Path) -> None:
+def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw", test=8)
     codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'there'}"}, **MACHINES).ended()
     assert codes == [1, 1]
@@ -265,7 +197,7 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: TorchDistribu
     ],
 )
 def test_what_cannot_be_is_said_once(
-    typed: list[str], each: dict[int, str], message: str, quick: list[str], ranks: TorchDistributed
+    typed: list[str], each: dict[int, str], message: str, quick: list[str], ranks: StartRanks
 ) -> None:
     options = [one for one in typed if one.startswith("-")]
     started = ranks(2, *options, *quick, *(one for one in typed if one not in options), each=each)
@@ -279,14 +211,14 @@ def test_what_cannot_be_is_said_once(
 
 
 @pytest.mark.parametrize(("typed", "said"), [(["--cfg", "job"], "batch_size: 500"), (["--version"], "Hydra 1.")])
-def test_all_go_when_there_is_no_run(typed: list[str], said: str, ranks: TorchDistributed) -> None:
+def test_all_go_when_there_is_no_run(typed: list[str], said: str, ranks: StartRanks) -> None:
     codes, outputs = ranks(2, *typed).ended()
     assert codes == [0, 0]
     assert said in outputs[0]
     assert outputs[1] == ""
 
 
-def test_a_port_in_use_is_named(ranks: TorchDistributed) -> None:
+def test_a_port_in_use_is_named(ranks: StartRanks) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -313,28 +245,13 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
                 choose_device("auto", world)
 
 
-def test_a_later_rank_neither_unpacks_nor_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*arguments: object, **options: object) -> None:
-        raise AssertionError("a second time")
-
-    with read_as(Reading.FIRST):
-        first = load_dataset("mnist", root=str(tmp_path), train_size=100)
-    monkeypatch.setattr("vitmnist.data.datasets.idx.gzip.decompress", never)
-    monkeypatch.setattr("vitmnist.data.datasets.idx.hashlib.new", never)
-    with read_as(Reading.LATER):
-        later = load_dataset("mnist", root=str(tmp_path), train_size=100)
-        assert later.train.pictures()[99].size == (28, 28)
-    assert torch.equal(later.train.images, first.train.images)
-    assert torch.equal(later.test.labels, first.test.labels)
-
-
 def test_torchrun_starts_a_run_anew_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
     """One rank is killed; torchrun ends the other, and starts both again in the same folder."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
     typed = [*quick, "epochs=400", "checkpoint.every_epochs=20"]
     with (tmp_path / "output.txt").open("w+") as output:
         started = subprocess.Popen(
-            [*torchrun, f"--master-port={_free_port()}", str(REPOSITORY / "train.py"), *typed],
+            [*torchrun, f"--master-port={free_port()}", str(REPOSITORY / "train.py"), *typed],
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
             stdout=output,
@@ -353,9 +270,3 @@ def test_torchrun_starts_a_run_anew_from_its_last_checkpoint(quick: list[str], t
     result = result_of(run)
     assert result["status"] == "completed"
     assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(400))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import functional as TF
 
 from vitmnist import make_loader
-from vitmnist.data.augment import AUGMENTS, _mix, augment_keys
+from vitmnist.data.augment import AUGMENTS, _mix64, augment_keys
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
@@ -41,7 +41,7 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
     """The generator's first outputs for seed 1234567, as published with its reference implementation."""
     golden = 0x9E3779B97F4A7C15
     states = [(1234567 + golden * step) % 2**64 for step in (1, 2, 3)]
-    found = _mix(torch.tensor([state - 2**64 if state >= 2**63 else state for state in states]))
+    found = _mix64(torch.tensor([state - 2**64 if state >= 2**63 else state for state in states]))
     assert [value % 2**64 for value in found.tolist()] == [
         6457827717110365317,
         3203168211198807973,

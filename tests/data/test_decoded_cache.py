@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
 from vitmnist.data.decoded_cache import decode_once
-from vitmnist.data.loaders.cache import CacheOptions, cached
+from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
 from vitmnist.errors import DataError
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
@@ -82,7 +82,7 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     record["images"]["shape"] = [10, size]
     file.write_text(json.dumps(record))
     os.truncate(file.parent / "images.bin", 10 * size)
-    arrays = cached(Counted(), CacheOptions(str(tmp_path), "counted", verify=False, frozen=True), ORDER["seed"])
+    arrays = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted", verify=False, frozen=True), ORDER["seed"])
     assert arrays.images.shape == (10, size)
     assert arrays.images[9, -1] == 0
 
@@ -114,7 +114,7 @@ def test_samples_of_nothing_are_cached(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_read_from_the_mapped_file(tmp_path: Path) -> None:
-    arrays = cached(Counted(), CacheOptions(str(tmp_path), "counted", frozen=True), ORDER["seed"])
+    arrays = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted", frozen=True), ORDER["seed"])
     (file,) = tmp_path.glob("*/images.bin")
     with file.open("r+b") as opened:
         opened.write(bytes([99]))

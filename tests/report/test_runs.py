@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.records import compared, epoch, rows, run, the_only
 from vitmnist.errors import DataError
-from vitmnist.report.compare import compare
-from vitmnist.report.runs import Run, find_runs, read_run
+from vitmnist.report.grouping import compare
+from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.table import as_csv
 from vitmnist.report.write import as_text
 
@@ -30,12 +30,13 @@ from vitmnist.report.write import as_text
         (b"null", "is not an object"),
         (b"[]", "is not an object"),
         (b"{}", "status is missing or unknown"),
-        (b'{"status": "completed"}', "epochs is not a list of objects"),
-        (b'{"status": "completed", "epochs": [3]}', "epochs is not a list of objects"),
+        ({"epochs": {}}, "epochs is not a list of objects"),
+        ({"epochs": [3]}, "epochs is not a list of objects"),
+        ({"epochs": []}, "status is completed, but there are no epochs"),
+        ({"epochs": [{}]}, "epoch 1: epoch_s is missing"),
         (b'{"status": "completed", "epochs": [], "error": "\\ud800"}', "'utf-8' codec can't encode"),
         ({"config": [3]}, "config is not an object"),
         ({"choices": "ram"}, "choices is not an object"),
-        ({"dataset": {"name": "mnist", "sha256": {"train_images": 1}}}, "dataset.sha256 is not an object of strings"),
         ({"began_at": "now"}, "began_at is now"),
         ({"epochs": [epoch(2.0, train_s=0.0, data_wait_s=0.0, compute_s=0.0)]}, "epoch 1: train_s is 0"),
         ({"epochs": [epoch(2.0), epoch(2.0, eval_acc="high")]}, "epoch 2: eval_acc is high"),
@@ -86,7 +87,7 @@ def test_no_value_in_a_record_stops_the_report(junk: Any, tmp_path: Path) -> Non
     """Each value of a record in turn is replaced by what does not belong there."""
     config = {"sweep": {"objective": "seconds_to_target", "target_acc": 97.0}}
     auto = {"trainer": {"micro_batch": 1}, "summary": {"compile_s": 1.0}, "distributed": {"ranks": 2}}
-    epochs = [{"epoch_s": 1.0}, epoch(2.0, ended_at=4.0)]
+    epochs = [epoch(1.0, ended_at=2.0), epoch(2.0, ended_at=4.0)]
     odd = run(tmp_path / "0", config=config, began_at=1.0, ended_at=5.0, epochs=epochs, **auto)
     good = replace(read_run(odd), folder=tmp_path / "1")
     for content in replaced(json.loads((odd / "result.json").read_text()), junk):
@@ -97,27 +98,6 @@ def test_no_value_in_a_record_stops_the_report(junk: Any, tmp_path: Path) -> Non
             text.encode()
 
 
-def test_a_figure_that_old_records_lack_is_missing(tmp_path: Path) -> None:
-    old = [{"epoch_s": 3.0, "train_loss": 1.0}, {"epoch_s": 2.0, "train_loss": 1.0}]
-    run(tmp_path / "0", epochs=old)
-    (row,) = rows(the_only(tmp_path))
-    assert row == {"epoch, s": "2.00"}
-    assert Run(Path(), "completed", "", {}, {"epochs": old}).seconds_to(90.0) is None
-    run(tmp_path / "1", "disk", times=(9.0, 4.0))
-    assert [row["waiting, s"] for row in rows(the_only(tmp_path))] == ["–", "0.800"]
-
-
-def test_a_new_figure_and_new_facts_are_shown(tmp_path: Path) -> None:
-    new = {"cpu_capability": "AVX512", "cpu_flags": ["avx2", "fma"], "blas": "MKL", "env": {"OMP_NUM_THREADS": "2"}}
-    run(tmp_path / "0", environment={**new, "git_diff_sha256": "b" * 64}, epochs=[epoch(2.0, save_s=0.5)])
-    comparison = the_only(tmp_path)
-    assert rows(comparison)[0]["saving, s"] == "0.500"
-    shown = ("CPU capability", "instruction sets", "BLAS", "environment variables", "SHA-256 of the changes")
-    assert [comparison.facts[title] for title in shown] == ["AVX512", "avx2, fma", "MKL", "OMP_NUM_THREADS=2", "b" * 12]
-    run(tmp_path / "1", environment={**new, "git_diff_sha256": "c" * 64})
-    assert the_only(tmp_path).columns == ("SHA-256 of the changes",)
-
-
 def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in (10, 9, 2):
         run(tmp_path / "sweep" / f"{number}-x")
@@ -126,9 +106,9 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
 
 
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no run"):
+    with pytest.raises(DataError, match="contains no runs"):
         find_runs([tmp_path])
-    with pytest.raises(DataError, match="there is no such folder"):
+    with pytest.raises(DataError, match="no such folder"):
         find_runs([tmp_path / "nowhere"])
 
 

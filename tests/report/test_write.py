@@ -1,11 +1,10 @@
-"""The files of a report: complete, and the same in each of them."""
+"""The files of a report are complete, agree with each other, and show hostile text as it is."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import io
-import json
 import re
 import subprocess
 import sys
@@ -14,34 +13,20 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.records import run, the_only
+from tests.support.records import run
 from vitmnist.report.write import write_report
 
 
-def test_names_with_underscores_stay_as_they_are(tmp_path: Path) -> None:
+def test_names_and_reasons_are_shown_as_they_are(tmp_path: Path) -> None:
     run(tmp_path / "0", "gpu_slice", status="failed", error="a/__init__.py: _em_ **b** $a_$ 5*3*2")
-    run(tmp_path / "1", "ram")
+    run(tmp_path / "1", config={"path": "$a_$b{$"})  # not a formula in the chart
     write_report([tmp_path], tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "failed: a/__init__.py: _em_ **b** $a_$ 5*3*2" in page
     assert "gpu_slice" in (tmp_path / "report.md").read_text()
 
 
-def test_dollars_are_no_formulas(tmp_path: Path) -> None:
-    run(tmp_path / "0", config={"path": "$a_$b{$"})
-    run(tmp_path / "1", config={"path": "x"})
-    write_report([tmp_path], tmp_path)
-
-
-def test_a_run_that_never_began_stands_with_the_others_of_its_sweep(tmp_path: Path) -> None:
-    run(tmp_path / "sweep" / "0")
-    run(tmp_path / "sweep" / "1", "disk", status="failed", error="no", epochs=[], environment=None, dataset=None)
-    content = json.loads((tmp_path / "sweep" / "1" / "result.json").read_text()) | {"environment": None}
-    (tmp_path / "sweep" / "1" / "result.json").write_text(json.dumps(content))
-    assert len(the_only(tmp_path).rows) == 2
-
-
-def test_all_files_say_the_same(tmp_path: Path) -> None:
+def test_all_files_agree(tmp_path: Path) -> None:
     cells = [(loader, size) for loader in ("disk", "ram") for size in (100, 200, 400)]
     for number, (loader, size) in enumerate(cells):
         run(tmp_path / "sweep" / f"{number}", loader, size, (9.0, 2.0 + number))
@@ -49,32 +34,26 @@ def test_all_files_say_the_same(tmp_path: Path) -> None:
     files = {file.name: file for file in (tmp_path / "report").iterdir()}
     assert {"report.md", "report.csv", "report.png", "report.html"} <= files.keys()
     with files["report.csv"].open() as file:
-        measured = list(csv.DictReader(file))
-    assert [(row["data/loader"], row["batch_size"], float(row["epoch_s"])) for row in measured] == [
-        (loader, str(size), 2.0 + number)
-        for number, (loader, size) in enumerate(
-            (loader, size) for loader in ("disk", "ram") for size in (100, 200, 400)
-        )
-    ]
+        measured = [(row["data/loader"], row["batch_size"], float(row["epoch_s"])) for row in csv.DictReader(file)]
+    assert measured == [(loader, str(size), 2.0 + number) for number, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()
     assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 6
-    for shown in ("Some CPU", "2.15.0", "mnist, 60 training and 10,000 test images", "a" * 12, "2.00"):
+    for shown in ("Some CPU", "2.15.0", "mnist, 60 training and 10,000 evaluation images", "a" * 12, "2.00"):
         assert shown in text
         assert shown in page
-    assert page.count("<tr>") == (1 + 6) + (1 + 3)
+    assert page.count("<table>") == 3
     picture = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", page)[1])))
     assert picture.size == Image.open(files["report.png"]).size
-    assert picture.size[1] > 500
 
 
-def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+def test_the_page_needs_no_other_file_and_runs_nothing(tmp_path: Path) -> None:
     hostile = '<script src="http://x/y.js"></script> [a](javascript:b) | `c` **d**\nnext line'
-    run(tmp_path / "0", status="failed", error=hostile)
+    run(tmp_path / "0", config={"data.loader.name": hostile}, status="failed", error=hostile)
+    run(tmp_path / "1", environment={"gpu": hostile, hostile: hostile})
     write_report([tmp_path], tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert not re.search(r"<(?:script|link|iframe)|<[^>]*(?:src|href)=[\"'](?!data:)", page)
+    assert not re.search(r"<(?:script|link|iframe|a )|<[^>]*(?:src|href)=[\"'](?!data:)", page)
     assert "&lt;script src=" in page
-    assert page.count("<tr>") == 2
 
 
 def report(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -87,17 +66,17 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     run(tmp_path / "two" / "0", "disk")
     ended = report("one", "two", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "Fastest: data/loader=" in ended.stdout or "data/loader" in ended.stdout
+    assert "Lowest median: data/loader=ram" in ended.stdout
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
-    assert ended.stdout.splitlines()[-1] == str(page.relative_to(tmp_path))
+    assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "error: nowhere: there is no such folder; "),
-        (["."], "error: .: holds no run; "),
+        (["nowhere"], "error: nowhere: no such folder; "),
+        (["."], "error: .: contains no runs; "),
         (["one", "--output", "file/x"], "error: file"),
     ],
 )
@@ -105,8 +84,7 @@ def test_a_mistake_gets_one_message(arguments: list[str], message: str, tmp_path
     (tmp_path / "file").touch()
     if arguments[0] == "one":
         run(tmp_path / "one")
-    command = [sys.executable, "-m", "vitmnist.report", *arguments]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = report(*arguments, folder=tmp_path)
+    errors = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
     assert ended.returncode == 1
-    assert ended.stderr.startswith(message)
-    assert ended.stderr.count("\n") == 1
+    assert [error.startswith(message) for error in errors] == [True]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.support.fake_accelerator import FakeAccelerator
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.pinned import Staging
+from vitmnist.data.loaders.pinned import PinnedBuffers
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
@@ -63,7 +63,7 @@ def epoch_on(device: FakeAccelerator, loader: Loader, number: int, late: bool) -
             device.read(labels, seen)
         del images, labels
         if not late:
-            device.synchronize(device.event())
+            device.synchronize(device.record_event())
     device.finish()
     return list(zip(seen[::4], seen[1::4], strict=True)) + list(zip(seen[2::4], seen[3::4], strict=True))
 
@@ -93,12 +93,12 @@ def test_what_the_device_reads_is_the_batch(
 
 
 class NeverWaits(FakeAccelerator):
-    def wait(self, event: object) -> None:
+    def wait_event(self, event: object) -> None:
         """As in the article: the copy stream is not joined to the one that computes."""
 
 
 class NeverHolds(FakeAccelerator):
-    def hold(self, tensor: Tensor) -> None:
+    def record_stream(self, tensor: Tensor) -> None:
         """The allocator is not told that another stream reads the memory."""
 
 
@@ -126,14 +126,14 @@ def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake
     with loader:
         for number in range(5):
             epoch_on(device, loader, number, late=True)
-    assert device.made_pinned == 2 * Staging.DEPTH  # images and labels
+    assert device.made_pinned == 2 * PinnedBuffers.DEPTH  # images and labels
     assert len(device.streams) == (2 if label.startswith("prefetch") else 1)  # the default one, and the loader's
 
 
 def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Open, data: TensorSet) -> None:
     loader, device = open_on_fake("ram")
     with loader:
-        iterators = [loader.epoch(number) for number in range(2 * Staging.DEPTH)]
+        iterators = [loader.epoch(number) for number in range(2 * PinnedBuffers.DEPTH)]
         batches = [next(iterator) for iterator in iterators]
         seen: list[Tensor] = []
         for images, _ in batches:

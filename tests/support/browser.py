@@ -1,8 +1,8 @@
-"""A headless Chromium, and TensorBoard for it to look at.
+"""A headless Chromium, and a TensorBoard server to open in it.
 
-    python tests/browser.py outputs/sweeps/DATE/TIME docs/pictures
+    python -m tests.support.browser outputs/sweeps/DATE/TIME docs/pictures
 
-takes the README's pictures of a sweep.
+takes the README's screenshots of a sweep.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typing import Any
 from playwright.sync_api import Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# It has no business in a network.
-ALONE = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-PATIENCE_MS = 60_000
+# No requests of the browser's own.
+OFFLINE = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+TIMEOUT_MS = 60_000
 
 
 @contextmanager
 def chromium() -> Iterator[Page]:
     """A page of a browser with an empty profile."""
     with sync_playwright() as playwright:
-        # A container has no other sandbox, and root may not have one.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", *ALONE])
+        # Chromium refuses to start its sandbox as root, and in most containers.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", *OFFLINE])
         page = browser.new_page(viewport={"width": 1500, "height": 900})
-        page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
+        page.set_default_timeout(TIMEOUT_MS)
+        expect.set_options(timeout=TIMEOUT_MS)
         yield page
         browser.close()
 
 
 @contextmanager
 def tensorboard(logdir: Path) -> Iterator[str]:
-    """The address, on this machine only, of a TensorBoard that has read `logdir`."""
+    """Start a TensorBoard for `logdir`; yields its local address."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", ".", "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, cwd=logdir, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -53,24 +53,26 @@ def tensorboard(logdir: Path) -> Iterator[str]:
 
 def open_time_series(page: Page, address: str, tag: str) -> None:
     """Show the charts of a tag in the time series dashboard."""
-    page.goto("about:blank")  # a change behind the # alone does not load a page anew
-    page.goto(f"{address}#timeseries")
+    _open(page, f"{address}#timeseries")
     page.get_by_role("combobox", name="Filter tags (regex)").fill(tag)
     expect(page.get_by_text(tag, exact=True).first).to_be_visible()
 
 
 def open_hparams(page: Page, address: str) -> None:
     """Show the table of the HParams dashboard."""
-    page.goto("about:blank")
-    page.goto(f"{address}#hparams")
+    _open(page, f"{address}#hparams")
     expect(page.get_by_text("Trial ID").first).to_be_visible()
 
 
 def open_custom_scalars(page: Page, address: str) -> None:
-    """Show the charts that put all runs beside each other."""
-    page.goto("about:blank")
-    page.goto(f"{address}#custom_scalars")
-    expect(page.get_by_text("seconds of an epoch").first).to_be_visible()
+    """Show the charts that compare all runs."""
+    _open(page, f"{address}#custom_scalars")
+    expect(page.get_by_text("epoch time, s").first).to_be_visible()
+
+
+def _open(page: Page, url: str) -> None:
+    page.goto("about:blank")  # a change of the fragment alone does not reload the page
+    page.goto(url)
 
 
 def take_pictures(sweep: Path, folder: Path) -> None:
@@ -80,7 +82,7 @@ def take_pictures(sweep: Path, folder: Path) -> None:
         for name, shown in (("hparams", open_hparams), ("custom-scalars", open_custom_scalars)):
             page.set_viewport_size({"width": 2000, "height": 900})
             shown(page, address)
-            page.wait_for_timeout(3000)  # charts are drawn after they are there
+            page.wait_for_timeout(3000)  # charts are drawn after they become visible
             page.screenshot(path=folder / f"tensorboard-{name}.png")
         page.set_viewport_size({"width": 1200, "height": 900})
         page.goto((sweep / "report.html").resolve().as_uri())

@@ -1,4 +1,4 @@
-"""Records of runs with known content, as runs leave them."""
+"""Writes records of runs with known content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from vitmnist.report.compare import Comparison, compare
+from vitmnist.report.compare import Comparison
+from vitmnist.report.grouping import compare
 from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.table import table
 
@@ -37,6 +38,7 @@ def epoch(seconds: float, loss: float = 0.5, **figures: Any) -> dict[str, Any]:
         "train_s": 0.8 * seconds,
         "eval_s": 0.2 * seconds,
         "data_wait_s": 0.2 * seconds,
+        "data_wait_pct": 25.0,
         "compute_s": 0.5 * seconds,
         "images_per_s": 60 / (0.8 * seconds),
         "train_loss": loss,
@@ -45,6 +47,7 @@ def epoch(seconds: float, loss: float = 0.5, **figures: Any) -> dict[str, Any]:
         "host_peak_mib": 700.0,
         "gpu_peak_mib": None,
         "gpu_util_pct": None,
+        "ended_at": 0.0,
         **figures,
     }
 
@@ -56,11 +59,10 @@ def run(
     times: tuple[float, ...] = (9.0, 2.0, 4.0),
     config: dict[str, Any] | None = None,
     environment: dict[str, Any] | None = None,
-    epochs: list[dict[str, Any]] | None = None,
     **result: Any,
 ) -> Path:
     """Write the records of a run; `config` has full keys."""
-    whole = {
+    values: dict[str, Any] = {
         "batch_size": batch_size,
         "seed": 42,
         "repeat": 1,
@@ -68,23 +70,24 @@ def run(
         "data": {"root": "/data", "loader": {"name": loader, **({"num_workers": 0} if loader == "disk" else {})}},
     }
     for key, value in (config or {}).items():
-        node = whole
+        node = values
         *groups, last = key.split(".")
         for group in groups:
             node = node[group]
         node[last] = value
     content = {
         "status": "completed",
-        "error": None,
-        "config": whole,
+        "config": values,
         "choices": {"loader": loader},
-        "epochs": [epoch(time) for time in times] if epochs is None else epochs,
+        "began_at": 0.0,
+        "ended_at": 0.0,
+        "epochs": [epoch(time) for time in times],
         "dataset": DATASET,
         "environment": ENVIRONMENT | (environment or {}),
         **result,
     }
     (folder / ".hydra").mkdir(parents=True)
-    (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(whole))
+    (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(values))
     (folder / "result.json").write_text(json.dumps(content))
     return folder
 

@@ -1,4 +1,4 @@
-"""What one sees: TensorBoard and the report of a sweep, in a real browser."""
+"""TensorBoard and the report of a sweep in a real browser."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.support.browser import CHROMIUM, chromium, open_custom_scalars, open_
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt install chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 LOADERS, SIZES = ("ram", "disk"), (6, 12)
 
 
 @pytest.fixture(scope="module")
 def sweep(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep of two loaders by two batch sizes; the larger one fails for want of a batch."""
+    """The folder of a sweep of two loaders by three batch sizes; the set is smaller than the largest."""
     folder = tmp_path_factory.mktemp("browser")
     quick = ["data/dataset=kmnist", f"data.root={tiny_root}", "epochs=2", "model=cnn", "optimizer.lr=0.01"]
-    swept = [f"data/loader={','.join(LOADERS)}", f"batch_size={','.join(map(str, SIZES))},24", "data.drop_last=true"]
-    assert start_program(folder, "-m", *quick, *swept, "hydra.sweep.dir=sweep").returncode == 1
+    varied = [f"data/loader={','.join(LOADERS)}", f"batch_size={','.join(map(str, SIZES))},24", "data.drop_last=true"]
+    assert start_program(folder, "-m", *quick, *varied, "hydra.sweep.dir=sweep").returncode == 1
     return folder / "sweep"
 
 
@@ -41,29 +41,29 @@ def page():
 
 
 @pytest.mark.parametrize("tag", ["time/epoch_s", "eval/acc", "step/grad_norm", "images/confusion_matrix"])
-def test_the_time_series_of_all_runs_are_there(tag: str, address: str, page: Page) -> None:
+def test_time_series_show_all_runs(tag: str, address: str, page: Page) -> None:
     open_time_series(page, address, tag)
     for loader in LOADERS:
         for size in SIZES:
             expect(page.get_by_text(re.compile(rf"{loader}-bs{size}")).first).to_be_visible()
 
 
-def test_hparams_has_a_row_for_each_run_with_what_was_swept(address: str, page: Page) -> None:
+def test_hparams_has_a_row_for_each_run(address: str, page: Page) -> None:
     open_hparams(page, address)
     for title in ("data/loader", "batch_size", "accuracy, %", "epoch, s"):
         expect(page.get_by_text(title, exact=True).first).to_be_visible()
     rows = page.locator("vaadin-grid-cell-content, tr, [role=row]").filter(has_text=re.compile(r"^\s*\d-.*bs\d+"))
-    expect(rows).to_have_count(len(LOADERS) * (len(SIZES) + 1))  # those that were refused too
+    expect(rows).to_have_count(len(LOADERS) * (len(SIZES) + 1))  # the refused ones too
 
 
-def test_custom_scalars_put_the_epoch_times_on_one_chart(address: str, page: Page) -> None:
+def test_custom_scalars_compare_the_epoch_times_of_all_runs(address: str, page: Page) -> None:
     open_custom_scalars(page, address)
     expect(page.get_by_text(f"Matches ({len(LOADERS) * len(SIZES)})").first).to_be_visible()
 
 
-def test_the_report_opens_as_it_is(sweep: Path, page: Page) -> None:
+def test_the_report_needs_no_other_file_or_server(sweep: Path, page: Page) -> None:
     asked = []
-    page.goto("about:blank")  # TensorBoard goes on asking
+    page.goto("about:blank")  # ends the requests of TensorBoard
     page.on("request", lambda request: asked.append(request.url))
     page.goto((sweep / "report.html").as_uri())
     expect(page.get_by_role("heading", name="Report")).to_be_visible()

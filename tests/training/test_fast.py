@@ -1,4 +1,4 @@
-"""What `trainer`, `ema_decay` and `experiment=speedrun` do to a run, seen from outside."""
+"""What `trainer`, `ema_decay` and `experiment=speedrun` do: their rules, and their effect on a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,67 @@ from safetensors.torch import load_file
 
 from tests.conftest import PLAIN, Train, result_of
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.training import setup
-from vitmnist.training.fast import StepConfig
+from vitmnist.config.schema import Precision, TrainerConfig
+from vitmnist.errors import ConfigError
+from vitmnist.training import fast, setup
+from vitmnist.training.fast import StepConfig, resolve_step_config
 
-SIZES = ["batch_size=10", "epochs=2", "model=cnn", PLAIN]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
+PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 
 
-@pytest.fixture
-def quick(tiny_root: Path) -> list[str]:
-    return ["data/dataset=kmnist", f"data.root={tiny_root}", *SIZES]
+def test_plain_turns_every_option_off() -> None:
+    assert resolve_step_config(PLAIN_TRAINER, CPU, 500, 10**9) == StepConfig()
+
+
+@pytest.mark.parametrize(
+    ("device", "has_bf16", "ranks", "images", "expected"),
+    [
+        (CPU, False, 1, 999_999, StepConfig(256, False, Precision.fp32, True, False)),
+        (CPU, True, 2, 1_000_000, StepConfig(256, True, Precision.bf16, True, False)),
+        (CUDA, True, 1, 1, StepConfig(None, True, Precision.bf16, True, True)),
+        (CUDA, False, 2, 1, StepConfig(None, True, Precision.fp32, True, False)),
+    ],
+)
+def test_fast_follows_static_rules(
+    device: torch.device,
+    has_bf16: bool,
+    ranks: int,
+    images: int,
+    expected: StepConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fast, "_has_bf16", lambda device: has_bf16)
+    monkeypatch.setattr(fast, "last_level_cache", lambda: 32 * 2**20)
+    resolved = resolve_step_config(FAST, device, 500, images, ranks)
+    assert replace(resolved, reasons={}) == expected
+    assert resolved.reasons.keys() == vars(FAST).keys()
+    assert StepConfig.from_dict(resolved.to_dict()) == resolved
+
+
+def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cache, batch, expected in ((2**20, 500, 8), (2**10, 500, 1), (2**25, 100, 100), (None, 500, 256)):
+        monkeypatch.setattr(fast, "last_level_cache", lambda cache=cache: cache)
+        assert resolve_step_config(FAST, CPU, batch, 1).micro_batch == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "device", "ranks", "message"),
+    [
+        ({"cuda_graph": True, "fused": True}, CPU, 1, r"trainer\.cuda_graph=true: needs a CUDA device, .* cpu; type "),
+        ({"cuda_graph": True, "fused": True}, CUDA, 2, r"trainer\.cuda_graph=true: works with one process only; type "),
+        ({"cuda_graph": True}, CUDA, 1, r"trainer\.cuda_graph=true: needs trainer\.fused=true"),
+        ({"precision": Precision.tf32}, CPU, 1, r"trainer\.precision=tf32: needs a CUDA device, .* type "),
+        ({"precision": Precision.bf16}, CUDA, 1, r"trainer\.precision=bf16: cuda does not support bfloat16; type "),
+    ],
+)
+def test_an_option_that_the_device_does_not_support_is_refused(
+    changed: dict, device: torch.device, ranks: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "_has_bf16", lambda device: False)
+    with pytest.raises(ConfigError, match=message):
+        resolve_step_config(replace(PLAIN_TRAINER, **changed), device, 500, 1, ranks)
 
 
 def test_what_was_chosen_is_printed_and_recorded(train_here: Train, quick: list[str], tmp_path: Path) -> None:
@@ -29,18 +81,12 @@ def test_what_was_chosen_is_printed_and_recorded(train_here: Train, quick: list[
     result = result_of(tmp_path / "here")
     chosen = dict(result["trainer"])
     reasons = chosen.pop("reasons")
-    assert chosen.pop("precision") in ("fp32", "bf16")  # as this processor has it
-    assert chosen == {"micro_batch": 10, "compile": False, "fused": True, "cuda_graph": False}
-    for key, value in (("micro_batch", "10"), ("compile", "false"), ("fused", "true")):
+    assert chosen.pop("precision") in ("fp32", "bf16")  # depends on the processor
+    assert chosen == {"micro_batch": 6, "compile": False, "fused": True, "cuda_graph": False}
+    for key, value in (("micro_batch", "6"), ("compile", "false"), ("fused", "true")):
         assert f"trainer.{key}={value}: {reasons[key]}" in ended.stdout
     assert result["summary"]["compile_s"] is None
-    assert result["config"]["trainer"]["micro_batch"] == "auto"  # as it was typed
-
-
-def test_plain_decides_nothing(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train_here(*quick, "hydra.run.dir=here")
-    assert "trainer" not in ended.stdout
-    assert result_of(tmp_path / "here")["trainer"] == StepConfig().record()
+    assert result["config"]["trainer"]["micro_batch"] == "auto"  # as typed
 
 
 def test_all_that_is_fast_learns_what_plain_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
@@ -53,8 +99,8 @@ def test_all_that_is_fast_learns_what_plain_learns(train_here: Train, quick: lis
 
 
 @torch._dynamo.config.patch(error_on_recompile=True)
-def test_compiling_is_told_apart(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    """Of a loader that delivers floats, and a short last batch: nothing is compiled within an epoch."""
+def test_nothing_is_compiled_within_an_epoch(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    """With a loader that delivers floats, and a short last batch."""
     ended = train_here(*quick, "trainer.compile=true", "data/loader=disk", "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     result = result_of(tmp_path / "here")
@@ -62,8 +108,8 @@ def test_compiling_is_told_apart(train_here: Train, quick: list[str], tmp_path: 
     assert result["summary"]["compile_s"] > 0
 
 
-def test_an_automatic_loader_leaves_a_fresh_model(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    """The candidates are tried with the run's own model, which is then drawn back."""
+def test_auto_leaves_the_model_as_it_was(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    """The candidates are timed with the run's own step."""
     fast = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0"]
     for name, loader in (("by_hand", ["data/loader=ram"]), ("automatic", automatic)):
@@ -75,61 +121,57 @@ def test_an_automatic_loader_leaves_a_fresh_model(train_here: Train, quick: list
     assert losses[0] == losses[1]
 
 
-def test_a_resumed_run_keeps_what_was_decided(
-    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was measured once may come out otherwise the next time, and other sums would be rounded otherwise."""
-    decide = setup.decide
-    monkeypatch.setattr(setup, "decide", lambda *parts: replace(decide(*parts), micro_batch=4))
-    stopped = train_here(*quick, "trainer=fast", "max_minutes=0", "hydra.run.dir=here")
-    assert "go on with" in stopped.stdout, stopped.stderr
-    monkeypatch.setattr(setup, "decide", lambda *parts: pytest.fail("it is decided"))
+def test_a_resumed_run_keeps_the_options_of_its_step(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    """More epochs would let `compile=auto` decide otherwise, and round otherwise."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fast, "last_level_cache", lambda: 4 * fast.CACHE_PER_IMAGE)
+        assert train_here(*quick, "trainer=fast", "max_minutes=0", "hydra.run.dir=here").returncode == 0
     resumed = train_here("resume=here", "max_minutes=null")
     assert resumed.returncode == 0, resumed.stderr
     assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 4
     assert result_of(tmp_path / "here")["status"] == "completed"
 
 
-def test_another_trainer_may_take_over(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    stopped = train_here(*quick, "max_minutes=0", "hydra.run.dir=here")
-    assert "go on with" in stopped.stdout, stopped.stderr
+def test_another_trainer_may_continue_a_run(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == 0
     resumed = train_here("resume=here", "max_minutes=null", "trainer=fast", "trainer.micro_batch=5")
     assert resumed.returncode == 0, resumed.stderr
-    assert "trainer.fused=true" in resumed.stdout
     assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 5
-    kept = torch.load(tmp_path / "here" / "checkpoints" / "last.pt", weights_only=True)
-    assert all(group["fused"] for group in kept["optimizer"]["param_groups"])
+    checkpoint = torch.load(tmp_path / "here" / "checkpoints" / "last.pt", weights_only=True)
+    assert all(group["fused"] for group in checkpoint["step"]["optimizer"]["param_groups"])
 
 
-def test_a_step_that_cannot_be_recorded_is_taken_plainly_or_refused(
+def test_a_capture_that_fails_is_an_error_only_if_asked_for_by_name(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*parts: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nDetails.")
 
-    decide = setup.decide
-    monkeypatch.setattr("vitmnist.training.step.CapturedStep", fail)
-    recorded = {"cuda_graph": True}
-    monkeypatch.setattr(setup, "decide", lambda *parts: replace(decide(*parts), **recorded))
-    refused = train_here(*quick, "trainer.fused=true")
-    assert "error: trainer.cuda_graph=true: the step cannot be recorded: operation not permitted" in refused.stderr
-    monkeypatch.setattr(setup, "decide", lambda *parts: decide(*parts).because("cuda_graph", True, "one launch"))
-    ended = train_here(*quick, "trainer=fast", "hydra.run.dir=here")
-    assert ended.returncode == 0, ended.stderr
-    assert "trainer.cuda_graph=false: the step cannot be recorded: operation not permitted" in ended.stdout
-    assert result_of(tmp_path / "here")["trainer"]["cuda_graph"] is False
+    monkeypatch.setattr(setup, "capture_step", fail)
+    for reasons in ({}, {"cuda_graph": "one launch per step"}):
+        chosen = StepConfig(fused=True, cuda_graph=True, reasons=reasons)
+        monkeypatch.setattr(setup, "resolve_step_config", lambda *parts, chosen=chosen: chosen)
+        ended = train_here(*quick, f"hydra.run.dir=here{len(reasons)}")
+        if not reasons:
+            assert "error: trainer.cuda_graph=true: failed: operation not permitted" in ended.stderr
+        else:
+            assert ended.returncode == 0, ended.stderr
+            assert "trainer.cuda_graph=false: failed: operation not permitted" in ended.stdout
+            assert result_of(tmp_path / "here1")["trainer"]["cuda_graph"] is False
 
 
-def test_the_average_is_what_is_evaluated_and_kept(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+def test_the_ema_is_evaluated_and_saved(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     train_here(*quick, "data.holdout=5", "hydra.run.dir=plain")
     train_here(*quick, "data.holdout=5", "ema_decay=0.9", "hydra.run.dir=averaged")
     folders = [tmp_path / name / "checkpoints" for name in ("plain", "averaged")]
     newest, last = (torch.load(folder / "last.pt", weights_only=True) for folder in folders)
     final = load_file(folders[1] / "final.safetensors")
     for name, value in final.items():
-        assert torch.equal(last["model"][name], newest["model"][name])  # averaging changes nothing of training
-        assert torch.equal(value, last["average"]["model"][name])
-        assert not torch.equal(value, last["model"][name])
+        assert torch.equal(
+            last["step"]["model"][name], newest["step"]["model"][name]
+        )  # averaging does not change training
+        assert torch.equal(value, last["step"]["ema"]["model"][name])
+        assert not torch.equal(value, last["step"]["model"][name])
     for weights in ("last", "best"):
         loaded = load_inference_model(tmp_path / "averaged", torch.device("cpu"), weights).model.state_dict()
         assert loaded.keys() == final.keys()

@@ -1,4 +1,4 @@
-"""A model that a run has trained, with what is needed to use it."""
+"""Loads a trained model with everything that is needed to use it."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from vitmnist.checkpoint import storage as checkpoint
+from vitmnist.checkpoint import storage
 from vitmnist.data.datasets import Split
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.models import MODELS
 
-WEIGHTS = ("final", "best", "last")
+# What reading or building a damaged or foreign file raises, a mistyped name of a model included.
+UNREADABLE = (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError)
+WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
 
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A model in evaluation mode on its device, the images it takes, and the classes it knows."""
+    """A model in evaluation mode on its device, its input shape `(C, H, W)`, classes, and channel statistics."""
 
     model: nn.Module
     path: Path
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def normalising(self, split: Split) -> Split:
-        """`split` with the channel statistics that the model was trained with.
+    def normalized(self, split: Split) -> Split:
+        """`split` with the channel statistics of the model's training data.
 
         Raises:
-            ConfigError: its images or classes are not those of the model.
+            ConfigError: its images or classes do not fit the model.
         """
         if tuple(split.images.shape[1:]) != self.shape or len(split.classes) != len(self.classes):
             raise ConfigError(
@@ -45,52 +47,37 @@ class InferenceModel:
 
 
 def load_inference_model(folder: Path, device: torch.device, weights: str | None = None) -> InferenceModel:
-    """The model of a run.
+    """Load the model of a run.
 
     Args:
         folder: of the run.
-        weights: final, best or last; None takes the first of them that there is.
+        weights: final, best or last; None takes the first that exists.
 
     Raises:
-        ConfigError: the folder holds no such weights.
+        ConfigError: the folder does not contain these weights.
         DataError: they are damaged.
     """
-    place = folder / checkpoint.FOLDER
-    paths = {name: place / (f"{name}.safetensors" if name == "final" else f"{name}.pt") for name in WEIGHTS}
-    there = [name for name in ([weights] if weights else WEIGHTS) if paths[name].is_file()]
-    if not there:
-        wanted = weights or "final, best or last"
-        raise ConfigError(f"{folder}: holds no {wanted} weights in {checkpoint.FOLDER}/; name the folder of a run")
-    path = paths[there[0]]
-    facts, tensors = _read_final(path) if there[0] == "final" else _read_checkpoint(path)
+    candidates = [folder / storage.FOLDER / WEIGHTS[name] for name in ([weights] if weights else WEIGHTS)]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        names = weights or "final, best or last"
+        raise ConfigError(f"{folder}: holds no {names} weights in {storage.FOLDER}/; name the folder of a run")
     try:
-        channels, height, width = map(int, facts["shape"])
-        model = MODELS.build(facts["config"]["model"], (channels, height, width), len(facts["classes"]))
+        facts, tensors = _read(path)
+        shape, classes = tuple(map(int, facts["shape"])), tuple(map(str, facts["classes"]))
+        mean, std = (tuple(map(float, facts[key][: shape[0]])) for key in ("mean", "std"))
+        model = MODELS.build(facts["config"]["model"], shape, len(classes))
         model.load_state_dict(tensors)
-        return InferenceModel(
-            model=model.eval().to(device),
-            path=path,
-            shape=(channels, height, width),
-            classes=tuple(map(str, facts["classes"])),
-            mean=tuple(float(facts["mean"][channel]) for channel in range(channels)),
-            std=tuple(float(facts["std"][channel]) for channel in range(channels)),
-        )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ConfigError) as error:
-        raise DataError(f"{path}: its weights do not fit what it says of itself: {error}") from error
+        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
+    except UNREADABLE as error:
+        raise DataError(f"{path}: is damaged, or not of this version of the program: {error}") from error
 
 
-def _read_final(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["vitmnist"])
-            return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: is damaged, or not of this program: {error}") from error
-
-
-def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    state = checkpoint.read(path)
-    try:
-        return json.loads(state["facts"]), (state.get("average") or state)["model"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: is not of this program: {error}") from error
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The configuration and facts that a file stores as JSON, and its weights; the averaged ones if there are any."""
+    if path.suffix == ".pt":
+        state = storage.read(path)
+        return json.loads(state["model_info"]), (state["step"]["ema"] or state["step"])["model"]
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads((file.metadata() or {})["vitmnist"])
+        return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()

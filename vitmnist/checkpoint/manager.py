@@ -1,257 +1,264 @@
-"""What of a run is saved, and when; and how the run goes on with it."""
+"""Saves and restores the checkpoints of a run."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save as to_safetensors
+from torch import Tensor
 
-from vitmnist.checkpoint import storage as checkpoint
-from vitmnist.checkpoint.rng import random_state, set_random_state, set_torch_state, torch_state
+from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.rng import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 from vitmnist.config.labels import is_under, leaves, plain
 from vitmnist.config.schema import Config
+from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.files import write_whole
 from vitmnist.runtime.signals import RunInterrupted, StopSignal
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.tracking.result import EpochRecord, Result
+from vitmnist.tracking.result import Result
 from vitmnist.training.fast import StepConfig
-from vitmnist.training.loop import TrainingPass
+from vitmnist.training.loop import EpochProgress
 from vitmnist.training.setup import TrainSetup
 
 log = logging.getLogger(__name__)
 
-FREE = (
+MAY_CHANGE = (
     *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "resume"),
     *("repeats", "repeat", "sweep", "tensorboard", "profile", "trainer", "distributed"),
 )
-"""The keys that may change when a run is resumed; all others decide what is learnt."""
+"""Keys that may change when a run is resumed; all others determine what is learned."""
+
+
+@dataclass
+class Checkpoint:
+    """Everything that a run needs to continue bit for bit.
+
+    A field that is added later needs a default, which is used for the checkpoints without it.
+
+    Args:
+        model_info: JSON, see `model_info`.
+        dataset_sha256: checksums of the data set's tensors.
+        step: `TrainStep.state_dict()`.
+        step_config: `StepConfig.to_dict()`.
+        device: "cpu" or "cuda".
+        ranks: number of processes.
+        epochs: the records of the completed epochs.
+        rng: the global random generators of rank 0.
+        rank_rng: those of torch on the other ranks.
+        progress: `EpochProgress.state_dict()` of an epoch under way.
+    """
+
+    model_info: str
+    dataset_sha256: dict[str, str]
+    step: dict[str, Any]
+    step_config: dict[str, Any]
+    device: str
+    ranks: int
+    epochs: list[dict[str, Any]]
+    rng: dict[str, Any]
+    rank_rng: list[Tensor] = field(default_factory=list)
+    progress: dict[str, Any] | None = None
+
+    def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
+        """The options of the step, unless the run goes on in another way, for which they are resolved again."""
+        before = json.loads(self.model_info)["config"]["trainer"], self.device, self.ranks
+        return StepConfig.from_dict(self.step_config) if before == (plain(config)["trainer"], device, ranks) else None
+
+
+def model_info(config: Config, train: Split) -> str:
+    """What is needed to use the weights: configuration, image shape, classes and channel statistics, as JSON."""
+    return json.dumps(
+        {
+            "config": plain(config),
+            "shape": list(train.images.shape[1:]),
+            "classes": train.classes,
+            "mean": train.mean,
+            "std": train.std,
+        }
+    )
 
 
 class CheckpointManager:
-    """The checkpoints of a run under way.
+    """Saves the checkpoints of a run under way. Rank 0 writes them for all.
 
-    Rank 0 writes them for all. They do not depend on the number of ranks: each has the same weights, and the figures of
-    an epoch are added up.
+    A checkpoint does not depend on the number of ranks: all have the same weights, and metrics are summed over them.
     """
 
     def __init__(
         self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: SingleProcess
     ) -> None:
-        self._world = world
-        self._stopping: RunInterrupted | None = None
-        self._folder, self._trainee, self._result, self._stop = folder, setup, result, stop
-        self._config = plain(config)
+        self._folder, self._setup, self._result, self._stop, self._world = folder, setup, result, stop, world
         self._options, self._has_holdout = config.checkpoint, config.data.holdout is not None
-        self._watch_every = config.tensorboard.every_steps
-        self.note_step()
-        self._saved_at, self._steps_since = time.monotonic(), 0
-        self._good: int | None = None  # the epochs that are done in the newest checkpoint
-        train = setup.dataset.train
-        self._facts = json.dumps(
-            {
-                "config": self._config,
-                "shape": list(train.images.shape[1:]),
-                "classes": train.classes,
-                "mean": train.mean,
-                "std": train.std,
-            }
-        )
+        self._log_every = config.tensorboard.every_steps
+        self._model_info = model_info(config, setup.dataset.train)
+        self._interrupted: RunInterrupted | None = None
+        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._saved_epochs: int | None = None  # of the newest checkpoint
 
-    def restore(self, kept: Mapping[str, Any]) -> TrainingPass | None:
-        """Put the run where a checkpoint left it; the pass that was under way, if one was.
+    def save(self, progress: EpochProgress | None, best: bool = False) -> None:
+        """Write a checkpoint; `progress` is that of an epoch under way."""
+        step = self._setup.step
+        if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
+            raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
+        _, *rank_rng = self._world.all_gather_tensors(torch_rng_state(step.device))
+        checkpoint = Checkpoint(
+            model_info=self._model_info,
+            dataset_sha256=(self._result.dataset or {})["sha256"],
+            step=step.state_dict(),
+            step_config=self._setup.step_config.to_dict(),
+            device=step.device.type,
+            ranks=self._world.size,
+            epochs=self._result.epochs,
+            rng=rng_state(),
+            rank_rng=rank_rng,
+            progress=progress.state_dict() if progress else None,
+        )
+        if self._world.is_main:
+            storage.save(self._folder, {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}, best)
+        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._saved_epochs = len(self._result.epochs)
+
+    def restore(self, checkpoint: Checkpoint) -> EpochProgress | None:
+        """Restore the run to a checkpoint; returns the progress of an epoch under way.
 
         Raises:
-            DataError: the data set is another one, or the checkpoint is not of our making.
+            DataError: the data set is another one, or the checkpoint does not fit the configuration.
         """
+        checksums = (self._result.dataset or {})["sha256"]
+        if differing := [name for name, sum in checksums.items() if checkpoint.dataset_sha256.get(name) != sum]:
+            raise DataError(f"the data set is not the one that the run began with: {', '.join(differing)} differ")
+        step, progress = self._setup.step, None
+        self._saved_epochs = len(checkpoint.epochs)
         try:
-            return self._restore(kept)
+            step.load_state_dict(checkpoint.step)
+            if self._world.is_main:
+                set_rng_state(checkpoint.rng)
+            elif self._world.rank <= len(checkpoint.rank_rng):  # a rank that is new keeps the seed of its own
+                set_torch_rng_state(checkpoint.rank_rng[self._world.rank - 1], step.device)
+            if checkpoint.progress:
+                sampler = self._setup.train_loader.sampler
+                progress = EpochProgress(self._saved_epochs, sampler, step.device, self._log_every, self._world)
+                progress.load_state_dict(checkpoint.progress)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise _not_ours(self._folder, error) from error
+            raise _does_not_fit(self._folder, error) from error
+        batches = progress.metrics.steps if progress else 0
+        log.info("resumed after %d epochs and %d batches", self._saved_epochs, batches)
+        return progress
 
-    def _restore(self, kept: Mapping[str, Any]) -> TrainingPass | None:
-        dataset = self._result.dataset or {}
-        if kept["dataset"] != dataset["sha256"]:
-            differing = ", ".join(
-                name for name, value in dataset["sha256"].items() if kept["dataset"].get(name) != value
-            )
-            raise DataError(f"the data set is not the one that the run began with: {differing} differ")
-        setup = self._trainee
-        step = setup.step
-        step.model.load_state_dict(kept["model"])
-        # How the optimizer computes is this sitting's matter, and decides where torch puts its state.
-        for group, built in zip(kept["optimizer"]["param_groups"], step.optimizer.param_groups, strict=True):
-            group.update({key: built[key] for key in ("fused", "foreach", "capturable") if key in built})
-        step.optimizer.load_state_dict(kept["optimizer"])
-        step.schedule.load_state_dict(kept["schedule"])
-        if step.average:
-            step.average.load_state_dict(kept["average"])
-        if self._world.is_main:
-            set_random_state(kept["random"])
-        elif self._world.rank <= len(kept.get("random_of_others", [])):  # a new rank begins with a seed of its own
-            set_torch_state(kept["random_of_others"][self._world.rank - 1], step.gradient.device)
-        self._good = len(kept["records"])
-        current = None
-        if kept["pass"]:
-            device = next(step.model.parameters()).device
-            current = TrainingPass(self._good, len(setup.train_loader), device, self._watch_every, self._world)
-            current.load_state_dict(kept["pass"])
-        done = current.tally.steps if current else 0
-        log.info("resumed after %d epochs and %d batches", self._good, done)
-        return current
-
-    def note_step(self) -> None:
-        """Put into the record how steps are computed; running out of memory may have changed it."""
-        self._result.trainer = self._trainee.learner.record()
-        self._result.compile_s = self._trainee.learner.gradient.compile_s or None
-
-    def after_step(self, current: TrainingPass, timer: EpochTimer) -> None:
-        """Save within an epoch if it is time to, or if the run is to stop; raises `Stopped` then.
+    def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
+        """Save in the middle of an epoch if it is time to, or if the run is to stop.
 
         Args:
-            timer: of the pass under way, training or evaluation, which is charged for saving.
-        """
-        minutes = self._options.every_minutes
-        stopping, time_to_save = self._world.all_reduce_max(
-            [self._wish_to_stop(), minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes]
-        )
-        self._steps_since += 1
-        if self._world.size > 1 and self._steps_since == 1:  # this vote was cast before the save
-            time_to_save = 0
-        if stopping or time_to_save:
-            timer.begin("saving")
-            current.tally.check_finite(current.epoch)  # what is broken is not kept
-            self._save(current)
-            timer.begin("other")
-        if stopping:
-            self._world.barrier()  # while rank 0 writes: torchrun ends the others when one has ended
-            raise self._stop.agree(stopping - 1)
-
-    def after_epoch(self, last: bool) -> None:
-        """Save after an epoch that is recorded, if it is time to."""
-        accuracies = [record.eval_acc for record in self._result.epochs]
-        # Selected by the test split, its accuracy there would be biased.
-        best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
-        every = self._options.every_epochs
-        stopping, _ = self._world.all_reduce_max([self._wish_to_stop(), 0], at_once=True)
-        if last or best or stopping or (every and len(accuracies) % every == 0):
-            self._save(None, best)
-        self._stopping = self._stop.agree(stopping - 1) if stopping else None
-
-    def stop_between_epochs(self) -> None:
-        """Raise `Stopped` if, after the last epoch, the run was to stop."""
-        if self._stopping:
-            self._world.barrier()
-            raise self._stopping
-
-    def _wish_to_stop(self) -> int:
-        """0 for none; else the exit code, and 1."""
-        return 1 + self._stop.due.exit_code if self._stop.due else 0
-
-    def final_weights(self) -> None:
-        """Write `final.safetensors`, with what is needed to use them.
+            timer: of the pass under way, training or evaluation.
 
         Raises:
-            DataError: it cannot be written.
+            RunInterrupted: the run is to stop, and is saved.
         """
+        minutes = self._options.every_minutes
+        is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        stopping, saving = self._world.all_reduce_max([self._exit_request(), is_due])
+        self._steps_since_save += 1
+        if self._world.size > 1 and self._steps_since_save == 1:  # the ranks voted for this save before the last one
+            saving = 0
+        if stopping or saving:
+            timer.begin("saving")
+            progress.metrics.check_finite(progress.epoch)  # a checkpoint with a loss of NaN is useless
+            self.save(progress)
+            timer.begin("other")
+        if stopping:
+            self._world.barrier()  # until rank 0 has written: torchrun kills the others when one has ended
+            raise self._stop.agree(stopping - 1)
+
+    def after_epoch(self, is_last: bool) -> None:
+        """Save after an epoch that is in the result, if it is time to."""
+        accuracies = [record["eval_acc"] for record in self._result.epochs]
+        # Selecting by the test split would bias the accuracy on it.
+        best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
+        every = self._options.every_epochs
+        stopping, _ = self._world.all_reduce_max([self._exit_request(), 0], at_once=True)
+        if is_last or best or stopping or (every and len(accuracies) % every == 0):
+            self.save(None, best)
+        if stopping and not is_last:
+            self._interrupted = self._stop.agree(stopping - 1)
+
+    def raise_if_interrupted(self) -> None:
+        """Raise `RunInterrupted` if the run was told to stop when `after_epoch` was called."""
+        if self._interrupted:
+            self._world.barrier()
+            raise self._interrupted
+
+    def save_final_weights(self) -> None:
+        """Write `final.safetensors` with its `model_info`; raises `DataError` if it cannot be written."""
         if not self._world.is_main:
             return
-        weights = {name: value.contiguous().cpu() for name, value in self._trainee.step.evaluated.state_dict().items()}
-        path = self._folder / checkpoint.FOLDER / "final.safetensors"
+        weights = {name: value.contiguous().cpu() for name, value in self._setup.step.eval_model.state_dict().items()}
+        path = self._folder / storage.FOLDER / "final.safetensors"
         try:
-            write_whole(path, to_safetensors(weights, {"vitmnist": self._facts}))
+            write_whole(path, to_safetensors(weights, {"vitmnist": self._model_info}))
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror}") from error
 
-    def good(self) -> str:
-        """The end of a message about training that went wrong: where the last good checkpoint is."""
-        if self._good is None:
+    def describe_last(self) -> str:
+        """For a message about failed training: where the last checkpoint is; empty if there is none."""
+        if self._saved_epochs is None:
             return ""
-        path = self._folder / checkpoint.FOLDER / "last.pt"
-        return f"; {path} is from before it, after epoch {self._good}"
+        return f"; {self._folder / storage.FOLDER / 'last.pt'} is from before it, after epoch {self._saved_epochs}"
 
-    def _save(self, current: TrainingPass | None, best: bool = False) -> None:
-        step = self._trainee.step
-        self.note_step()
-        if not all(bool(value.isfinite().all()) for value in step.model.parameters()):
-            raise TrainingError("the weights are not finite any more; try a smaller optimizer.lr")
-        _, *others = self._world.all_gather_tensors(torch_state(step.gradient.device))
-        state = {
-            "facts": self._facts,
-            "dataset": (self._result.dataset or {})["sha256"],
-            "records": [asdict(record) for record in self._result.epochs],
-            "pass": current.state_dict() if current else None,
-            "trainer": self._result.trainer,
-            "device": step.gradient.device.type,
-            "ranks": self._world.size,
-            "model": step.model.state_dict(),
-            "average": step.average.state_dict() if step.average else None,
-            "optimizer": step.optimizer.state_dict(),
-            "schedule": step.schedule.state_dict(),
-            "random": random_state(),
-            "random_of_others": others,
-        }
-        if self._world.is_main:
-            checkpoint.save(self._folder, state, best)
-        self._saved_at, self._steps_since = time.monotonic(), 0
-        self._good = len(self._result.epochs)
+    def _exit_request(self) -> int:
+        """0 to go on; else 1 + the exit code."""
+        return 1 + self._stop.due.exit_code if self._stop.due else 0
 
 
-def saved_before(config: Config, folder: Path, world: SingleProcess) -> dict[str, Any] | None:
-    """The checkpoint that a run is resumed from, its records as such; None where it was stopped before its first.
+def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Checkpoint | None:
+    """The checkpoint from which a run is resumed; None if it was stopped before the first.
 
     Rank 0 reads it for all.
 
     Raises:
-        ConfigError: the folder is not that of the run, or the configuration is not, or fewer epochs are asked for than
-            are done.
+        ConfigError: the configuration differs in a key that may not change, or has fewer epochs than are done.
         DataError: the checkpoint cannot be read.
     """
     if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
-        raise ConfigError(f"resume={config.resume}: its name cannot be typed for Hydra; rename the folder")
-    kept = world.broadcast_tensors(lambda: checkpoint.load(folder))
-    if kept is None:
+        raise ConfigError(f"resume={config.resume}: Hydra cannot read this name; rename the folder")
+    state = world.broadcast_tensors(lambda: storage.load(folder))
+    if state is None:
         if (folder / "result.json").exists():
-            raise ConfigError(f"resume={config.resume}: holds records, but no checkpoint to go on from")
+            raise ConfigError(f"resume={config.resume}: has records, but no checkpoint to resume from")
         return None
     try:
-        check_same(json.loads(kept["facts"])["config"], plain(config))
-        kept["records"] = [EpochRecord.kept(record) for record in kept["records"]]
-        kept["trainer"] = StepConfig.recorded(kept["trainer"])
-        kept["typed"] = kept["device"], kept["ranks"], json.loads(kept["facts"])["config"]["trainer"]
-        done = len(kept["records"]) + bool(kept["pass"])
+        del state["format"]
+        checkpoint = Checkpoint(**state)
+        before = json.loads(checkpoint.model_info)["config"]
+        done = len(checkpoint.epochs) + bool(checkpoint.progress)
     except (KeyError, TypeError, ValueError) as error:
-        raise _not_ours(folder, error) from error
+        raise _does_not_fit(folder, error) from error
+    check_resumable(before, plain(config))
     if config.epochs < done:
         raise ConfigError(f"epochs={config.epochs}: the run has begun its epoch {done}; type epochs={done} or more")
-    return kept
+    return checkpoint
 
 
-def _not_ours(folder: Path, error: Exception) -> DataError:
-    """The error for a checkpoint that is whole, and yet not what this program writes."""
-    return DataError(f"{folder / checkpoint.FOLDER}: not a checkpoint of this version of the program: {error}")
-
-
-def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to resume with a configuration that learns something else.
-
-    Raises:
-        ConfigError: names each key that differs and may not.
-    """
+def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise `ConfigError` if a key has changed that may not; names all of them."""
     old, new = leaves(before), leaves(now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not is_under(key, FREE)
+        if old.get(key) != new.get(key) and not is_under(key, MAY_CHANGE)
     ]
     if changed:
         raise ConfigError(
-            f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(FREE)} may change"
+            f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(MAY_CHANGE)} may "
+            "change"
         )
+
+
+def _does_not_fit(folder: Path, error: Exception) -> DataError:
+    return DataError(f"{folder / storage.FOLDER}: the checkpoint is not one of this configuration: {error}")

@@ -1,4 +1,4 @@
-"""The state of the global random generators, for a checkpoint."""
+"""The state of the random generators, for checkpoints."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 
-def torch_state(device: torch.device) -> Tensor:
-    """The state of torch's generators of the CPU and of a CUDA device, one after the other: uint8 on the CPU."""
+def torch_rng_state(device: torch.device) -> Tensor:
+    """torch's generators of the CPU and of a CUDA device, concatenated: uint8 on the CPU."""
     states = [torch.random.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     return torch.cat(states)
 
 
-def set_torch_state(state: Tensor, device: torch.device) -> None:
-    """Put torch's generators where `torch_state` found them, those that there are now."""
-    host = len(torch.random.get_rng_state())
-    torch.random.set_rng_state(state[:host])
-    if device.type == "cuda" and len(state) > host:
-        torch.cuda.set_rng_state(state[host:], device)
+def set_torch_rng_state(state: Tensor, device: torch.device) -> None:
+    """Restore `torch_rng_state()`; a state without a CUDA generator leaves that as it is."""
+    size = len(torch.random.get_rng_state())
+    torch.random.set_rng_state(state[:size])
+    if device.type == "cuda" and len(state) > size:
+        torch.cuda.set_rng_state(state[size:], device)
 
 
-def random_state() -> dict[str, Any]:
-    """The state of every global generator, as plain values."""
+def rng_state() -> dict[str, Any]:
+    """The global generators of torch (all devices), NumPy and Python, as plain values and tensors."""
     numpy: Any = np.random.get_state()
     name, keys, position, has_gauss, gauss = numpy
     return {
@@ -36,12 +36,12 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    """Put every global generator where `random_state` found it."""
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restore `rng_state()`; CUDA generators only with the same number of devices."""
     torch.random.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
     name, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
-    version, internal, following = state["python"]
-    random.setstate((version, tuple(internal), following))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))

@@ -1,70 +1,138 @@
-"""The folders of runs and sweeps: never one that holds records already, and none left by what was refused.
+"""The output folder of this command: records in it are never overwritten, and an unused one is removed.
 
-Hydra makes a folder before it asks us, so both need its callbacks.
+Hydra creates the folder before it calls the task, so this runs in a Hydra callback.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-RECORDS = ("result.json", "checkpoints/*.pt")
+from vitmnist.cli.sweep import apply_repeats, final_report, is_search
+from vitmnist.errors import ConfigError
+from vitmnist.runtime.distributed import launched
+from vitmnist.runtime.files import claim, display_path
 
-_made: list[Path] = []
-_going_on: list[Path] = []
+log = logging.getLogger(__name__)
+
+RECORDS = ("result.json", "checkpoints/*.pt", "*/result.json", "*/checkpoints/*.pt")  # of a run, or the jobs of a sweep
 
 
-class NewFolders(Callback):
-    """Looks at a folder before Hydra makes it; `conf/config.yaml` names this class."""
+class OutputFolder:
+    """The folder of a run or sweep, created here.
+
+    Raises:
+        ConfigError: it cannot be created, is in use, or holds records that would be overwritten.
+    """
+
+    def __init__(self, config: DictConfig, is_sweep: bool, resumes: bool) -> None:
+        self.config, self.is_sweep = config, is_sweep
+        kind = "sweep" if is_sweep else "run"
+        path = self.path = Path(config.hydra[kind].dir).absolute()
+        if not resumes and self.has_records():
+            resume = "sweep.resume" if is_sweep else "resume"
+            raise ConfigError(
+                f"hydra.{kind}.dir={display_path(path)}: holds records already, which would be overwritten; "
+                f"name another folder, or resume with {resume}=FOLDER"
+            )
+        self._created = [folder for folder in (path, *path.parents) if not folder.exists()]
+        self._lock: IO[str] | None = None  # a run takes its own, after the command line has been checked
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if is_sweep:
+                self._lock = claim(path)
+        except OSError as error:
+            self.remove_unused()
+            advice = f"name another folder with hydra.{kind}.dir=FOLDER"
+            raise ConfigError(f"{display_path(path)}: {error.strerror}; {advice}") from error
+
+    def has_records(self) -> bool:
+        """Whether a run has left a result or a checkpoint here, or a job of a sweep has."""
+        return any(any(self.path.glob(pattern)) for pattern in RECORDS)
+
+    def remove_unused(self) -> None:
+        """Remove the folder and its empty parents if this command created them and left no records."""
+        if self._created and not self.has_records():
+            shutil.rmtree(self.path, ignore_errors=True)
+            for parent in self._created[1:]:
+                with suppress(OSError):  # not empty: another run uses it
+                    parent.rmdir()
+
+    def end_failed(self) -> None:
+        """After a failure, remove the folder or name it; one that was typed to be resumed is known."""
+        self.remove_unused()
+        if not self.is_sweep and not self.config.resume and self.path.exists():
+            log.info("failed; results: %s", display_path(self.path))
+
+    def resume_hint(self, ranks: int) -> str:
+        """The end of a message about an interrupted run or sweep: where its results are, and how to resume it."""
+        shown = display_path(self.path)
+        if self.is_sweep and is_search(self.config):
+            return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
+        if not self.is_sweep and not any(self.path.glob("checkpoints/*.pt")):
+            return f"; results: {shown}"
+        program = "python" if ranks == 1 else f"torchrun --nproc-per-node={ranks}"
+        override = shlex.quote(f"{'sweep.resume' if self.is_sweep else 'resume'}={shown}")
+        return f"; results: {shown}, resume with\n    {program} train.py {override}"
+
+
+current: OutputFolder | None = None  # of this process's command; not in the callback, which launchers pickle
+
+
+class Outputs(Callback):
+    """Begins and ends a run or sweep; `conf/config.yaml` names this class.
+
+    Hydra turns an exception of a callback into a warning and continues; only `sys.exit` ends the program.
+
+    Args:
+        resume_sweep: whether the sweep's folder may hold records; set by `sweep.resume=`.
+    """
+
+    def __init__(self, resume_sweep: bool = False) -> None:
+        self.resume_sweep = resume_sweep
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before the folder of a single run is made."""
-        _made.clear()  # of a run of this process before
-        if not config.resume:
-            self._look_at(Path(config.hydra.run.dir), "", "hydra.run.dir", "resume")
+        """Check the command line of a single run, and create its folder."""
+        if config.repeats > 1:
+            sys.exit(f"error: repeats={config.repeats}: repeats the jobs of a sweep; type -m as well")
+        self._create(config, is_sweep=False, resumes=bool(config.resume))
+
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Show where the results are."""
+        if kwargs["job_return"].status == JobStatus.COMPLETED:
+            shown = display_path(config.hydra.run.dir)
+            log.info("Results: %s Inspect with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before the folder of a sweep is made, and before its jobs are checked."""
-        _made.clear()
-        if Path(config.hydra.sweep.dir) not in _going_on:
-            self._look_at(Path(config.hydra.sweep.dir), "*/", "hydra.sweep.dir", "sweep.resume")
-
-    def _look_at(self, folder: Path, jobs: str, key: str, resume: str) -> None:
-        if any(any(folder.glob(f"{jobs}{records}")) for records in RECORDS):
-            # Hydra turns an exception of a callback into a warning and goes on; this it does not catch.
+        """Check the command line of a sweep, create its folder, and keep other processes out of it."""
+        if launched():
             sys.exit(
-                f"error: {key}={folder}: holds records already, which would be overwritten; "
-                f"name another folder, or go on with {resume}=FOLDER"
+                "error: -m: is for one process, which runs the jobs of a sweep one after another; each process of "
+                "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
             )
-        path = folder.absolute()
-        _made[:] = [missing for missing in (path, *path.parents) if not missing.exists()]
+        try:
+            apply_repeats(config)
+        except ConfigError as error:
+            sys.exit(f"error: {error}")
+        self._create(config, is_sweep=True, resumes=self.resume_sweep)
 
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Show the report; the program ends with 1 if a job failed."""
+        if failed := final_report(Path(config.hydra.sweep.dir)):
+            sys.exit(f"error: {failed}")
 
-def go_on_in(sweep: Path | None) -> None:
-    """Let the next sweep of this process have a folder that holds records; None: no folder."""
-    _going_on[:] = [sweep] if sweep else []
-
-
-def take_back() -> None:
-    """Remove the folder of this run or sweep, with all that is in it, if it was not there before.
-
-    Its parents that were not there go too, unless somebody else has put something into them meanwhile.
-    """
-    if _made:
-        shutil.rmtree(_made[0], ignore_errors=True)
-        for parent in _made[1:]:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
-        _made.clear()
-
-
-def take_back_unbegun_sweep() -> None:
-    """The same for a sweep, unless one of its jobs has left anything."""
-    if _made and not any(path.is_dir() for path in _made[0].glob("*")):
-        take_back()
+    def _create(self, config: DictConfig, is_sweep: bool, resumes: bool) -> None:
+        global current  # noqa: PLW0603
+        try:
+            current = OutputFolder(config, is_sweep, resumes)
+        except ConfigError as error:
+            sys.exit(f"error: {error}")

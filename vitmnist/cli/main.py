@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -14,111 +13,97 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli import sweep
-from vitmnist.cli.folders import take_back, take_back_unbegun_sweep
-from vitmnist.cli.messages import explain
-from vitmnist.cli.sweep import run_job
-from vitmnist.cli.torchrun import Launch
+from vitmnist.cli import folders, sweep
+from vitmnist.cli.messages import describe
+from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_folder, release_ranks
 from vitmnist.config.labels import CONF
-from vitmnist.errors import ConfigError, DataError, PeerError
-from vitmnist.runtime.signals import RunInterrupted, StopSignal
+from vitmnist.report.runs import read_run
+from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.signals import StopSignal
 
 log = logging.getLogger(__name__)
 
 SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
-STOP = StopSignal()
-LAUNCH = Launch()
+# Hydra passes nothing but the configuration to its task.
+_stop = StopSignal()
+_world: SingleProcess = ALONE
+
+
+class TaskError(BaseException):
+    """Carries an exception past Hydra, which would print a message of its own."""
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> float | None:
-    """One run; Hydra calls this once for a run and once for each job of a sweep, whose objective it returns."""
-    job = HydraConfig.get()
-    STOP.after_minutes(None)  # those of the job before
-    if job.mode == RunMode.MULTIRUN:
-        return run_job(composed, STOP)
-    # This imports torch: not before Hydra has answered --help. An import cannot be stopped in the middle.
-    with STOP.deferred():
+    """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
+    with _stop.deferred():  # an import cannot be interrupted halfway; here, because --help needs no torch
         from vitmnist.run import run
 
+    job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
-    shown = os.path.relpath(folder)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
+    if job.mode == RunMode.MULTIRUN:
+        if not sweep.is_completed_job(composed, folder):
+            with sweep.recorded_job(composed, folder, overrides, _stop):
+                sweep.prepare_job(composed, folder)
+                run(composed, folder, overrides, _stop)
+        return sweep.objective(composed, read_run(folder))
+    _stop.check()
+    publish_folder(_world, folder)
     try:
-        STOP.check()
-        if composed.repeats > 1:
-            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
-        LAUNCH.begin(folder)
-        run(composed, folder, overrides, STOP, LAUNCH.world)
-    except (RunInterrupted, KeyboardInterrupt) as stopped:
-        saved = any((folder / "checkpoints").glob("*.pt"))
-        log.info("%s; records in %s", stopped if str(stopped) else "interrupted", shown)
-        if isinstance(stopped, RunInterrupted):
-            stopped.told = True
-        if saved:
-            several = (
-                f"torchrun --nproc-per-node={LAUNCH.world.local_world_size}" if LAUNCH.world.size > 1 else "python"
-            )
-            log.info("go on with\n    %s train.py %s", several, shlex.quote(f"resume={shown}"))
-        raise
+        run(composed, folder, overrides, _stop, _world)
     except Exception as error:
-        if isinstance(error, ConfigError | DataError | PeerError):
-            take_back()
-        else:
-            log.info("failed; records in %s", shown)
-        fail(error, composed)
-    log.info("records in %s; look at them with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
+        raise TaskError from error
     return None
 
 
-def fail(error: BaseException, composed: DictConfig | None = None) -> NoReturn:
-    """End with one message and exit code 1; with a traceback where it was asked for, or the program is at fault."""
-    message = explain(error, CONF, composed)
-    if SHOW_TRACEBACK or message is None:
-        if LAUNCH.world.report_failure(str(error) or type(error).__name__):
-            raise error
-        sys.exit(1)
-    sys.exit(f"error: {message}")
-
-
 def main() -> None:
-    """Run the program; of several processes, the first that fails says why."""
-    try:
-        start()
-    except SystemExit as ended:
-        if not ended.code:
-            LAUNCH.end()
-        elif not LAUNCH.world.report_failure(str(ended.code).removeprefix("error: ")):
-            sys.exit(ended.code if isinstance(ended.code, int) else 1)
-        raise
-    LAUNCH.end()
-
-
-def start() -> None:
-    """Run the program, and turn every exception into an exit code."""
-    logging.raiseExceptions = False  # a closed pipe behind the program must not bury it in messages about itself
+    """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
+    global _world  # noqa: PLW0603
+    _world, folders.current = ALONE, None
+    logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its errors on, instead of printing them its own way
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
     try:
-        with STOP:
-            with STOP.deferred():  # for several processes torch is imported
-                LAUNCH.join()
-            arguments = LAUNCH.arguments(sys.argv[1:])
+        with _stop:
+            with _stop.deferred():  # imports torch if there are several ranks
+                _world = connect_ranks()
+            arguments = hydra_arguments(_world, sys.argv[1:])
             if arguments is not None:
                 sys.argv[1:] = arguments
                 train()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except RunInterrupted as stopped:
-        if LAUNCH.world.report_failure(str(stopped)) and not stopped.told:
-            print(f"{stopped}{sweep.how_to_go_on()}", file=sys.stderr)
-        sys.exit(stopped.exit_code)
-    except Exception as error:
-        take_back_unbegun_sweep()
-        fail(error)
+    except SystemExit as ended:
+        if ended.code and not _world.report_failure(str(ended.code).removeprefix("error: ")):
+            sys.exit(1)
+        if ended.code:
+            raise
+    except BaseException as error:
+        end(error.__cause__ or error if isinstance(error, TaskError) else error)
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before
+    release_ranks(_world)
+
+
+def end(error: BaseException) -> NoReturn:
+    """Exit with one message; with a traceback as well if the program is at fault, or `HYDRA_FULL_ERROR=1`."""
+    output = folders.current
+    failure = describe(error, output.config if output else None)
+    is_first = _world.report_failure(failure.message)
+    if failure.status == "interrupted":
+        hint = output.resume_hint(_world.size) if output else ""
+        if _world.is_main:
+            log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
+        elif is_first:
+            print(failure.message, file=sys.stderr)
+        sys.exit(failure.exit_code)
+    if output and _world.is_main:
+        output.end_failed()
+    if not is_first:
+        sys.exit(failure.exit_code)
+    if SHOW_TRACEBACK or not failure.is_user_error:
+        raise error
+    sys.exit(f"error: {failure.message}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Errors of Hydra and OmegaConf, said in one or two lines that name the key and what is allowed."""
+"""Errors of Hydra and OmegaConf in one or two lines that name the key and what is allowed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -16,61 +15,67 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import group_at, wrong_type
 from vitmnist.errors import ConfigError, UnknownKeyError, UserError, choices, first_line
+from vitmnist.runtime.failures import Failure, classify
 
-# What Hydra knows only when a plugin is installed, and the extra that installs it.
+# Members of Hydra's own groups that come with a plugin, and the extra that installs it.
 PLUGINS = {
-    ("hydra/sweeper", "optuna"): "search",
-    ("hydra/launcher", "joblib"): "launchers",
-    ("hydra/launcher", "submitit_local"): "launchers",
-    ("hydra/launcher", "submitit_slurm"): "launchers",
-    ("hydra/launcher", "ray"): "ray",
+    "hydra/sweeper=optuna": "search",
+    "hydra/launcher=joblib": "launchers",
+    "hydra/launcher=submitit_local": "launchers",
+    "hydra/launcher=submitit_slurm": "launchers",
+    "hydra/launcher=ray": "ray",
 }
 
 
-def explain(error: BaseException, conf: Path, composed: DictConfig | None = None) -> str | None:
-    """What to tell the person; None if the error is not theirs to mend, and its traceback should be seen.
+def describe(error: BaseException, composed: DictConfig | None = None) -> Failure:
+    """How an exception is reported: `classify`, and the errors of Hydra and OmegaConf.
 
     Args:
-        conf: the folder of the config groups.
-        composed: the configuration, where it could be composed.
+        composed: the configuration, if it could be composed; improves the hint for an unknown key.
     """
+    message = _message(error, composed)
+    return classify(error) if message is None else Failure(message)
+
+
+def _message(error: BaseException, composed: DictConfig | None) -> str | None:
+    """The message for a mistake in the configuration; None for other errors."""
+    text, cause = str(error), error.__cause__
     if isinstance(error, UnknownKeyError) and composed is not None:
-        return _unknown_key(error, composed, conf)
+        return _unknown_key(error, composed)
     if isinstance(error, UserError):
-        return str(error)
+        return None  # says all itself, also if its cause is one of those below
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
-    if isinstance(error.__cause__, OmegaConfBaseException):
-        return _refused_override(error, error.__cause__, conf)
+    if isinstance(cause, OmegaConfBaseException):
+        return _refused_override(error, cause)
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key}: {first_line(error)}"
-    if isinstance(error, HydraException) and str(error).startswith("Ambiguous value"):
+    if isinstance(error, HydraException) and text.startswith("Ambiguous value"):
         override = first_line(error).partition("'")[2].rpartition("'")[0]
         return f"{override}: a list of values is a sweep, which needs -m; a number is typed without commas"
     if isinstance(error, HydraException):
-        group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", str(error))
-        return _unknown_group(group[1] or group[2], conf) if group else _one_line(str(error))
-    if isinstance(error, ValueError) and str(error) == "No trials are completed yet.":  # says Optuna
-        return "no trial of the search came to its end; the report in the sweep's folder says why"
-    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+        group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", text)
+        return _unknown_group(group[1] or group[2]) if group else _one_line(text)
+    if isinstance(error, ValueError) and text == "No trials are completed yet.":  # Optuna
+        return "no trial of the search completed; the report in the sweep's folder says why"
+    if isinstance(error, ValueError) and text.startswith("Config group override must be"):
         return "a config group cannot be null; choose one of its members, as in model=vit (--help lists them)"
-    for cause in (error, error.__cause__):  # logging wraps what it meets
-        if isinstance(cause, OSError) and cause.filename:
-            advice = "name another folder with hydra.run.dir=FOLDER or hydra.sweep.dir=FOLDER"
-            return f"{cause.filename}: {cause.strerror}; {advice}"
+    if isinstance(error, ValueError) and isinstance(cause, OSError):  # logging could not open its file
+        return classify(cause).message
     return None
 
 
-def refuse_flags(arguments: list[str], conf: Path) -> None:
+def refuse_flags(arguments: list[str]) -> None:
     """Refuse `--epochs 3`, which Hydra would answer with its usage.
 
     Raises:
-        ConfigError: an argument begins with a dash and is none of Hydra's options.
+        ConfigError: an argument starts with a dash and is none of Hydra's options.
     """
     flags = [argument for argument in get_args_parser().parse_known_args(arguments)[1] if argument.startswith("-")]
     if not flags:
@@ -79,43 +84,51 @@ def refuse_flags(arguments: list[str], conf: Path) -> None:
     following = [*arguments[arguments.index(flags[0]) + 1 :], "-"][0]
     value = value or ("true" if following.startswith(("-", "~")) or "=" in following else following)
     override = f"{flag.lstrip('-').replace('-', '_')}={value}"
-    hint: str | None = f"type {override}"
+    hint = f"type {override}"
     try:
-        with initialize_config_dir(str(conf), version_base="1.3"):
-            compose("config", [override.partition(",")[0]])  # the first of several that are swept over
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            compose("config", [override.partition(",")[0]])  # the first value of a sweep
     except Exception as error:
-        hint = explain(error, conf) or _one_line(error)
+        hint = _one_line(describe(error).message)
     raise ConfigError(f"{flag}: keys are typed without dashes; {hint}")
 
 
 def _unknown_choice(error: MissingConfigException) -> str:
-    """`data/loader=ran`, where there is no such file in the group."""
+    """`data/loader=ran`: no such member of the group."""
     group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
     if not group or not error.options:
-        return _one_line(str(error))
-    extra = PLUGINS.get((group, wrong))
-    if extra:
+        return _one_line(error)
+    if extra := PLUGINS.get(f"{group}={wrong}"):
         return f"{group}={wrong}: is not installed; type pip install 'vitmnist[{extra}]'"
     return f"{group}={wrong}: there is no such choice; {choices(wrong, error.options)}"
 
 
-def _refused_override(error: BaseException, cause: OmegaConfBaseException, conf: Path) -> str:
-    """`batch_size=many` or `lr=0.01`: a value or a key that the configuration refuses."""
+def _unknown_group(key: str) -> str:
+    """`date/loader=ram`: no such group, or none at that place."""
+    wrong, _, place = key.partition("@")
+    groups = {file.parent.relative_to(CONF).as_posix() for file in CONF.glob("*/**/*.yaml")}
+    if wrong in groups:
+        return f"{key}: no chosen member has a {wrong} at {place}; data/loader=prefetch has one at data.loader.base"
+    return f"{wrong}: there is no such config group; {choices(wrong, groups)}"
+
+
+def _refused_override(error: BaseException, cause: OmegaConfBaseException) -> str:
+    """`batch_size=many` or `lr=0.01`: a wrong type or an unknown key."""
     key = str(cause.full_key)
     if isinstance(cause, ValidationError):
         return wrong_type(Config, cause)
     if not isinstance(cause, ConfigKeyError | ConfigAttributeError) or cause.parent_node is None:
         return f"{key}: {first_line(cause)}"
     if "/" in key:
-        return _unknown_group(key, conf)
-    typed = re.search(r"To append to your config use \+[^=]*=(.*)", str(error))  # Hydra quotes what was typed
+        return _unknown_group(key)
+    typed = re.search(r"To append to your config use \+[^=]*=(.*)", str(error))  # Hydra quotes the override
     siblings = [str(name) for name in cause.parent_node if name != "hydra"]
     unknown = UnknownKeyError(key, siblings, typed[1] if typed else "VALUE")
-    return str(unknown) if key.startswith("hydra.") else _unknown_key(unknown, cause.parent_node._get_root(), conf)
+    return str(unknown) if key.startswith("hydra.") else _unknown_key(unknown, cause.parent_node._get_root())
 
 
 def _unreadable(override: str) -> str:
-    """`data.root=~/mnist`, which Hydra's grammar does not allow."""
+    """`data.root=~/mnist`: not in Hydra's grammar."""
     key, assigned, value = override.partition("=")
     if not assigned:
         return f"{override}: cannot be read; write KEY=VALUE"
@@ -123,21 +136,18 @@ def _unreadable(override: str) -> str:
         place = f"{group[1].replace('/', '.')}.{group[2]}"
         return f"{override}: cannot be read; within another member a group is chosen by {group[1]}@{place}={value}"
     if key.startswith("hydra."):
-        value = os.path.expanduser(value)  # Hydra takes a quoted ~ for a folder's name
+        value = os.path.expanduser(value)  # Hydra would take a quoted ~ as the name of a folder
     quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
     return f"{override}: cannot be read; text with characters such as ~ must be quoted, as in {quoted}"
 
 
-def _unknown_key(unknown: UnknownKeyError, composed: DictConfig, conf: Path) -> str:
-    """`lr=0.01`, where the configuration has no such key at that place.
-
-    Its last name is searched in the whole configuration, and in the members of groups that were not chosen.
-    """
+def _unknown_key(unknown: UnknownKeyError, composed: DictConfig) -> str:
+    """`lr=0.01`: looks for the last name of the key elsewhere, and in the members of groups that were not chosen."""
     place, _, leaf = unknown.key.rpartition(".")
     config: Any = OmegaConf.to_container(composed)
-    found = [key for key in _places(config, leaf, conf) if key != unknown.key and not key.startswith("hydra.")]
+    found = [key for key in _places(config, leaf) if key != unknown.key and not key.startswith("hydra.")]
     below = [key for key in found if key.startswith(f"{place}.")]
-    owners = _owners(leaf, conf)
+    owners = _owners(leaf)
     group = group_at(place)
     members = owners.get(group.partition("@")[0])
     if found and (below or not members):
@@ -152,38 +162,27 @@ def _unknown_key(unknown: UnknownKeyError, composed: DictConfig, conf: Path) -> 
     return f"{unknown.key}: there is no such key; {hint}"
 
 
-def _places(config: Mapping[str, Any], leaf: str, conf: Path, prefix: str = "") -> Iterator[str]:
-    """Where the configuration has a key or a config group of this name, as one types it."""
+def _places(config: Mapping[str, Any], leaf: str, prefix: str = "") -> Iterator[str]:
+    """The keys and config groups of this name, as they are typed."""
     for name, value in config.items():
         key = f"{prefix}{name}"
         if name == leaf:
-            is_group = isinstance(value, Mapping) and (conf / group_at(key).partition("@")[0]).is_dir()
+            is_group = isinstance(value, Mapping) and (CONF / group_at(key).partition("@")[0]).is_dir()
             yield group_at(key) if is_group else key
         if isinstance(value, Mapping):
-            yield from _places(value, leaf, conf, f"{key}.")
+            yield from _places(value, leaf, f"{key}.")
 
 
-def _owners(leaf: str, conf: Path) -> dict[str, list[str]]:
-    """The members of config groups that have a key of this name, by group."""
+def _owners(leaf: str) -> dict[str, list[str]]:
+    """The members that have a key of this name, by config group."""
     owners: dict[str, list[str]] = {}
-    for file in sorted(conf.glob("**/*.yaml")):
+    for file in sorted(CONF.glob("**/*.yaml")):
         values: Any = OmegaConf.to_container(OmegaConf.load(file))
         places = [place for default in values.get("defaults", []) if isinstance(default, dict) for place in default]
         keys = {*values, *(place.partition("@")[2].partition(".")[0] for place in places)}
-        if leaf in keys and values.get("name") == file.stem:  # a member, and no experiment
-            owners.setdefault(file.parent.relative_to(conf).as_posix(), []).append(file.stem)
+        if leaf in keys and values.get("name") == file.stem:  # a member; experiments have no name
+            owners.setdefault(file.parent.relative_to(CONF).as_posix(), []).append(file.stem)
     return owners
-
-
-def _unknown_group(key: str, conf: Path) -> str:
-    """`date/loader=ram`, where there is no such group, or a group at a place that the configuration has not."""
-    wrong, _, place = key.partition("@")
-    groups = {file.parent.relative_to(conf).as_posix() for file in conf.rglob("*.yaml") if file.parent != conf}
-    if wrong in groups:
-        return (
-            f"{key}: nothing that was chosen has a {wrong} at {place}; data/loader=prefetch has one at data.loader.base"
-        )
-    return f"{wrong}: there is no such config group; {choices(wrong, groups)}"
 
 
 def _one_line(message: object) -> str:

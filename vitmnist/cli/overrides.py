@@ -1,192 +1,185 @@
-"""`resume=FOLDER` and `resume=auto`: the command line of a run that began before.
+"""`resume=` and `sweep.resume=`: the overrides that a run or sweep was started with, plus new ones.
 
-Hydra composes the configuration before our code sees it, so what was typed for the first start is typed again for it,
-with what is new behind. What may change is checked when the checkpoint is read.
+Hydra composes the configuration before our code sees it, so the command line is completed before Hydra reads it. What
+may change on resuming is checked when the checkpoint is read.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.messages import explain
-from vitmnist.config.labels import CONF
-from vitmnist.config.schema import Config
-from vitmnist.config.validation import typed
+from vitmnist.cli.messages import describe
+from vitmnist.config.labels import CONF, RESUMED, is_under, leaves, resolved
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.files import is_claimed, write_whole
+from vitmnist.report.runs import read_run
+from vitmnist.runtime.files import display_path
 
 RUNS = Path("outputs/runs")
-NOT_AGAIN = ("resume", "repeats")  # what is not typed again; a job of a sweep that is gone on with is one run
-RESUMED = "resumed.yaml"  # beside Hydra's record, which stays that of the first start
+MULTIRUN = {"-m", "--multirun"}
 
 
 def expand(arguments: list[str]) -> list[str]:
-    """The arguments for Hydra; without `resume=` they stay as they are.
+    """The arguments for Hydra: unchanged, or those of the run or sweep to resume and the new ones.
 
     Raises:
-        ConfigError: there is no such run, or `-m` was typed too.
+        ConfigError: there is no such run or sweep, or the arguments contradict each other.
     """
-    asked = [argument for argument in arguments if argument.startswith("resume=")]
-    if not asked or asked[-1] == "resume=null":
-        return arguments
-    if asked[-1] == "resume=":
+    options, overrides = split(arguments)
+    resume, sweep = (_last_value(key, overrides) for key in ("resume", "sweep.resume"))
+    if sweep is not None:
+        typed = [one for one in [*options, *overrides] if one not in MULTIRUN and _key(one) != "sweep.resume"]
+        return sweep_overrides(sweep, typed)
+    new = [override for override in overrides if _key(override) != "resume"]
+    if resume is not None and set(options) & MULTIRUN:
+        raise ConfigError(f"resume={resume}: resumes one run, and -m starts several; leave one of them out")
+    if resume == "":
         raise ConfigError(f"resume=: is empty; name a folder such as {RUNS}/DATE/TIME-…, or auto")
-    others = [argument for argument in arguments if not argument.startswith("resume=")]
-    if any(argument in ("-m", "--multirun") for argument in others):
-        raise ConfigError(f"{asked[-1]}: goes on with one run, and -m begins several; leave one of them out")
-    wanted = asked[-1].partition("=")[2].strip("'\"")
-    if wanted == "auto":
-        folder = newest_unfinished(others)
-        if folder is None:
-            print("resume=auto: no unfinished run of this configuration; a new one begins")
-            return others
-        print(f"resume=auto: goes on with {folder}")
-    else:
-        folder = Path(wanted).expanduser()
-    again = typed_again(folder, others)
-    place = json.dumps(str(folder), ensure_ascii=False)
-    # The record of the first start stays as it was: nothing is written into .hydra.
-    first = again[: len(again) - len(others)]
-    where = arguments.index(asked[-1])  # among the other overrides, which Hydra wants side by side
-    before, behind = ([one for one in part if one in others] for part in (arguments[:where], arguments[where + 1 :]))
-    # A job of an experiment that is a sweep by itself is one run now.
-    how = [f"hydra.run.dir={place}", "hydra.output_subdir=null", "hydra.mode=RUN", "repeats=1"]
-    return [*before, *first, *how, f"resume={place}", *behind]
+    folder = Path(resume).expanduser() if resume else None
+    if resume == "auto":
+        folder = newest_unfinished(new)
+        nothing = "no unfinished run of this configuration; a new one begins"
+        print(f"resume=auto: {f'resuming {display_path(folder)}' if folder else nothing}")
+    elif not resume and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        folder = _run_before_restart(new)
+    return [*(run_overrides(folder, new) if folder else new), *options]
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The options of Hydra's command line such as `-m`, and the overrides; Hydra does not allow them to alternate."""
+    overrides = get_args_parser().parse_known_intermixed_args(arguments)[0].overrides
+    return [argument for argument in arguments if argument not in overrides], overrides
+
+
+def run_overrides(folder: Path, new: list[str]) -> list[str]:
+    """The overrides that resume a run in its folder."""
+    place = quoted(folder)
+    # The record in .hydra stays that of the first start. A job of a sweep is resumed as a single run.
+    mode = ["hydra.output_subdir=null", "hydra.mode=RUN", "repeats=1"]
+    return _merged(recorded_overrides(folder), [*new, f"hydra.run.dir={place}", *mode, f"resume={place}"])
+
+
+def sweep_overrides(folder_name: str, rest: list[str]) -> list[str]:
+    """The overrides that resume a sweep; `rest` is what else was typed.
+
+    Raises:
+        ConfigError: there is no such sweep, or something else was typed.
+    """
+    typed = f"sweep.resume={folder_name}"
+    if not folder_name:
+        raise ConfigError(f"{typed}: is empty; name a folder such as outputs/sweeps/DATE/TIME-…")
+    if rest:
+        raise ConfigError(f"{typed}: resumes that sweep as it was started; leave out {' '.join(rest)}")
+    folder = Path(folder_name).expanduser()
+    if not (folder / "multirun.yaml").is_file():
+        is_run = (folder / ".hydra").is_dir()
+        hint = "resume= resumes a single run" if is_run else "name a folder such as outputs/sweeps/DATE/TIME-…"
+        raise ConfigError(f"{typed}: holds no sweep over listed values; {hint}")
+    recorded: Any = OmegaConf.to_container(OmegaConf.load(folder / "multirun.yaml").hydra.overrides)
+    # No task override is added: the records of the jobs and the names of their folders stay the same.
+    again = [f"hydra.sweep.dir={quoted(folder)}", "hydra.callbacks.outputs.resume_sweep=true", "hydra.mode=MULTIRUN"]
+    return _merged([*recorded["task"], *recorded["hydra"]], again)
 
 
 def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
-    """The configuration of a run, changed by overrides.
+    """The configuration of a recorded run, with new overrides.
 
     Raises:
         ConfigError: the folder holds no run, or the overrides cannot be used.
     """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
-            return compose("config", typed_again(folder, overrides))
+            return compose("config", _merged(recorded_overrides(folder), overrides))
         except Exception as error:
-            raise ConfigError(explain(error, CONF) or str(error)) from error
+            raise ConfigError(describe(error).message) from error
 
 
-def typed_again(folder: Path, new: list[str]) -> list[str]:
-    """What was typed for a run and is not typed anew, and then what is new.
-
-    Where another member of a group is chosen, the keys of the former go too.
+def recorded_overrides(folder: Path) -> list[str]:
+    """The overrides of a run's last start.
 
     Raises:
         ConfigError: the folder holds no run.
     """
-    record = next(
-        (place for place in (folder / RESUMED, folder / ".hydra" / "overrides.yaml") if place.is_file()), None
-    )
-    if record is None:
-        sweep = (folder / "multirun.yaml").is_file()
-        hint = "sweep.resume= goes on with a sweep" if sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
+    files = [file for file in (folder / RESUMED, folder / ".hydra" / "overrides.yaml") if file.is_file()]
+    if not files:
+        is_sweep = (folder / "multirun.yaml").is_file()
+        hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
         raise ConfigError(f"{folder}: holds no run; {hint}")
-    first = [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or []]
-    keys = {_key(override) for override in new}
-    groups = {
-        key.rpartition("@")[2].replace("/", ".")
-        for key in keys
-        if "/" in key or key in ("model", "optimizer", "schedule", "trainer")
-    }
+    recorded: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
+    return [str(override) for override in recorded or [] if _key(str(override)) != "resume"]
 
-    def stays(override: str) -> bool:
-        key = _key(override)
-        dotted = key.rpartition("@")[2].replace("/", ".")
-        return key not in keys and key not in NOT_AGAIN and not any(dotted.startswith(f"{group}.") for group in groups)
 
-    return [*(override for override in first if stays(override)), *new]
+def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
+    """The folder of the newest run of this configuration that has a checkpoint and did not complete.
+
+    Args:
+        since: Unix time in seconds; earlier runs do not count.
+    """
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        wanted = _comparable(compose("config", overrides))
+    found = []
+    for folder in _named_folders(overrides) or RUNS.glob("*/*"):
+        saved = [path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")]
+        record = folder / ".hydra" / "config.yaml"
+        if saved and record.is_file() and record.stat().st_mtime >= since:
+            is_done = read_run(folder).status in ("completed", "running")
+            if not is_done and _comparable(OmegaConf.load(record)) == wanted:
+                found.append((max(saved), folder))
+    return max(found)[1] if found else None
+
+
+def quoted(path: Path) -> str:
+    """A path as a value of Hydra's grammar."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def _run_before_restart(overrides: list[str]) -> Path | None:
+    """The run to resume after torchrun has restarted the processes (`--max-restarts`) with the same command line."""
+    since = psutil.Process(os.getppid()).create_time()
+    folder = newest_unfinished(overrides, since)
+    if folder:
+        print(f"restarted by torchrun: resuming {display_path(folder)}")
+        return folder
+    # It failed before its first checkpoint and starts again, in the same folder if one was named.
+    for result in (named / "result.json" for named in _named_folders(overrides)):
+        if result.exists() and result.stat().st_mtime >= since:
+            result.unlink()
+    return None
+
+
+def _comparable(composed: Any) -> dict[str, Any]:
+    return {key: value for key, value in leaves(resolved(composed)).items() if key not in ("resume", "max_minutes")}
+
+
+def _named_folders(overrides: list[str]) -> list[Path]:
+    named = _last_value("hydra.run.dir", overrides)
+    return [Path(named)] if named else []
+
+
+def _last_value(key: str, overrides: Iterable[str]) -> str | None:
+    """The value of an override; None if it was not typed or is null."""
+    values = [one.partition("=")[2].strip("'\"") for one in overrides if _key(one) == key]
+    return values[-1] if values and values[-1] != "null" else None
+
+
+def _merged(recorded: list[str], new: list[str]) -> list[str]:
+    """`new` behind those of `recorded` that it does not replace; another member of a group replaces its keys too."""
+    replaced = [_dotted(override) for override in new]
+    return [*(override for override in recorded if not is_under(_dotted(override), replaced)), *new]
 
 
 def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def remember(overrides: list[str], folder: Path) -> None:
-    """Note what this sitting was typed with: where it changed something, the next one goes on from there."""
-    own = [override for override in overrides if _key(override) != "resume"]
-    write_whole(folder / RESUMED, OmegaConf.to_yaml(own).encode())
-
-
-def after_restart(arguments: list[str]) -> list[str]:
-    """What `torchrun --max-restarts` means when it types the same again: go on with what it began before.
-
-    A run that failed before its first checkpoint begins anew; in the same folder, if one was named.
-    """
-    if any(argument.startswith("resume=") for argument in arguments):
-        return arguments
-    since = psutil.Process(os.getppid()).create_time()
-    folder = newest_unfinished(arguments, since)
-    if folder is None:
-        for place in _named_places(arguments):
-            record = place / "result.json"
-            if record.exists() and record.stat().st_mtime >= since and not is_claimed(place):
-                record.unlink()
-        return arguments
-    print(f"restarted by torchrun: goes on with {folder}")
-    return with_more(arguments, f"resume={folder}")
-
-
-def with_more(arguments: list[str], *more: str) -> list[str]:
-    """The arguments with more overrides, beside those that there are: Hydra wants no option between them."""
-    last = max(
-        (place for place, argument in enumerate(arguments) if _is_override(argument)), default=len(arguments) - 1
-    )
-    return [*arguments[: last + 1], *more, *arguments[last + 1 :]]
-
-
-def _is_override(argument: str) -> bool:
-    return argument[:1] != "-" and (argument[:1] == "~" or "=" in argument)
-
-
-def _named_places(overrides: list[str]) -> list[Path]:
-    return [Path(override.partition("=")[2]) for override in overrides if _key(override) == "hydra.run.dir"]
-
-
-def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
-    """The folder of the newest run that did not complete, among those of this very configuration.
-
-    Args:
-        since: seconds since 1970; runs that began before do not count.
-    """
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        wanted = _identity(
-            compose(
-                "config",
-                [override for override in overrides if _is_override(override)],
-            )
-        )
-    places = _named_places(overrides) or list(RUNS.glob("*/*"))
-    found = []
-    for folder in places:
-        checkpoints = list((folder / "checkpoints").glob("*.pt"))
-        record = folder / ".hydra" / "config.yaml"
-        unfinished = checkpoints and record.is_file() and not is_completed(folder) and not is_claimed(folder)
-        if unfinished and record.stat().st_mtime >= since and _identity(OmegaConf.load(record)) == wanted:
-            found.append((max(path.stat().st_mtime_ns for path in checkpoints), folder))
-    return max(found)[1] if found else None
-
-
-def _identity(composed: Any) -> Config | None:
-    """The typed configuration without how to stop and resume; None where it is of another version."""
-    try:
-        config = typed(Config, OmegaConf.to_container(composed))  # type: ignore[arg-type]
-    except ConfigError:
-        return None
-    config.resume, config.max_minutes = None, None
-    return config
-
-
-def is_completed(folder: Path) -> bool:
-    """Whether a run's folder says that all its epochs were done."""
-    try:
-        return bool(json.loads((folder / "result.json").read_text())["status"] == "completed")
-    except (OSError, ValueError, KeyError):
-        return False
+def _dotted(override: str) -> str:
+    """The place in the configuration that an override sets: `data.loader` for `data/loader=ram`."""
+    return _key(override).rpartition("@")[2].replace("/", ".")

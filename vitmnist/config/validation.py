@@ -1,4 +1,4 @@
-"""Checks that Hydra lacks: unknown and missing keys, types, and bounds of numbers, with messages that name the key."""
+"""Checks that Hydra lacks: unknown and missing keys, and bounds of numbers, with messages that name the key."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from enum import Enum
+from operator import ge, gt, le, lt
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from vitmnist.errors import ConfigError, UnknownKeyError, first_line, nearest
+
+Schema = TypeVar("Schema")
+
+AUTO = "auto"
+BOUNDS = {"at least": ge, "above": gt, "at most": le, "below": lt}
 
 
 def bounded(
@@ -22,31 +28,27 @@ def bounded(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field whose number `typed` holds between bounds."""
+    """A dataclass field for a number whose bounds `typed` checks."""
     bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
 
-AUTO = "auto"
-
-
 def or_auto(default: Any = MISSING, **bounds: float) -> Any:
-    """The same for a field that is typed `… | str`, whose only text is `auto`: what pays on the run's device."""
-    item = bounded(default, **bounds)
-    return field(default=default, metadata={**item.metadata, AUTO: True})
+    """The same for a field of type `… | str` whose only text is `auto`: chosen for the device of the run."""
+    return field(default=default, metadata={**bounded(**bounds).metadata, AUTO: True})
 
 
 def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
     """`values` as an instance of the dataclass `schema`.
 
-    Every key must be there and none may be unknown: struct mode lets `+model.detph=3` through, and a key deleted
-    with `~` would fall back to a default in silence.
+    Struct mode lets `+model.detph=3` through, and a key deleted with `~` would silently fall back to its default. So
+    every key must be there, and none may be unknown.
 
     Args:
-        key: where the values stand in the configuration, for the message.
+        key: the place of the values in the configuration, for messages.
 
     Raises:
-        ConfigError: an unknown or missing key, a wrong type, a number out of its bounds.
+        ConfigError: an unknown or missing key, a wrong type, a number out of bounds.
     """
     try:
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[call-overload]
@@ -64,29 +66,29 @@ def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Sch
 
 
 def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
-    """What to say where OmegaConf could not convert a value to the type of its field in `schema`."""
-    wanted: Any = schema
+    """The message for a value that OmegaConf could not convert to the type of its field in `schema`."""
+    kind: Any = schema
     for name in str(error.full_key).split("."):
-        wanted = get_type_hints(wanted).get(name, Any) if is_dataclass(wanted) else Any
+        kind = get_type_hints(kind).get(name, Any) if is_dataclass(kind) else Any
     full = join(key, error.full_key)
     value = "null" if error.value is None else error.value
-    if get_origin(wanted) is dict:
+    if get_origin(kind) is dict:
         return f"{full}={value}: this is a config group; type {group_at(full)}=CHOICE"
-    if isinstance(wanted, type) and issubclass(wanted, Enum):
-        names = [member.name for member in wanted]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        names = [member.name for member in kind]
         question = nearest(str(value), names)
         return f"{full}={value}: must be one of {', '.join(names)}{question and f'; {question}'}"
-    allowed = _kinds(wanted)
+    allowed = _allowed_kinds(kind)
     return f"{full}={value}: must be {allowed}" if allowed else f"{full}={value}: {first_line(error)}"
 
 
-def _kinds(wanted: Any) -> str:
-    """What a field of a type takes, for people."""
-    kinds = (wanted,) if get_origin(wanted) is list else get_args(wanted) or (wanted,)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+def _allowed_kinds(kind: Any) -> str:
+    """`a whole number or null` for `int | None`."""
+    kinds = (kind,) if get_origin(kind) is list else get_args(kind) or (kind,)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     names[list[int]] = "a list of whole numbers, as in '[2,4]'"
     if int in kinds or bool in kinds:
-        names[str] = AUTO  # of `or_auto`
+        names[str] = AUTO  # a field of `or_auto`
     return " or ".join(names[kind] for kind in kinds if kind in names)
 
 
@@ -106,25 +108,18 @@ def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
 
 
 def _check_bounds(options: Any, key: str) -> None:
-    holds = {
-        "at least": lambda value, bound: value >= bound,
-        "above": lambda value, bound: value > bound,
-        "at most": lambda value, bound: value <= bound,
-        "below": lambda value, bound: value < bound,
-    }
     for item in fields(options):
-        value = getattr(options, item.name)
-        full = join(key, item.name)
-        bounds = {name: bound for name, bound in item.metadata.items() if name in holds}
+        value, full = getattr(options, item.name), join(key, item.name)
+        bounds = {name: bound for name, bound in item.metadata.items() if name in BOUNDS}
         if is_dataclass(value):
             _check_bounds(value, full)
         elif AUTO in item.metadata and isinstance(value, str):
             if value != AUTO:
-                raise ConfigError(f"{full}={value}: must be {_kinds(get_type_hints(type(options))[item.name])}")
-        # `not holds` also refuses NaN, which compares false with everything; infinity would pass a lower bound.
-        elif bounds and isinstance(value, float) and math.isinf(value):
+                raise ConfigError(f"{full}={value}: must be {_allowed_kinds(get_type_hints(type(options))[item.name])}")
+        elif bounds and isinstance(value, float) and math.isinf(value):  # would pass a lower bound
             raise ConfigError(f"{full}={value}: must be finite")
-        elif value is not None and any(not holds[name](value, bound) for name, bound in bounds.items()):
+        # `not all` also refuses NaN, for which every comparison is false.
+        elif value is not None and not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
             allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
             raise ConfigError(f"{full}={value}: must be {allowed}")
 
@@ -135,11 +130,5 @@ def join(key: str, name: object) -> str:
 
 
 def group_at(place: str) -> str:
-    """What chooses the member at a place of the configuration: `data/loader`, `data/loader@data.loader.base`."""
+    """The override key that selects the member at a place: `data/loader`, `data/loader@data.loader.base`."""
     return f"data/loader@{place}" if place.startswith("data.loader.") else place.replace(".", "/")
-
-
-Schema = TypeVar("Schema")
-
-
-NoneType = type(None)

@@ -1,6 +1,6 @@
-"""Augmentation of a whole batch on its device, its randomness keyed by (seed, epoch, index in the set).
+"""Augmentation of a whole batch on its device, with random numbers keyed by (seed, epoch, index in the set).
 
-What happens to an image depends on nothing else: not on the loader, the number of workers, or the batch it stands in.
+Nothing else changes them: not the loader, the number of workers, or the other images of the batch.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 from vitmnist.registry import NoOptions, Registry
 
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment, as the signed number that int64 holds
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment as a signed int64
 
 
 class Augment(nn.Module):
     """Changes normalised images; `forward(images, keys, black)`.
 
-    `images` are float32 `[B, C, H, W]`, `keys` int64 `[B]` as `augment_keys` gives them, `black` float32 `[C, 1, 1]` is
-    what a byte of zero became, with which the margins are filled. Returns new images of the same shape.
+    `images` are float32 `[B, C, H, W]`, `keys` int64 `[B]` from `augment_keys`, and `black` float32 `[C, 1, 1]`, the
+    normalised value of zero, fills the margins. Returns new images of the same shape.
     """
 
     pixels: float
 
     def check(self, height: int, width: int) -> None:
-        """Raise `ConfigError` if images of this size would be moved out of sight."""
+        """Raise `ConfigError` if images of this size would be moved out of the frame."""
         if self.pixels >= min(height, width):
             raise ConfigError(
                 f"data.augment.pixels={self.pixels:g}: must be below the side of an image, {min(height, width)}"
@@ -55,7 +55,7 @@ class ShiftOptions:
 
 @AUGMENTS.register("shift", ShiftOptions)
 class Shift(Augment):
-    """Moves each image by a whole number of pixels, up to `pixels` in each direction, all equally likely."""
+    """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
 
     def __init__(self, options: ShiftOptions) -> None:
         super().__init__()
@@ -66,8 +66,7 @@ class Shift(Augment):
         margin = int(self.pixels)
         framed = black.expand(size, channels, height + 2 * margin, width + 2 * margin).contiguous()
         framed[:, :, margin : margin + height, margin : margin + width] = images
-        # Every position of a window in the frame, as a view; then one gather takes each image's own.
-        windows = framed.unfold(2, height, 1).unfold(3, width, 1)
+        windows = framed.unfold(2, height, 1).unfold(3, width, 1)  # every position as a view; one gather picks from it
         down, right = (_random_bits(keys, number) % (2 * margin + 1) for number in (0, 1))
         return windows[torch.arange(size, device=images.device), :, down, right]
 
@@ -84,7 +83,7 @@ class AffineOptions:
 
 @AUGMENTS.register("affine", AffineOptions)
 class Affine(Augment):
-    """Rotates, scales, shears and moves each image about its centre, each evenly drawn up to its bound; bilinear."""
+    """Rotates, scales, shears and moves each image about its centre, each uniformly up to its bound; bilinear."""
 
     def __init__(self, options: AffineOptions) -> None:
         super().__init__()
@@ -98,44 +97,42 @@ class Affine(Augment):
         scale = 1 + self.options.scale * _random_signed(keys, 2)
         down, right = (self.options.pixels * _random_signed(keys, number) for number in (3, 4))
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        # From a pixel of the result to where it comes from, in pixels about the centre. affine_grid wants units of half
-        # a side: a turn would be a shear where an image is not square.
+        # Maps each output pixel to its source. affine_grid's unit is half a side, so without the aspect ratio a
+        # rotation would shear images that are not square.
         aspect = height / width
         rows = [
             torch.stack([cos, (cos * shear - sin) * aspect, 2 * right / width], dim=1),
             torch.stack([sin / aspect, sin * shear + cos, 2 * down / height], dim=1),
         ]
         grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
-        # Relative to black, because what lies outside counts as zero.
+        # Relative to black, because grid_sample pads with zeros.
         return F.grid_sample(images - black, grid, align_corners=False).add_(black)
 
 
 def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
-    """A random number for each image of an epoch from batch `start` on, in the order of its batches: int64."""
-    # A spawn key of its own: the order of the epoch is drawn from (epoch,).
+    """A random int64 for each image of an epoch from batch `start` on, in the order of its batches."""
+    # Another spawn key than the sampler's (epoch,), so that augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
-    return _mix(sampler.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
+    return _mix64(sampler.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
 
 
 def _random_bits(keys: Tensor, number: int) -> Tensor:
-    """31 random bits for each key, as int64; each `number` gives others."""
-    return _shifted(_mix(keys + GOLDEN * (number + 1) % 2**63), 33)
+    """31 random bits per key, as int64, independent for each `number`."""
+    return _shift_right(_mix64(keys + GOLDEN * (number + 1) % 2**63), 33)
 
 
 def _random_signed(keys: Tensor, number: int) -> Tensor:
-    """Evenly distributed in -1…1, float32; each `number` gives others."""
+    """Uniform in -1…1 per key, as float32, independent for each `number`."""
     return _random_bits(keys, number).double().mul_(2**-30).sub_(1).float()
 
 
-def _mix(numbers: Tensor) -> Tensor:
+def _mix64(numbers: Tensor) -> Tensor:
     """The finaliser of splitmix64 (Steele, Lea, Flood, 2014, doi:10.1145/2660193.2660195), elementwise on int64."""
-    numbers = (numbers ^ _shifted(numbers, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    numbers = (numbers ^ _shifted(numbers, 27)) * (0x94D049BB133111EB - 2**64)
-    mixed: Tensor = numbers ^ _shifted(numbers, 31)
-    return mixed
+    numbers = (numbers ^ _shift_right(numbers, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    numbers = (numbers ^ _shift_right(numbers, 27)) * (0x94D049BB133111EB - 2**64)
+    return torch.bitwise_xor(numbers, _shift_right(numbers, 31))
 
 
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """A shift to the right that fills with zeros, which torch has not for signed numbers."""
-    shifted: Tensor = (numbers >> bits) & (2 ** (64 - bits) - 1)
-    return shifted
+def _shift_right(numbers: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right; torch's `>>` is arithmetic for signed integers."""
+    return torch.bitwise_and(numbers >> bits, 2 ** (64 - bits) - 1)

@@ -1,8 +1,8 @@
-"""Arrays that were decoded once and are mapped into memory from then on: for sets larger than memory.
+"""Samples decoded once into memory-mapped files, for sets that are slow to decode or larger than memory.
 
-FOLDER/KEY/images.bin   the samples one after another, as their dtype lies in memory
+FOLDER/KEY/images.bin   the samples one after another, as their dtype is stored in memory
 FOLDER/KEY/labels.bin   their labels
-FOLDER/KEY/cache.json   shapes, dtypes, checksums, and notes of whoever decoded them; written last
+FOLDER/KEY/cache.json   shapes, dtypes, checksums and the caller's notes; written last
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 """
 
@@ -16,24 +16,24 @@ import mmap
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import Tensor
 
-from vitmnist.data.reading import Reading, reading
 from vitmnist.data.tensors import TensorSet, digest
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_whole
 
 log = logging.getLogger(__name__)
 
-MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python knows it from 3.11 on
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
 
 DTYPES = {
     str(dtype): dtype
@@ -49,20 +49,20 @@ Chunks = Iterable[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Cached:
-    """What a cache holds: mapped images, labels in memory, the images' SHA-256, and the notes."""
+class CacheEntry:
+    """The contents of a cache: mapped images and labels in memory, the images' SHA-256, and the caller's notes."""
 
-    arrays: TensorSet
+    tensors: TensorSet
     sha256: str
     notes: dict[str, Any]
 
 
 class DamagedError(Exception):
-    """A cache that cannot be what was written."""
+    """The files of a cache are not what was written."""
 
 
-class UndecodableError(Exception):
-    """An error of the samples themselves."""
+class DecodingError(Exception):
+    """An `OSError` of the samples, kept apart from those of the cache's own files."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
@@ -73,178 +73,145 @@ def decode_once(
     folder: Path,
     fingerprint: str,
     decode: Callable[[], Chunks],
-    annotate: Callable[[TensorSet], dict[str, Any]] = lambda arrays: {},
+    make_notes: Callable[[TensorSet], dict[str, Any]] = lambda tensors: {},
     verify: bool = True,
-) -> Cached:
-    """The cache of `fingerprint` in `folder`; decoded now, by one process while others wait, if it is not there.
-
-    A damaged cache is decoded again, with a warning.
+) -> CacheEntry:
+    """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
-        fingerprint: names the contents; other contents need another one.
-        annotate: called once with what was decoded; what it returns is kept as the cache's notes (JSON).
-        verify: compare the images with their checksum, which reads them all; sizes are always compared.
+        fingerprint: identifies the contents; other contents need another one.
+        make_notes: called once with the decoded tensors; returns plain values to store with them.
+        verify: compare the images with their checksum, which reads them all; sizes and labels are always compared.
 
     Raises:
-        DataError: the folder cannot be written, or there is no sample.
+        DataError: the folder cannot be written, or there are no samples.
     """
-    key = _key(fingerprint)
+    key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     place = folder / key
-    if place.is_dir():
-        try:
-            return _open(place, fingerprint, verify)
-        except DamagedError as damage:
-            log.debug("%s: %s", place, damage)  # another process may be replacing it: looked at again under the lock
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{key}.lock"):
-            if place.is_dir():
-                try:
-                    return _open(place, fingerprint, verify)
-                except DamagedError as damage:
-                    log.warning("the cache %s was damaged (%s) and is decoded again", place, damage)
-            for left in folder.glob(f".{key}.*"):  # by a process that was killed: whoever lives would hold the lock
-                shutil.rmtree(left, ignore_errors=True)
-            log.info("decoding once into %s", place)
-            fresh = folder / f".{key}.{secrets.token_hex(4)}"
-            fresh.mkdir()
+        return _open(place, fingerprint, verify)
+    except DamagedError as damage:
+        log.debug("%s: %s", place, damage)  # perhaps another process is replacing it: checked again under the lock
+    with _named_errors(folder), FileLock(_existing(folder) / f"{key}.lock"):
+        if place.is_dir():
             try:
-                _write(fresh, fingerprint, decode(), annotate)
-                if place.exists():
-                    place.rename(folder / f".{key}.damaged")
-                fresh.rename(place)
-            finally:
-                for left in folder.glob(f".{key}.*"):
-                    shutil.rmtree(left, ignore_errors=True)
-            return _open(place, fingerprint, verify=False)
-    except UndecodableError as error:
-        raise error.reason from None
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+                return _open(place, fingerprint, verify)
+            except DamagedError as damage:
+                log.warning("the cache %s was damaged (%s) and is decoded again", place, damage)
+        log.info("decoding once into %s", place)
+        _remove(folder, key)  # left by a process that was killed: a living one would hold the lock
+        fresh = folder / f".{key}.{secrets.token_hex(4)}"
+        fresh.mkdir()
+        try:
+            with (fresh / "images.bin").open("x+b") as images, (fresh / "labels.bin").open("x+b") as labels:
+                tensors, record = _write(images, labels, decode())
+                for file in (images, labels):
+                    os.fsync(file.fileno())
+            record |= {"fingerprint": fingerprint, "notes": make_notes(tensors)}
+            write_whole(fresh / "cache.json", json.dumps(record, indent=2).encode())
+            if place.exists():
+                place.rename(folder / f".{key}.damaged")
+            fresh.rename(place)
+        finally:
+            _remove(folder, key)
+        return _open(place, fingerprint, verify=False)
 
 
-def forget(folder: Path, fingerprint: str) -> None:
-    """Remove a cache, so that its contents are decoded again."""
-    key = _key(fingerprint)
-    with FileLock(folder / f"{key}.lock"):
-        shutil.rmtree(folder / key, ignore_errors=True)
-
-
-def decode_for_now(folder: Path, decode: Callable[[], Chunks]) -> TensorSet:
-    """Mapped arrays whose files have no name any more: they go when the arrays do.
+def decode_temporarily(folder: Path, decode: Callable[[], Chunks]) -> TensorSet:
+    """Mapped tensors in unnamed files, which disappear with the tensors or the process.
 
     Raises:
         DataError: as in `decode_once`.
     """
+    with _named_errors(folder), TemporaryFile(dir=_existing(folder)) as images, TemporaryFile(dir=folder) as labels:
+        return _write(images, labels, decode())[0]
+
+
+@contextmanager
+def _named_errors(folder: Path) -> Iterator[None]:
+    """Turn an `OSError` of the cache's files into a `DataError` that says what to change."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        place = folder / f".now.{secrets.token_hex(4)}"
-        with FileLock(folder / ".now.lock"):
-            for left in folder.glob(".now.*/lock"):  # whoever lives holds it
-                with suppress(Timeout), FileLock(left, blocking=False):
-                    shutil.rmtree(left.parent, ignore_errors=True)
-            place.mkdir()
-            held = FileLock(place / "lock")
-            held.acquire()
-        try:
-            _write(place, "", decode(), lambda arrays: {})
-            return _open(place, "", verify=False).arrays
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-            held.release()
-    except UndecodableError as error:
+        yield
+    except DecodingError as error:
         raise error.reason from None
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise DataError(
+            f"the cache folder {folder} cannot be used: {error.strerror or error}; "
+            "name one that can be used with data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
+        ) from error
 
 
-def _key(fingerprint: str) -> str:
-    return hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
+def _existing(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def _decoded(chunks: Chunks) -> Iterator[tuple[Tensor, Tensor]]:
-    """The chunks; an error of whoever makes them is kept apart from those of our own files."""
+def _remove(folder: Path, key: str) -> None:
+    for unfinished in folder.glob(f".{key}.*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _decoded(chunks: Chunks) -> Chunks:
     try:
         yield from chunks
     except OSError as error:
-        raise UndecodableError(error) from error
+        raise DecodingError(error) from error
 
 
-def _cannot_write(folder: Path, error: OSError) -> DataError:
-    return DataError(
-        f"the cache folder {folder} cannot be used: {error.strerror or error}; "
-        "name one that can be used with data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
-    )
-
-
-def _write(place: Path, fingerprint: str, chunks: Chunks, annotate: Callable[[TensorSet], dict[str, Any]]) -> None:
-    names = ("images", "labels")
-    checksums = {name: hashlib.sha256() for name in names}
+def _write(images: IO[bytes], labels: IO[bytes], chunks: Chunks) -> tuple[TensorSet, dict[str, Any]]:
+    """Write the chunks to two files; the mapped tensors, and shape, dtype and checksum of each by name."""
+    files = {"images": images, "labels": labels}
+    checksums = {name: hashlib.sha256() for name in files}
     forms: dict[str, tuple[torch.Size, torch.dtype]] = {}
     samples = 0
-    with (place / "images.bin").open("xb") as images, (place / "labels.bin").open("xb") as labels:
-        for chunk in _decoded(chunks):
-            for name, file, array in zip(names, (images, labels), chunk, strict=True):
-                if str(array.dtype) not in DTYPES:
-                    raise DataError(f"{name}: a cache cannot hold {array.dtype}; choose ram or disk")
-                form = forms.setdefault(name, (array.shape[1:], array.dtype))
-                if form != (array.shape[1:], array.dtype):
-                    raise DataError(
-                        f"{name} {samples}…: {array.dtype} {list(array.shape[1:])}, but those before are "
-                        f"{form[1]} {list(form[0])}; a cache needs samples of one dtype and shape"
-                    )
-                content = array.contiguous().view(torch.uint8).numpy().data
-                file.write(content)
-                checksums[name].update(content)
-            samples += len(chunk[0])
-        for file in (images, labels):
-            file.flush()
-            os.fsync(file.fileno())
+    for chunk in _decoded(chunks):
+        for (name, file), tensor in zip(files.items(), chunk, strict=True):
+            if str(tensor.dtype) not in DTYPES:
+                raise DataError(f"{name}: a cache cannot hold {tensor.dtype}; choose ram or disk")
+            forms[name] = tensor.shape[1:], tensor.dtype
+            content = tensor.contiguous().view(torch.uint8).numpy().data
+            file.write(content)
+            checksums[name].update(content)
+        samples += len(chunk[0])
     if not samples:
         raise DataError("there is no sample to decode")
     record: dict[str, Any] = {
         name: {"shape": [samples, *shape], "dtype": str(dtype), "sha256": checksums[name].hexdigest()}
         for name, (shape, dtype) in forms.items()
     }
-    arrays = TensorSet(_map(place, "images", record), _map(place, "labels", record), mapped=True)
-    record |= {"fingerprint": fingerprint, "notes": annotate(arrays)}
-    write_whole(place / "cache.json", json.dumps(record, indent=2).encode())
+    for file in files.values():
+        file.flush()
+    return TensorSet(*(_map(file, record[name]) for name, file in files.items()), mapped=True), record
 
 
-def _open(place: Path, fingerprint: str, verify: bool) -> Cached:
+def _open(place: Path, fingerprint: str, verify: bool) -> CacheEntry:
     """The cache in `place`.
 
     Raises:
-        DamagedError: it is not whole, or of something else.
+        DamagedError: it is missing, incomplete, or of other contents.
     """
     try:
         record = json.loads((place / "cache.json").read_text())
         if record["fingerprint"] != fingerprint:
             raise DamagedError("it is of other contents")
-        images, labels = _map(place, "images", record), _map(place, "labels", record).clone()
-        cached = Cached(TensorSet(images, labels, mapped=True), record["images"]["sha256"], dict(record["notes"]))
-        if reading() is not Reading.LATER and (
-            digest(labels) != record["labels"]["sha256"] or (verify and digest(images) != cached.sha256)
-        ):
+        with (place / "images.bin").open("rb") as images_file, (place / "labels.bin").open("rb") as labels_file:
+            images, labels = _map(images_file, record["images"]), _map(labels_file, record["labels"]).clone()
+        entry = CacheEntry(TensorSet(images, labels, mapped=True), record["images"]["sha256"], dict(record["notes"]))
+        if digest(labels) != record["labels"]["sha256"] or (verify and digest(images) != entry.sha256):
             raise DamagedError("its checksum does not match")
     except (OSError, ValueError, KeyError, TypeError, DataError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
-    return cached
+    return entry
 
 
-def _map(place: Path, name: str, record: dict[str, Any]) -> Tensor:
-    path = place / f"{name}.bin"
-    shape, dtype = record[name]["shape"], DTYPES[record[name]["dtype"]]
-    elements = math.prod(shape)
-    size = elements * dtype.itemsize
-    if path.stat().st_size != size:
-        raise DamagedError(f"{path.name} has {path.stat().st_size} bytes, not {size}")
+def _map(file: IO[bytes], form: Mapping[str, Any]) -> Tensor:
+    shape, dtype = form["shape"], DTYPES[form["dtype"]]
+    size, found = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
+    if found != size:
+        raise DamagedError(f"it has {found} bytes, not {size}")
     if not size:
         return torch.empty(shape, dtype=dtype)
-    # Private: whoever writes into a view of it changes his own copy of the page, never the file. Without a reserve,
-    # because the kernel would otherwise refuse to map what is larger than memory, and torch.from_file knows no flags.
-    with path.open("rb") as file:
-        pages = mmap.mmap(
-            file.fileno(), size, flags=mmap.MAP_PRIVATE | MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-        )
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    # Private: writing into a view copies the page and never changes the file. Without a reserve, because the kernel
+    # would refuse to map more than memory; torch.from_file has no flags for either.
+    flags = {"flags": mmap.MAP_PRIVATE | MAP_NORESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
+    return torch.frombuffer(mmap.mmap(file.fileno(), size, **flags), dtype=dtype).view(shape)

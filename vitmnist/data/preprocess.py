@@ -1,4 +1,4 @@
-"""What happens to a batch on its device before the model sees it."""
+"""Normalises and augments a batch on its device, before the model sees it."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import Tensor, nn
 
 from vitmnist.data.augment import Augment, augment_keys
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.decoding import pairs
+from vitmnist.data.decoding import iter_pairs
 from vitmnist.data.loaders import Data, loadable
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet, channel_statistics, check_layout
 from vitmnist.errors import ConfigError, DataError
 
-MARGIN = 0.1  # by which floats may leave 0…1 (as they were before normalising): room for resampling
+MARGIN = 0.1  # how far floats may leave 0…1, once normalisation is undone: resampling overshoots
 
 
 class Preprocess(nn.Module):
     """Normalise uint8 images `[B, C, H, W]` to float32, bit for bit as torchvision's `ToTensor` and `Normalize` do.
 
-    Float images come from a loader that has normalised them itself, and pass. Bytes cross the bus as bytes: a
-    quarter of what float32 would be.
+    Float images pass through: their loader has normalised them. Others cross the bus as uint8, a quarter of the bytes
+    of float32.
 
     Args:
-        data: what `make_loader` takes. A split knows its channel statistics; those of a pair of tensors, or of a
+        data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
             map-style data set, are computed from its uint8 images, each of which is read once.
-        augment: applied to the normalised images, where keys are given.
-        mean, std: in place of `data`, per channel, of images scaled to 0…1; a number for one channel.
+        augment: applied to the normalised images if keys are given.
+        mean, std: instead of `data`, per channel, of images scaled to 0…1; a number for one channel.
 
     Raises:
-        ConfigError: neither `data` nor `mean` and `std`, or both, or no such statistics.
-        DataError: `data` that no statistics can be computed from: floats, `[N, H, W]`, channels last.
+        ConfigError: neither `data` nor `mean` and `std`, or both, or impossible values.
+        DataError: `data` without such statistics: floats, `[N, H, W]`, channels last.
     """
 
     mean: Tensor
@@ -58,30 +58,30 @@ class Preprocess(nn.Module):
         channel_mean, channel_std = (mean, std) if data is None else _statistics(data)
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
-        possible = (self.mean >= 0).all() & (self.mean <= 1).all() & (self.std > 0).all() & (self.std <= 1).all()
-        if len(self.mean) != len(self.std) or not len(self.mean) or not possible:
+        is_possible = (self.mean >= 0).all() & (self.mean <= 1).all() & (self.std > 0).all() & (self.std <= 1).all()
+        if len(self.mean) != len(self.std) or not len(self.mean) or not is_possible:
             raise ConfigError(
                 f"mean={mean}, std={std}: must be one number per channel each, of images scaled to 0…1: mean 0 to 1, "
                 "std above 0 and at most 1"
             )
-        # A tensor and not the number 255: CUDA divides by a number by multiplying with its rounded reciprocal.
+        # A tensor and not the number 255: CUDA divides by a scalar by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
         self.register_buffer("black", self._normalised(torch.zeros(len(self.mean), 1, 1, dtype=torch.uint8)))
         self.augment = augment
         self._floats_checked = False
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
-        """float32 `[B, C, H, W]` of uint8; floats pass in their own dtype. The batch itself is never written to.
+        """Normalised float32 `[B, C, H, W]`; float images keep their dtype. Never writes to the batch itself.
 
-        The values of floats are checked in the first float batch alone, because looking at them waits for the device;
-        not at all in compiled code or while a CUDA graph is captured. Dtype and shape are checked always.
+        The values of floats are checked in the first float batch only, because reading them synchronises the device,
+        and not in compiled code or while a CUDA graph is captured. Dtype and shape are always checked.
 
         Args:
-            keys: int64 `[B]`, as `keys` gives them for the batch.
+            keys: int64 `[B]`, from the method `keys`.
 
         Raises:
-            DataError: images that are neither bytes nor floating point; of another layout or number of channels;
-                floats that are not normalised with `mean` and `std`.
+            DataError: images that are neither uint8 nor floating point, have another layout or number of channels, or
+                are floats not normalised with `mean` and `std`.
         """
         check_layout(images.shape, len(self.mean))
         if images.dtype == torch.uint8:
@@ -95,7 +95,7 @@ class Preprocess(nn.Module):
         return images
 
     def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
-        """For each batch of an epoch from `start` on, what its augmentation is drawn from; None where there is none."""
+        """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""
         if self.augment is None:
             return repeat(None)
         return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.batch_size))
@@ -104,24 +104,24 @@ class Preprocess(nn.Module):
         return images.float().div_(self.white).sub_(self.mean).div_(self.std)
 
     def _check_floats(self, images: Tensor) -> None:
-        """Raise `DataError` if the mean and std cannot have been taken from these floats; waits for the device."""
+        """Raise `DataError` if these floats cannot be normalised with the mean and std; synchronises the device."""
         if not images.numel():
             return
-        least, most = images.min().item(), images.max().item()
-        before = images.float() * self.std + self.mean  # as they were before normalising
-        inside = bool(((before >= -MARGIN) & (before <= 1 + MARGIN)).all())
-        varies = least < most  # a constant, such as the zeros of a dry run, shows nothing
-        if not inside or (varies and _is_from_bytes(images.float()) and not _is_from_bytes(before)):
+        low, high = images.min().item(), images.max().item()
+        restored = images.float() * self.std + self.mean
+        is_inside = bool(((restored >= -MARGIN) & (restored <= 1 + MARGIN)).all())
+        varies = low < high  # a constant, such as the zeros of a dry run, proves nothing
+        if not is_inside or (varies and _is_from_bytes(images.float()) and not _is_from_bytes(restored)):
             mean, std = ([round(value, 4) for value in part.flatten().tolist()] for part in (self.mean, self.std))
             raise DataError(
-                f"images: floats from {least:g} to {most:g} are not normalised with mean {mean} and std {std}; "
+                f"images: floats from {low:g} to {high:g} are not normalised with mean {mean} and std {std}; "
                 "give uint8 images, which are normalised here, or floats (images / 255 - mean) / std"
             )
         self._floats_checked = varies
 
 
 def _is_from_bytes(images: Tensor) -> bool:
-    """Whether images are multiples of 1/255 in 0…1, as `ToTensor` makes them of uint8."""
+    """Whether images are multiples of 1/255 in 0…1, as `ToTensor` makes from uint8."""
     steps = 255 * images
     return bool(((steps - steps.round()).abs().amax() < 0.01) & (steps.amin() > -0.01) & (steps.amax() < 255.01))
 
@@ -132,9 +132,9 @@ def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
         return loaded.mean, loaded.std
     if isinstance(loaded, TensorSet):
         return channel_statistics(loaded.images)
-    return channel_statistics(images for images, _ in pairs(loaded, seed=0))
+    return channel_statistics(images for images, _ in iter_pairs(loaded, seed=0))
 
 
 def _capturing(images: Tensor) -> bool:
-    """Whether a CUDA graph is being captured, in which nothing may wait for the device."""
+    """Whether a CUDA graph is being captured, which must not synchronise the device."""
     return images.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,6 +1,6 @@
-"""The part of each batch that is one process's ("rank"), where several train together.
+"""One rank's part of each batch, where several processes train together.
 
-A loader knows nothing of it: it delivers the batches of an order, and each rank's loader is given an order of its own.
+A loader does not know about ranks: it delivers the batches of a sampler, and each rank's loader has its own.
 """
 
 from __future__ import annotations
@@ -16,68 +16,68 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 
 
-def share(count: int, rank: int, ranks: int) -> slice:
-    """The part of `count` images that is a rank's; the first ranks have one more where it does not come out even."""
-    each, more = divmod(count, ranks)
-    start = rank * each + min(rank, more)
-    return slice(start, start + each + (rank < more))
-
-
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
+def split_evenly(count: int, rank: int, ranks: int) -> range:
+    """The rows of a batch of `count` images that belong to a rank; the first ranks get one more if it is uneven."""
+    each, extra = divmod(count, ranks)
+    start = rank * each + min(rank, extra)
+    return range(start, start + each + (rank < extra))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSampler(EpochSampler):
-    """A rank's part of each batch of `together`: all ranks see together the batches that one process would see.
+    """A rank's part of each batch of `parent`; all ranks together see the batches of a single process.
 
-    `batch_size` is its part of a full batch. A last batch may have fewer images than there are ranks. A rank that has
-    none of it is given one that does not count, so that all ranks take as many steps: `count` is 0 there.
+    `batch_size` is the rank's part of a full batch. A last batch may have fewer images than there are ranks. A rank
+    without any gets one that does not count (`num_valid` is 0), so that all ranks take the same number of steps.
 
     Raises:
         ConfigError: a full batch has fewer images than there are ranks.
     """
 
-    global_sampler: EpochSampler
+    parent: EpochSampler
     rank: int
     ranks: int
 
+    @property
+    def global_sampler(self) -> EpochSampler:
+        return self.parent
+
     def __len__(self) -> int:
-        return len(self.global_sampler)
+        return len(self.parent)
 
     def num_valid(self, batch: int) -> int:
-        return _length(share(self.global_sampler.num_valid(batch), self.rank, self.ranks))
+        return len(split_evenly(self.parent.num_valid(batch), self.rank, self.ranks))
 
     @classmethod
     def of(cls, global_sampler: EpochSampler, rank: int, ranks: int) -> RankSampler:
-        """The part of `together` that is a rank's."""
+        """The part of `global_sampler` that belongs to a rank."""
         if ranks > global_sampler.batch_size:
             raise ConfigError(
                 f"batch_size={global_sampler.batch_size}: {ranks} processes train together, and each must have an "
                 f"image of every batch; type batch_size={ranks} or more, or start fewer"
             )
-        own = _length(share(global_sampler.batch_size, rank, ranks))
+        batch_size = len(split_evenly(global_sampler.batch_size, rank, ranks))
         return cls(
-            global_sampler.size, own, global_sampler.seed, global_sampler.shuffle, global_sampler.drop_last,
-            global_sampler=global_sampler, rank=rank, ranks=ranks,
+            global_sampler.size, batch_size, global_sampler.seed, global_sampler.shuffle, global_sampler.drop_last,
+            parent=global_sampler, rank=rank, ranks=ranks,
         )  # fmt: skip
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         if self.shuffle != Shuffle.sample:
             return super().indices(epoch, start, device)
-        drawn = self.global_sampler.indices(epoch, start)
-        size = self.global_sampler.batch_size
-        whole = len(drawn) - len(drawn) % size
-        last = drawn[whole:]
-        own = drawn[:whole].view(-1, size)[:, self._part(size)].flatten()
-        return torch.cat([own, last[self._part(len(last))]]).to(device)
+        indices = self.parent.indices(epoch, start)
+        size = self.parent.batch_size
+        full = len(indices) - len(indices) % size
+        last = indices[full:]
+        rows = indices[:full].view(-1, size)[:, self._rows(size)].flatten()
+        return torch.cat([rows, last[self._rows(len(last))]]).to(device)
 
-    def _part(self, size: int) -> slice:
-        """The rows of a batch that are delivered."""
-        part = share(size, self.rank, self.ranks)
-        return part if _length(part) else slice(0, 1)
+    def _rows(self, size: int) -> slice:
+        """The rows of a batch of `size` images that are delivered: at least one."""
+        rows = split_evenly(size, self.rank, self.ranks) or range(1)
+        return slice(rows.start, rows.stop)
 
     def _spans(self, epoch: int, start: int) -> Iterator[slice]:
-        for span in self.global_sampler._spans(epoch, start):
-            part = self._part(span.stop - span.start)
-            yield slice(span.start + part.start, span.start + part.stop)
+        for span in self.parent._spans(epoch, start):
+            rows = self._rows(span.stop - span.start)
+            yield slice(span.start + rows.start, span.start + rows.stop)

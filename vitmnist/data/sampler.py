@@ -1,4 +1,4 @@
-"""Which images make up batch k of epoch e: the one source of indices for every loader."""
+"""Which images make up batch k of epoch e: the only source of indices for every loader."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vitmnist.errors import ConfigError
 
 @dataclass(frozen=True)
 class EpochSampler:
-    """The batches of an epoch as a pure function of (seed, epoch), drawn on the CPU whatever the run's device is.
+    """The batches of an epoch as a pure function of (seed, epoch), drawn on the CPU for every device.
 
     `shuffle`:
         sample: a full permutation of the set.
         batch: contiguous blocks in random order, as in the article; each is a view of the set. The blocks are the
             same in every epoch, and a short block stays last.
-        none: the set as it stands, for evaluation.
+        none: the set in its own order, for evaluation.
 
     Args:
         size: images in the set.
@@ -38,13 +38,11 @@ class EpochSampler:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("batch_size", self.batch_size), ("seed", self.seed)):
+        for name, value, least in (("batch_size", self.batch_size, 1), ("seed", self.seed, 0)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{name}={value}: must be a whole number")
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size={self.batch_size}: must be at least 1")
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed}: must be at least 0")
+            if value < least:
+                raise ConfigError(f"{name}={value}: must be at least {least}")
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -53,7 +51,7 @@ class EpochSampler:
 
     @property
     def global_sampler(self) -> EpochSampler:
-        """What all processes see together, where several train together; this very order where one does."""
+        """The batches of all ranks together; in a single process, this sampler."""
         return self
 
     def num_valid(self, batch: int) -> int:
@@ -66,35 +64,35 @@ class EpochSampler:
         A permutation is moved to `device` once, and its batches are views of it there.
 
         Raises:
-            ValueError: there is no batch `start`, and it is not the end either.
+            ValueError: `start` is neither a batch of the epoch nor its end.
         """
         if self.shuffle == Shuffle.sample:
             indices = self.indices(epoch, start, device)
-            if len(indices):  # split would make an empty batch of nothing
+            if len(indices):  # split would make one empty batch of an empty tensor
                 yield from indices.split(self.batch_size)
         else:
             yield from self._spans(epoch, start)
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-        """The indices of all batches from batch `start` on, one after another: int64 on `device`; raises as `batches`.
+        """The concatenated indices of all batches from batch `start` on: int64 on `device`; raises as `batches`.
 
-        All batches but the last have `batch_size` of them, since a short block stays last.
+        Every batch but the last has `batch_size` of them, since a short block stays last.
         """
         if self.shuffle == Shuffle.sample:
             self._check(start)
             permutation = torch.randperm(self.size, generator=self._generator(epoch), device="cpu")
-            return permutation[start * self.batch_size : len(self) * self.batch_size].to(device)
+            stop = len(self) * self.batch_size  # beyond the end, unless the short batch is dropped
+            return permutation[start * self.batch_size : stop].to(device)
         spans = [torch.arange(span.start, span.stop, device="cpu") for span in self._spans(epoch, start)]
         return torch.cat([torch.arange(0, device="cpu"), *spans]).to(device)
 
     def _spans(self, epoch: int, start: int) -> Iterator[slice]:
+        """The contiguous batches where the order is not a permutation of the samples."""
         self._check(start)
-        blocks: range | list[int] = range(len(self))
+        blocks = list(range(len(self)))
         if self.shuffle == Shuffle.batch:
             full = self.size // self.batch_size
-            blocks = torch.randperm(full, generator=self._generator(epoch), device="cpu").tolist() + list(
-                range(full, len(self))
-            )
+            blocks[:full] = torch.randperm(full, generator=self._generator(epoch), device="cpu").tolist()
         for block in blocks[start:]:
             yield slice(block * self.batch_size, min((block + 1) * self.batch_size, self.size))
 
@@ -103,7 +101,7 @@ class EpochSampler:
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 
     def _generator(self, epoch: int) -> torch.Generator:
-        # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or both side by side, runs would share
-        # epochs. SeedSequence mixes them well, and NumPy promises that its output stays.
+        # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or the two concatenated, runs would share
+        # epochs. SeedSequence mixes them well, and NumPy guarantees a stable output.
         (seed,) = np.random.SeedSequence(self.seed, spawn_key=(epoch,)).generate_state(1)
         return torch.Generator().manual_seed(int(seed))

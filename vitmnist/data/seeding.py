@@ -15,11 +15,11 @@ from torch.utils.data import Dataset
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
-    """Samples of a map-style data set, each read with generators seeded for it; the caller's state is restored.
+    """Read samples of a map-style data set, seeding the global generators before each; restores their state.
 
-    The generators are the global ones of torch (CPU), NumPy and Python, so what torchvision's transforms draw depends
-    on (seed, epoch, index) alone: not on the worker, nor on what was read before. A data set that draws from a
-    generator of its own is outside of this.
+    The generators are those of torch (CPU), NumPy and Python, so what torchvision's transforms draw depends on (seed,
+    epoch, index) alone: not on the worker, nor on what was read before. A data set with its own generator is outside
+    of this promise.
 
     Raises:
         RuntimeError: a sample raised `StopIteration`.
@@ -31,19 +31,19 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
             try:
                 samples.append(dataset[index])
             except StopIteration as error:
-                # Passed on, it would end the epoch without a word; a stray next() in a data set raises it.
+                # A stray next() in a data set raises it; passed on, it would silently end the epoch.
                 raise RuntimeError(f"sample {index} of the data set raised StopIteration") from error
         return samples
 
 
 def seed_generators(seed: int, epoch: int, index: int) -> None:
-    """Seed the global generators of torch (CPU), NumPy and Python from a hash of the three numbers: 10 µs."""
+    """Seed the global generators of torch (CPU), NumPy and Python from a hash of the three numbers; takes 10 µs."""
     digest = blake2b(f"{seed} {epoch} {index}".encode(), digest_size=20).digest()
-    for_torch, for_numpy, for_python = struct.unpack("<QIQ", digest)
+    torch_seed, numpy_seed, python_seed = struct.unpack("<QIQ", digest)
     # Not torch.manual_seed, which also seeds the generators of every accelerator: 230 µs.
-    torch.default_generator.manual_seed(for_torch)
-    np.random.seed(for_numpy)
-    random.seed(for_python)
+    torch.default_generator.manual_seed(torch_seed)
+    np.random.seed(numpy_seed)
+    random.seed(python_seed)
 
 
 @contextmanager

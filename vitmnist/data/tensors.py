@@ -1,4 +1,4 @@
-"""A set of samples as two tensors."""
+"""A set of samples as two tensors: its checks, checksum and channel statistics."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from torch import Tensor
 
 from vitmnist.errors import DataError
 
+CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
+
 
 @dataclass(frozen=True)
 class TensorSet:
-    """A set as two tensors, sample by sample along their first dimension.
+    """Images and labels as two tensors with the same first dimension.
 
     Args:
         images: `[N, …]` of any dtype.
         labels: `[N, …]` of any dtype.
-        mapped: `images` is a file mapped into memory, whose pages come in as they are read.
+        mapped: `images` is a memory-mapped file, whose pages are read on demand.
 
     Raises:
-        DataError: not tensors, or not as many images as labels.
+        DataError: not tensors, or of different lengths.
     """
 
     images: Tensor
@@ -32,10 +34,10 @@ class TensorSet:
     mapped: bool = False
 
     def __post_init__(self) -> None:
-        for name, array in (("images", self.images), ("labels", self.labels)):
-            if not isinstance(array, Tensor):
-                raise DataError(f"{name}: must be a tensor, found {type(array).__name__}; torch.as_tensor makes one")
-            if not array.dim():
+        for name, tensor in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(tensor, Tensor):
+                raise DataError(f"{name}: must be a tensor, found {type(tensor).__name__}; torch.as_tensor makes one")
+            if not tensor.dim():
                 raise DataError(f"{name}: must have a first dimension of samples, found a single value")
         if len(self.images) != len(self.labels):
             raise DataError(f"{len(self.images)} images, but {len(self.labels)} labels")
@@ -44,10 +46,10 @@ class TensorSet:
         return len(self.labels)
 
     def check_on_host(self) -> None:
-        """Raise `DataError` if the arrays are not in host memory."""
-        for array in (self.images, self.labels):
-            if array.device.type != "cpu":
-                raise DataError(f"the set is on {array.device}, not in host memory; gpu_slice leaves it there")
+        """Raise `DataError` if the tensors are not in host memory."""
+        for tensor in (self.images, self.labels):
+            if tensor.device.type != "cpu":
+                raise DataError(f"the set is on {tensor.device}, not in host memory; gpu_slice leaves it there")
 
     @property
     def nbytes(self) -> int:
@@ -55,12 +57,9 @@ class TensorSet:
         return self.images.nbytes + self.labels.nbytes
 
 
-def digest(array: Tensor) -> str:
+def digest(tensor: Tensor) -> str:
     """SHA-256 of a CPU tensor's elements."""
-    return hashlib.sha256(array.contiguous().view(torch.uint8).numpy().data).hexdigest()
-
-
-CHANNELS = (1, 3, 4)  # what the last dimension of channels-last images can be
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
@@ -83,34 +82,34 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
 def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and population standard deviation of each channel of uint8 `[N, C, H, W]`, scaled to 0…1.
 
-    Exact up to the last root and division: the sums are of integers, in pieces that stay small in memory.
+    Exact up to the last root and division: integers are summed, in chunks to bound the memory.
 
     Args:
-        images: all of them, or batches of them.
+        images: one tensor, or batches.
 
     Raises:
         DataError: another dtype or layout, or no image.
     """
     total = squares = torch.zeros((), dtype=torch.int64, device="cpu")
     pixels, channels = 0, None
-    for piece in images.split(1000) if isinstance(images, Tensor) else images:
-        if piece.dtype != torch.uint8:
+    for chunk in images.split(1000) if isinstance(images, Tensor) else images:
+        if chunk.dtype != torch.uint8:
             raise DataError(
-                f"images: mean and std are computed from uint8, found {piece.dtype}; "
+                f"images: mean and std are computed from uint8, found {chunk.dtype}; "
                 "for floats, give the mean= and std= they were normalised with (0 and 1 for floats in 0…1)"
             )
-        check_layout(piece.shape, channels)
-        channels = piece.shape[1]
-        wide = piece.to(torch.int32)
+        check_layout(chunk.shape, channels)
+        channels = chunk.shape[1]
+        wide = chunk.to(torch.int32)
         total = total + wide.sum(dim=(0, 2, 3)).cpu()
         squares = squares + wide.square_().sum(dim=(0, 2, 3)).cpu()
-        pixels += piece.numel() // channels
+        pixels += chunk.numel() // channels
     if not pixels:
         raise DataError("the data set is empty")
     mean, std = [], []
-    for first, second in zip(total.tolist(), squares.tolist(), strict=True):
-        mean.append(first / (255 * pixels))
-        deviation = math.sqrt(second * pixels - first * first) / pixels
-        # A constant channel carries nothing; one step of a byte in place of zero keeps it finite.
+    for value_sum, square_sum in zip(total.tolist(), squares.tolist(), strict=True):
+        mean.append(value_sum / (255 * pixels))
+        deviation = math.sqrt(square_sum * pixels - value_sum * value_sum) / pixels
+        # A constant channel would divide by zero; one step of a byte keeps it finite.
         std.append((deviation or 1.0) / 255)
     return tuple(mean), tuple(std)

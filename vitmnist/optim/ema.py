@@ -1,4 +1,4 @@
-"""An average of the weights along the way, which is often better than the last of them."""
+"""An exponential moving average of a model's weights."""
 
 from __future__ import annotations
 
@@ -10,45 +10,43 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """An exponential moving average of a model's weights (Polyak, Juditsky, 1992, doi:10.1137/0330046).
+    """Averages the weights over the training steps (Polyak, Juditsky, 1992, doi:10.1137/0330046).
 
-    Each step the average keeps the share `decay` of itself. In the first steps it keeps less, (1 + n) / (10 + n) after
-    n of them, or the weights that the run began with would stand in it for long. Buffers are copied, not averaged.
+    A step keeps the share `decay` of the average, but only (1 + n) / (10 + n) of it after n steps, or the initial
+    weights would dominate for long. Buffers are copied.
 
-    torch's `AveragedModel` asks the device in each step whether it is the first.
+    Not torch's `AveragedModel`, which waits for the device in each step to ask whether it is the first.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        self._decay = decay
-        self._steps = 0
+        self._source, self._decay, self._steps = model, decay, 0
         self._averages: list[Tensor] = list(self.model.parameters())
-        self._newest: list[Tensor] = list(model.parameters())
-        self._buffers, self._newest_buffers = list(self.model.buffers()), list(model.buffers())
+        self._weights: list[Tensor] = list(model.parameters())
 
     def next_weight(self) -> float:
-        """What the newest weights count in the step that comes now."""
+        """The share of the current weights in the next update."""
         self._steps += 1
         return 1 - min(self._decay, self._steps / (9 + self._steps))
 
     @torch.no_grad()
-    def take_in(self, weight: float | Tensor) -> None:
-        """Move towards the newest weights.
+    def update(self, weight: float | Tensor) -> None:
+        """Move towards the current weights.
 
         Args:
-            weight: from `next_weight`; as a tensor on the device where the step is captured and it must vary.
+            weight: from `next_weight()`; a tensor on the device within a CUDA graph, where it changes between replays.
         """
-        distances = list(torch._foreach_sub(self._newest, self._averages))
+        distances = list(torch._foreach_sub(self._weights, self._averages))
         torch._foreach_mul_(distances, weight)
         torch._foreach_add_(self._averages, distances)
-        for buffer, newest in zip(self._buffers, self._newest_buffers, strict=True):
-            buffer.copy_(newest)
+        for average, buffer in zip(self.model.buffers(), self._source.buffers(), strict=True):
+            average.copy_(buffer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The averaged weights, and how many steps they are of."""
+        """The averaged weights and the number of updates."""
         return {"model": self.model.state_dict(), "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Continue from `state_dict()`."""
         self.model.load_state_dict(state["model"])
         self._steps = int(state["steps"])

@@ -1,5 +1,5 @@
-"""Compares runs: which configuration is fastest, by how much, and how sure that is.
+"""Compares runs: which configuration is fastest, by how much, and how certain that is.
 
-`runs` reads the records, `compare` groups the runs that may be compared, `summary`, `table` and `plot` present them,
-and `write` writes `report.md`, `report.html`, `report.csv` and `report.png`. Nothing here imports torch.
+`runs` reads the records, `grouping` divides them by machine and data set, `compare` pairs the rounds of configurations,
+`summary`, `table` and `plot` present the result, and `write` writes the files. Nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""Compare runs: the figures of all runs below some folders, as a table, a picture and a page.
+"""Compare all runs in or below some folders, and write a report.
 
 python -m vitmnist.report outputs/sweeps/DATE/TIME
 python -m vitmnist.report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --output comparison
@@ -7,7 +7,6 @@ python -m vitmnist.report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --ou
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -22,21 +21,21 @@ def main() -> None:
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
     parser.add_argument(
-        "--output", type=Path, help="where to write the report; else DIR, or outputs/reports/TIME for several of them"
+        "--output", type=Path, help="folder of the report (default: DIR, or outputs/reports/TIME if there are several)"
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing")
     arguments = parser.parse_args()
     folders: list[Path] = arguments.folders
-    several = Path("outputs/reports") / f"{datetime.now():%Y-%m-%d/%H-%M-%S}"
-    output: Path = arguments.output or (folders[0] if len(folders) == 1 else several)
+    default = folders[0] if len(folders) == 1 else Path("outputs/reports") / f"{datetime.now():%Y-%m-%d/%H-%M-%S}"
+    output: Path = arguments.output or default
     try:
         comparisons = write_report(folders, output)
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        sys.exit(f"error: {error.filename or output}: {error.strerror}; name another folder with --output")
+        sys.exit(f"error: {error.filename or output}: {error.strerror}; choose another folder with --output")
     if not arguments.quiet:
-        print(f"{as_text(comparisons)}\n\n{os.path.relpath(output / 'report.html')}")
+        print(f"{as_text(comparisons)}\n\nReport: {output / 'report.html'}")
 
 
 if __name__ == "__main__":

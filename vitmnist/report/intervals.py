@@ -1,115 +1,117 @@
-"""Intervals between order statistics: they hold for any distribution of the times of runs."""
+"""Distribution-free intervals between order statistics, and estimates with them."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist, median
+from itertools import accumulate
+from statistics import NormalDist, geometric_mean, median, median_high, median_low
 
-NEGLIGIBLE = 1.01  # the least factor that is called a difference
-ERROR = 0.05  # the largest rate at which an interval misses, or a report names a difference that is none
+NEGLIGIBLE = 1.01  # factors closer to 1 than this are not called a difference
+ERROR = 0.05  # probability that an interval misses, or that a report names a false difference, is at most this
 
 
 @dataclass(frozen=True)
 class Interval:
-    """`coverage` is the probability that the interval contains the true median."""
+    """An interval, and the probability that it contains the true median."""
 
     low: float
     high: float
     coverage: float
 
 
+def median_interval(values: Sequence[float], error: float = ERROR) -> Interval | None:
+    """The shortest symmetric interval between order statistics that misses the true median with at most `error`.
+
+    Conover, Practical Nonparametric Statistics, 1999, 3.2. None if there are too few values: fewer than 6 for 0.05.
+    """
+    count = len(values)
+    # The interval from the k-th smallest to the k-th largest misses if fewer than k values are on one side.
+    misses = [2 * ways / 2**count for ways in accumulate(math.comb(count, k) for k in range(count // 2))]
+    rank = bisect_right(misses, error)
+    if not rank:
+        return None
+    ordered = sorted(values)
+    return Interval(ordered[rank - 1], ordered[-rank], 1 - misses[rank - 1])
+
+
+def required_rounds(error: float) -> int:
+    """The smallest number of values for which `median_interval` gives an interval."""
+    return 1 + math.ceil(-math.log2(error))
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95% interval of a binomial proportion (Wilson, 1927, doi:10.1080/01621459.1927.10502953)."""
+    z = NormalDist().inv_cdf(1 - ERROR / 2)
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
 @dataclass(frozen=True)
 class Spread:
-    """Median and range of the figures of `n` runs; `confidence_interval` is None if the rounds are too few."""
+    """Median and range of the values of `n` runs; the interval is None if there are too few rounds."""
 
     median: float
     low: float
     high: float
     n: int
-    confidence_interval: Interval | None
+    interval: Interval | None
 
     @classmethod
     def of(cls, rounds: Sequence[Sequence[float]]) -> Spread | None:
-        """Of the figures of runs by round; None where nothing was measured.
+        """Summarise the values of each round. None if there are none.
 
-        The interval is over one value per round: runs of the same round share what the machine did meanwhile.
+        The interval is over one value per round: runs of the same round share the state of the machine.
         """
-        values = [value for figures in rounds for value in figures]
+        values = [value for one in rounds for value in one]
         if not values:
             return None
-        interval = median_interval([median(figures) for figures in rounds if figures])
+        interval = median_interval([median(one) for one in rounds if one])
         return cls(median(values), min(values), max(values), len(values), interval)
+
+    def __str__(self) -> str:
+        if self.n == 1:
+            return "single run"
+        kind, low, high = "range", self.low, self.high
+        if self.interval:
+            kind, low, high = (
+                f"{min(100 * self.interval.coverage, 99.9):.1f}% interval",
+                self.interval.low,
+                self.interval.high,
+            )
+        return f"{kind} {seconds(low)}–{seconds(high)}, n={self.n}"
 
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """How many times as long one configuration takes as another, round by round.
-
-    Args:
-        ratio: the median of the ratios of the rounds.
-        rounds: how many both have.
-        interval: of the true median ratio; None if the rounds are too few for the coverage that was asked for.
-    """
+    """How many times as long one configuration takes as another: the median over the rounds that both have."""
 
     ratio: float
     rounds: int
     interval: Interval | None
-
-    @property
-    def is_difference(self) -> bool:
-        """Whether the two are shown to differ by more than 1%.
-
-        The order within a round is fixed. A machine that slows down steadily through a sweep therefore shifts every
-        ratio the same way, by a small part of its whole slowdown.
-        """
-        return self.interval is not None and (self.interval.low > NEGLIGIBLE or self.interval.high < 1 / NEGLIGIBLE)
+    is_difference: bool
 
     @classmethod
-    def of(cls, slower: Sequence[float], faster: Sequence[float], error: float = ERROR) -> PairedRatio | None:
-        """The ratios of two sequences of positive times, round by round; None where there is no round."""
-        if not slower:
-            return None
-        logs = [math.log(one / other) for one, other in zip(slower, faster, strict=True)]
-        found = median_interval(logs, error)
-        interval = found and Interval(math.exp(found.low), math.exp(found.high), found.coverage)
-        return cls(math.exp(median(logs)), len(logs), interval)
+    def of(cls, ratios: Sequence[float], error: float = ERROR) -> PairedRatio:
+        """Summarise the ratios of the rounds, at least one."""
+        # With an even number of rounds, the geometric mean makes the ratio of A to B the inverse of that of B to A.
+        ratio = geometric_mean((median_low(ratios), median_high(ratios)))
+        interval = median_interval(ratios, error)
+        is_difference = interval is not None and (interval.low > NEGLIGIBLE or interval.high < 1 / NEGLIGIBLE)
+        return cls(ratio, len(ratios), interval, is_difference)
+
+    def __str__(self) -> str:
+        if self.interval:
+            remark = "" if self.is_difference else ", not distinguishable"
+            return f"{self.ratio:.2f} ({self.interval.low:.2f}–{self.interval.high:.2f}{remark})"
+        return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else f'{self.rounds} rounds'}, too few to tell)"
 
 
-def median_interval(values: Sequence[float], error: float = ERROR) -> Interval | None:
-    """The shortest interval between order statistics that misses the true median at a rate of at most `error`.
-
-    Conover, Practical Nonparametric Statistics, 1999, 3.2. None where the values are too few: 1 to 5 for 0.05.
-    """
-    rank, missed = _rank(len(values), error)
-    if not rank:
-        return None
-    ordered = sorted(values)
-    return Interval(ordered[rank - 1], ordered[-rank], 1 - missed)
-
-
-@lru_cache
-def _rank(number: int, error: float) -> tuple[int, float]:
-    """The largest rank at which an interval of `number` values may begin, and the rate at which it misses."""
-    rank, missed, below = 0, 0.0, 0
-    while rank < number // 2:
-        below += math.comb(number, rank)
-        if 2 * below / 2**number > error:
-            break
-        rank, missed = rank + 1, 2 * below / 2**number
-    return rank, missed
-
-
-def least_runs(error: float) -> int:
-    """The least number of rounds from which there is an interval."""
-    return 1 + math.ceil(-math.log2(error))
-
-
-def wilson(share: float, number: int) -> tuple[float, float]:
-    """The 95% interval of a binomial proportion (Wilson, 1927, doi:10.1080/01621459.1927.10502953)."""
-    z = NormalDist().inv_cdf(1 - ERROR / 2)
-    centre = (share + z * z / (2 * number)) / (1 + z * z / number)
-    half = z / (1 + z * z / number) * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+def seconds(value: float) -> str:
+    """Three significant digits, but never finer than a millisecond."""
+    if 0 < value < 0.001:
+        return "<0.001"
+    return f"{value:.{3 - min(3, len(str(int(value))))}f}" if value >= 1 else f"{value:.3f}"

@@ -1,21 +1,29 @@
 """Summarises a comparison in a few sentences: fastest configuration, effect of the loader, losses, accuracy.
 
-Each sentence is a pure function of a comparison, and names a difference only where its interval excludes equality.
+A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison.
 """
 
 from __future__ import annotations
 
-from vitmnist.report.accuracy import highest_accuracy
-from vitmnist.report.compare import LOADER, Comparison, Configuration
-from vitmnist.report.intervals import least_runs
-from vitmnist.report.losses import loss_sentences
-from vitmnist.report.text import interval_text, listed, row_name, seconds, spread_text, where
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, takewhile
+from statistics import median
+from typing import Any
+
+from vitmnist.report.compare import Comparison, by_time
+from vitmnist.report.intervals import required_rounds, seconds, wilson
+from vitmnist.report.runs import Run
+
+LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
+
+Losses = tuple[tuple[Any, ...], ...]  # of each epoch, in the order of LOSSES
 
 
 def summary(comparison: Comparison) -> list[str]:
-    """The sentences; the part in `**` is the headline."""
+    """The sentences, the most important one first."""
     sentences = [
-        first_at_target(comparison),
+        fastest_to_target(comparison),
         fastest(comparison),
         effect_of_loader(comparison),
         overlapping(comparison),
@@ -25,137 +33,149 @@ def summary(comparison: Comparison) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def fastest(comparison: Comparison) -> str:
-    """The row with the lowest median epoch time, and which of the others it is shown to be faster than."""
-    if not any(row.epoch_s for row in comparison.rows):
-        return "No run has recorded the time of an epoch, so there is nothing to compare yet."
-    if not comparison.ranked:
-        return "Nothing is ranked: no run completed, had the machine to itself, and has an epoch after its first."
-    best, *others = comparison.ranked
-    assert best.epoch_s
-    tied = [row for row in others if row.epoch_s and row.epoch_s.median == best.epoch_s.median]
-    others = [row for row in others if row not in tied]
-    label = " and ".join(row_name(comparison, row) for row in (best, *tied))
-    verdicts: dict[str, list[str]] = {"faster": [], "slower": [], "equal": [], "few": [], "unpaired": []}
-    for row in others:
-        verdict, text = _verdict(comparison, best, row)
-        verdicts[verdict].append(text)
-    head = "Fastest: " if others and len(verdicts["faster"]) == len(others) and not tied else "Lowest median: "
-    parts = [
-        f"**{head if others or tied else ''}{label}{', ' if label else ''}{seconds(best.epoch_s.median)} s per epoch** "
-        f"({spread_text(best.epoch_s)})."
-    ]
-    for verdict in ("faster", "slower"):  # slower: in the rounds that both have
-        if verdicts[verdict]:
-            parts.append(f"By epoch_s it is {verdict} than {listed(verdicts[verdict], '; than ')}.")
-    if verdicts["equal"]:
-        parts.append(f"Not distinguishable from it: {listed(verdicts['equal'])}.")
-    if verdicts["unpaired"]:
-        parts.append(f"Without a common round, and so not compared with it: {listed(verdicts['unpaired'])}.")
-    if few := verdicts["few"]:
-        names = "any other" if 1 < len(few) == len(others) else listed(few)
-        needed = least_runs(comparison.error)
-        parts.append(f"Not enough repeats to tell it from {names}: {needed} rounds in common are needed.")
-        parts.append(_highest(comparison, best, others[-1]))
-    return " ".join([*parts, *_not_ranked(comparison)])
-
-
-def _verdict(comparison: Comparison, best: Configuration, row: Configuration) -> tuple[str, str]:
-    """How the best row compares with another, and what to say of that one."""
-    ratio, label = comparison.ratio(row, best), row_name(comparison, row)
-    if ratio is None:
-        return "unpaired", label
-    if ratio.interval is None:
-        return "few", label
-    if not ratio.is_difference:
-        return "equal", label
-    verdict, factor = ("faster", ratio) if ratio.ratio > 1 else ("slower", comparison.ratio(best, row))
-    assert factor
-    assert factor.interval
-    return verdict, f"{label} by a factor of {factor.ratio:.2f} ({interval_text(factor.interval)})"
-
-
-def _highest(comparison: Comparison, best: Configuration, last: Configuration) -> str:
-    """The point estimate of the whole range, where it is not shown to be a difference."""
-    ratio = comparison.ratio(last, best)
-    if ratio is None:
-        return ""
-    assert last.epoch_s
-    rounds = "a single round" if ratio.rounds == 1 else f"the median of {ratio.rounds} rounds"
-    return (
-        f"The highest median, {row_name(comparison, last)} with {seconds(last.epoch_s.median)} s, is {ratio.ratio:.2f} "
-        f"times as long ({rounds})."
-    )
-
-
-def _not_ranked(comparison: Comparison) -> list[str]:
-    """The rows without a time that is compared, so that none of them is overlooked."""
-    names = [
-        f"{row_name(comparison, row) or 'a run'} ({row.status.partition(':')[0].removeprefix('completed, ')})"
-        for row in comparison.rows
-        if not row.ranked
-    ]
-    return [f"Not ranked: {listed(names)}."] if names else []
-
-
-def effect_of_loader(comparison: Comparison) -> str:
-    """The fastest and the slowest loader by the training pass alone, with all else the same."""
-    parts, places = [], []
-    for shared, rows in comparison.loader_groups().items():
-        timed = [(time.median, row) for row in rows if row.ranked and (time := row.spread("train_s"))]
-        ordered = [row for _, row in sorted(timed, key=lambda pair: pair[0])]
-        if len({comparison.value(row, LOADER) for row in ordered}) > 1:
-            parts.append(_loader_pair(comparison, ordered[0], ordered[-1]))
-            places.append(f" at {where(shared)}" if shared else "")
-    if not parts:
-        return ""
-    few = " A factor without an interval may be chance." if any(part.endswith(")*") for part in parts) else ""
-    sentence = "; ".join(part.removesuffix("*") + place for part, place in zip(parts, places, strict=True))
-    return f"Effect of the loader on the training pass (train_s): {sentence}.{few}"
-
-
-def _loader_pair(comparison: Comparison, best: Configuration, worst: Configuration) -> str:
-    """The comparison of two rows; ends in `*` where it has no interval."""
-    ratio = comparison.ratio(worst, best, "train_s")
-    if ratio and ratio.ratio < 1:  # by the rounds that both have
-        best, worst = worst, best
-        ratio = comparison.ratio(worst, best, "train_s")
-    whole = comparison.ratio(worst, best)
-    low, high = (comparison.loader_label(row) for row in (best, worst))
-    if ratio is None or whole is None:
-        return f"{low} has the lowest median and {high} the highest, without a common round"
-    if ratio.interval is None:
-        rounds = "a single round" if ratio.rounds == 1 else f"the median of {ratio.rounds} rounds"
-        return f"{high} took {ratio.ratio:.2f} times as long as {low} ({rounds})*"
-    factor = f"{ratio.ratio:.2f} ({interval_text(ratio.interval)})"
-    # A difference of the training pass counts only with one of the epoch: the two are one test, not two.
-    if ratio.is_difference and whole.is_difference:
-        opposite = "" if whole.ratio > 1 else ", but slower by epoch_s"
-        return f"{low} is faster than {high} by a factor of {factor}{opposite}"
-    by = " by epoch_s, though" if ratio.is_difference else ":"
-    return f"{low} and {high} are not distinguishable{by} train_s differs by a factor of {factor}"
-
-
-def overlapping(comparison: Comparison) -> str:
-    """Whether runs ran at the same time on the machine."""
-    number = sum(run.overlapping for row in comparison.rows for run in row.runs)
-    if not number:
-        return ""
-    runs = "1 run overlapped" if number == 1 else f"{number} runs overlapped"
-    return (
-        f"{runs} with another run on the same machine, and each slowed the other down: such times are not ranked. To "
-        "measure, sweep without a launcher, one job after another."
-    )
-
-
-def first_at_target(comparison: Comparison) -> str:
-    """If the aim was to reach an accuracy: which row took the least time."""
+def fastest_to_target(comparison: Comparison) -> str:
+    """Which row reached the target accuracy in the least time, if that was the objective."""
     target = comparison.target_acc
     if target is None:
         return ""
     reached = [(spread, row) for row in comparison.rows if (spread := row.seconds_to(target))]
     if not reached:
-        return f"**No run whose times are compared reached {target:g}%.**"
+        return f"No completed run that had the machine to itself reached {target:g}%."
     spread, row = min(reached, key=lambda pair: pair[0].median)
-    runs = f"in {spread.n} of {len(row.runs)} runs" if len(row.runs) > 1 else "single run"
-    return f"**Lowest median time to {target:g}%: {row_name(comparison, row)}, {seconds(spread.median)} s** ({runs})."
+    runs = f"{spread.n} of {len(row.runs)} runs reached it" if len(row.runs) > 1 else "single run"
+    return f"Lowest median time to {target:g}%: {row.label}, {seconds(spread.median)} s ({runs})."
+
+
+def fastest(comparison: Comparison) -> str:
+    """The row with the lowest median epoch time, and how the others compare with it."""
+    if not comparison.ranked:
+        return "Nothing is ranked: no run completed, had the machine to itself, and has an epoch after its first."
+    best = comparison.ranked[0]
+    assert best.epoch_s
+    tied = [row for row in comparison.ranked if row.epoch_s and row.epoch_s.median == best.epoch_s.median]
+    ratios = [(row.label, comparison.ratio(row, best)) for row in comparison.ranked[len(tied) :]]
+    different = [f"{label} takes {ratio} times as long" for label, ratio in ratios if ratio and ratio.is_difference]
+    equal = [label for label, ratio in ratios if ratio and ratio.interval and not ratio.is_difference]
+    unknown = [label for label, ratio in ratios if not ratio or not ratio.interval]
+    unranked = [f"{row.label or 'a run'} ({row.status:.60})" for row in comparison.rows if not row.rounds]
+    is_fastest = len(tied) == 1 and all(ratio and ratio.is_difference and ratio.ratio > 1 for _, ratio in ratios)
+    head = "" if len(comparison.ranked) == 1 else "Fastest: " if is_fastest else "Lowest median: "
+    label = " and ".join(row.label for row in tied if row.label)
+    needed = required_rounds(comparison.error)
+    sentences = [
+        f"{head}{label}{', ' if label else ''}{seconds(best.epoch_s.median)} s per epoch ({best.epoch_s}).",
+        f"In comparison, {_listed(different)}." if different else "",
+        f"Not distinguishable from it: {_listed(equal)}." if equal else "",
+        f"Too few common rounds to compare it with {_listed(unknown)}: {needed} are needed." if unknown else "",
+        f"Not ranked: {_listed(unranked)}." if unranked else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """At most four texts; of a longer list the first two and the last."""
+    if len(texts) > 4:
+        texts = [*texts[:2], f"{len(texts) - 3} more", texts[-1]]
+    return "; ".join(texts)
+
+
+def effect_of_loader(comparison: Comparison) -> str:
+    """How the slowest loader compares with the fastest by the training pass alone, all else being equal."""
+    parts = []
+    for shared, rows in comparison.loader_groups().items():
+        ordered = by_time(rows, "train_s")
+        if len(ordered) > 1 and (ratio := comparison.ratio(ordered[-1], ordered[0], "train_s")):
+            where = f" at {shared}" if shared else ""
+            parts.append(f"{ordered[-1].loader} takes {ratio} times as long as {ordered[0].loader}{where}")
+    return f"Effect of the loader on the training pass (train_s): {'; '.join(parts)}." if parts else ""
+
+
+def overlapping(comparison: Comparison) -> str:
+    """How many runs were active while another one was."""
+    count = sum(run.overlapping for row in comparison.rows for run in row.runs)
+    if not count:
+        return ""
+    return (
+        f"{count} run{'s' if count > 1 else ''} overlapped with another run on the same machine. Their times are not "
+        "ranked, because runs slow each other down. To measure times, run the sweep without a launcher."
+    )
+
+
+def loss_sentences(comparison: Comparison) -> list[str]:
+    """Which loaders have equal losses, as they promise, and the first difference where they do not.
+
+    Loaders are compared with all else being equal, seed included. Equality is stated only of completed runs.
+    """
+    differences: list[str] = []
+    equal: dict[str, list[str]] = defaultdict(list)  # where each statement holds
+    for shared, rows in comparison.loader_groups().items():
+        for seed in dict.fromkeys(run.config.get("seed") for row in rows for run in row.runs):
+            where = f"with seed={seed} at {shared}".removesuffix(" at ")
+            runs: dict[str, Run] = {}
+            for row in rows:
+                repeats = [run for run in row.runs if run.config.get("seed") == seed]
+                if found := _first_difference([(row.label, run) for run in repeats]):
+                    # The loader is not the cause, so these runs are not compared with those of other loaders.
+                    differences.append(f"Repeats of {row.label or 'the run'} with seed={seed} {found[2]}.")
+                elif repeats:
+                    runs[row.loader] = max(repeats, key=lambda run: len(_losses(run)))
+            if found := _first_difference(list(runs.items())):
+                differences.append(f"{found[0]} and {found[1]} {where} {found[2]}.")
+            for statement in _equalities(runs):
+                equal[statement].append(where)
+    return [f"{statement}, {_listed(places)}." for statement, places in equal.items()] + differences
+
+
+def _losses(run: Run) -> Losses:
+    """The losses of its epochs, up to the first that is not recorded."""
+    values = (tuple(epoch.get(name) for name in LOSSES) for epoch in run.epochs)
+    return tuple(takewhile(lambda losses: None not in losses, values))
+
+
+def _first_difference(runs: Sequence[tuple[str, Run]]) -> tuple[str, str, str] | None:
+    """The earliest epoch in which two runs have different losses: the names of both, and a description."""
+    found = (
+        (epoch, loss, abs(value - other_value), name, other_name)
+        for (name, run), (other_name, other) in combinations(runs, 2)
+        for epoch, pair in enumerate(zip(_losses(run), _losses(other), strict=False), 1)
+        for loss, (value, other_value) in zip(LOSSES.values(), zip(*pair, strict=True), strict=True)
+        if value != other_value
+    )
+    epoch, loss, size, name, other_name = min(found, default=(0, "", 0.0, "", ""), key=lambda difference: difference[0])
+    description = f"first differ in epoch {epoch}, in the {loss} by {size:.2g}"
+    return (name, other_name, description) if epoch else None
+
+
+def _equalities(runs: Mapping[str, Run]) -> Iterator[str]:
+    """A statement for each set of loaders whose completed runs have the same losses in all epochs."""
+    loaders: dict[Losses, list[str]] = defaultdict(list)
+    for loader, run in runs.items():
+        if run.status == "completed" and len(_losses(run)) == len(run.epochs):
+            loaders[_losses(run)].append(loader)
+    for losses, (*names, last) in loaders.items():
+        if names:
+            epochs = f"all {len(losses)} epochs" if len(losses) > 1 else "their only epoch"
+            same = "have the same training and evaluation losses, to the last bit, in"
+            yield f"{', '.join(names)} and {last} {same} {epochs}"
+
+
+def highest_accuracy(comparison: Comparison) -> str:
+    """The highest median accuracy over the seeds, with a binomial interval and the range of the seeds."""
+    by_row = {row: by_seed for row in comparison.rows if (by_seed := row.by_seed("eval_acc"))}
+    medians = {row: median(by_seed.values()) for row, by_seed in by_row.items()}
+    if len(set(medians.values())) < 2:
+        return ""
+    highest = max(medians.values())
+    best = [row for row in by_row if medians[row] == highest]
+    values = by_row[best[0]].values()
+    seeds = f"{min(values):.2f}–{max(values):.2f} over {len(values)} seeds" if len(values) > 1 else "one seed"
+    text = f"Highest median accuracy: {_listed([row.label for row in best])}, {highest:.2f}%"
+    runs = [run for row in by_row for run in row.runs if run.status == "completed"]
+    images, *others = {run.section("dataset").get("test_size") or 0 for run in runs}
+    if others or not images:
+        return f"{text} ({seeds})."
+    # All seeds evaluate the same images, so more seeds do not narrow this interval.
+    low, high = (100 * bound for bound in wilson(min(highest / 100, 1.0), images))
+    text = f"{text} (95% interval {low:.2f}–{high:.2f} for {images:,} images; {seeds})."
+    within = [row.label for row in by_row if row not in best and medians[row] >= low]
+    return f"{text} Within this interval: {_listed(within)}." if within else text

@@ -1,52 +1,51 @@
-"""The files of a report, made from one text."""
+"""Writes a report as `report.md`, `report.html`, `report.csv` and `report.png`, and as text for a terminal."""
 
 from __future__ import annotations
 
 import base64
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.report.compare import Comparison, compare
-from vitmnist.report.facts import place
+from vitmnist.report.compare import Comparison
+from vitmnist.report.grouping import compare
 from vitmnist.report.plot import draw
 from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.summary import summary
-from vitmnist.report.table import Rows, articles_table, as_csv, table
-from vitmnist.report.text import row_name
+from vitmnist.report.table import Table, articles_table, as_csv, table
 from vitmnist.runtime.files import write_whole
 
-STYLE = """
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>vitmnist report</title>
+<style>
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 90rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid #8888; padding: .3rem .6rem; text-align: left; vertical-align: top; }
-th { border-bottom: 2px solid #888; }
-td { font-variant-numeric: tabular-nums; white-space: nowrap; }
-td:last-child { white-space: normal; min-width: 4rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { border-bottom: 1px solid #8888; padding: .3rem .6rem; text-align: left; font-variant-numeric: tabular-nums; }
 img { max-width: 100%; background: white; }
+</style>
+BODY
 """
-
-READING = (
-    "An epoch is its training pass and the evaluation after it. Each run contributes the median of its epochs without "
-    "the first; a row shows median and range of its runs, and from six rounds on an interval for the median, whose "
-    "coverage assumes that rounds do not depend on each other. × fastest: the median ratio to the row with the lowest "
-    "time, over rounds of the same sweep; it is a difference if its interval lies outside of 0.99 to 1.01. Waiting is "
-    "the time in which the model had no batch; its share is of the training pass. Accuracy is that after the last "
-    "epoch. Memory is the peak of a run: resident on the host, tensors on the GPU."
-)
+LEGEND = """
+An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
+after each start, which warms up; a row shows the median over its runs. Spread: their range or, from six rounds on, an
+interval for the true median if rounds are independent. × fastest: median ratio to the row with the lowest time, over
+the rounds that both have; a difference if its interval excludes 0.99 to 1.01. All these intervals hold together with
+at least 95%. Waiting: time without a batch, as a share of the training pass. Accuracy: after the last epoch, median
+over the seeds. Memory: peak resident memory (host), peak tensor memory (GPU).
+"""
 
 
 def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
-    """Write `report.md`, `.html`, `.csv` and `.png` on all runs below some folders; what they compare is returned.
+    """Write the report on all runs in or below some folders, and return its comparisons.
 
     Raises:
-        DataError: a folder that is not there, or holds no run.
+        DataError: a folder does not exist, or contains no runs.
         OSError: the files cannot be written.
     """
     found = find_runs(folders)
@@ -63,84 +62,52 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
 
 
 def as_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The whole report; its picture is `report.png` next to it."""
-    several = len(comparisons) > 1
-    parts = ["# Report", "![Seconds per epoch](report.png)", *([separate(comparisons)] if several else [])]
-    for number, comparison in enumerate(comparisons, 1):
-        if several:
-            parts.append(f"## {number}. {_escaped(place(comparison.facts))}")
-        parts += [_escaped(sentence, bold=True) for sentence in summary(comparison)]
-        parts.append(_pipe(*table(comparison), bold=False))
-        if reasons := not_completed(comparison):
-            parts.append("\n".join(["Not completed:", "", *(f"- {_escaped(reason)}" for reason in reasons)]))
-        if (articles := articles_table(comparison))[1]:
-            parts += ["Median seconds per epoch, as in the articles:", _pipe(*articles, bold=True)]
-        parts.append("\n".join(f"- {_escaped(key)}: {_escaped(fact)}" for key, fact in comparison.facts.items()))
-    return "\n\n".join(part for part in [*parts, READING] if part) + "\n"
+    """The report as Markdown; it refers to `report.png` in the same folder."""
+    blocks = (_rendered(block, _escape, "github") for block in _blocks(comparisons))
+    return "\n\n".join(["# Report", "![Seconds per epoch](report.png)", *blocks, LEGEND.lstrip()])
 
 
-def separate(comparisons: Sequence[Comparison]) -> str:
-    """What to say of runs that may not be compared with each other."""
-    return (
-        f"These runs are of {len(comparisons)} machines or data sets. Each has its own table, and no figure of one is "
-        "compared with one of another."
-    )
-
-
-def not_completed(comparison: Comparison) -> list[str]:
-    """How each configuration ended of which a run did not complete, in full."""
-    return [
-        ": ".join(filter(None, [row_name(comparison, row), " ".join(row.status.split())]))
-        for row in comparison.rows
-        if any(run.status != "completed" for run in row.runs)
-    ]
+def as_text(comparisons: Sequence[Comparison]) -> str:
+    """The report for a terminal, without the facts about machine and software."""
+    return "\n\n".join(_rendered(block, _line, "simple") for block in _blocks(comparisons, with_facts=False))
 
 
 def as_html(text: str, picture: bytes) -> str:
-    """The report as one file that needs no other."""
+    """The Markdown report as a single self-contained page."""
     body = markdown(text, extensions=["tables"], output_format="html")
-    embedded = f'src="data:image/png;base64,{base64.b64encode(picture).decode()}"'
-    body = body.replace('src="report.png"', embedded)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width">\n'
-        f"<title>vitmnist report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"{body}\n</body>\n</html>\n"
-    )
+    embedded = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    return PAGE.replace("BODY", body).replace('src="report.png"', f'src="{embedded}"')
 
 
-def as_text(comparisons: Sequence[Comparison], width: int = 24) -> str:
-    """The tables and the sentences for a terminal; in a table, what is long is cut after `width` characters."""
-    parts = [separate(comparisons)] if len(comparisons) > 1 else []
-    for comparison in comparisons:
-        if len(comparisons) > 1:
-            parts.append(f"{place(comparison.facts)}:")
-        parts.append(_plain(*table(comparison), width))
-        if reasons := not_completed(comparison):
-            parts.append("\n".join(["not completed:", *(f"  {reason}" for reason in reasons)]))
-        if (articles := articles_table(comparison))[1]:
-            parts.append("median seconds per epoch\n" + _plain(*articles, width))
-        parts += [sentence.replace("**", "") for sentence in summary(comparison)]
-    return "\n\n".join(parts)
+def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Iterator[str | Table]:
+    """Headings, paragraphs and tables."""
+    several = len(comparisons) > 1
+    if several:
+        yield f"These runs are from {len(comparisons)} machines or data sets, which are not compared with each other."
+    for number, comparison in enumerate(comparisons, 1):
+        if several:
+            yield f"## {number}. {comparison.place}"
+        yield from summary(comparison)
+        yield table(comparison)
+        if articles := articles_table(comparison):
+            yield "Median seconds per epoch by batch size and loader:"
+            yield articles
+        if with_facts and comparison.facts:
+            yield ["machine, software and data", ""], [list(fact) for fact in comparison.facts.items()]
 
 
-def _pipe(header: list[str], rows: Rows, bold: bool) -> str:
-    cells = [[_escaped(value, bold) for value in row] for row in rows]
-    return str(tabulate(cells, [_escaped(title) for title in header], tablefmt="github", disable_numparse=True))
+def _rendered(block: str | Table, clean: Callable[[str], str], table_format: str) -> str:
+    if isinstance(block, str):
+        return clean(block)
+    header, *rows = ([clean(cell) for cell in row] for row in (block[0], *block[1]))
+    return str(tabulate(rows, header, tablefmt=table_format, disable_numparse=True))
 
 
-def _plain(header: list[str], rows: Rows, width: int) -> str:
-    cut = [[_cut(" ".join(value.split()).strip("*"), width) for value in row] for row in rows]
-    return str(tabulate(cut, header, tablefmt="simple", disable_numparse=True))
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _escaped(text: str, bold: bool = False) -> str:
-    """Text that Markdown and HTML show as it is; in one line. `bold` leaves `**` as a mark."""
-    one_line = html.escape(" ".join(text.split()), quote=False)
-    # An underscore within a word, as in gpu_slice, is no mark.
-    special = r"[\\`\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])" + ("" if bold else r"|\*")
-    return re.sub(special, lambda mark: f"\\{mark[0]}", one_line)
+def _escape(text: str) -> str:
+    """One line that Markdown and HTML show as it is. An underscore within a word, as in gpu_slice, is not a mark."""
+    special = r"[\\`*\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
+    return re.sub(special, r"\\\g<0>", html.escape(_line(text), quote=False))

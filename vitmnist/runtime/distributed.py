@@ -1,7 +1,6 @@
-"""The processes ("ranks") that train one run together, and the few things that they have to agree on.
+"""The processes ("ranks") of one run: `SingleProcess` here, and `TorchDistributed` for several with the same methods.
 
-`torchrun` starts them and tells each by the environment which one it is. A process alone is a `World` too, in which
-nothing has to be agreed on; `vitmnist/ranks.py` has the other, and is the one place that knows `torch.distributed`.
+This module imports no torch, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -11,95 +10,89 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # --help answers before torch is imported
+if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 
 class SingleProcess:
-    """This process alone, with which nobody has to agree."""
+    """The only process of a run. Objects that are exchanged must be JSON-serialisable."""
 
     rank = 0
     size = 1
     local_rank = 0
     local_world_size = 1
-    """How many of the ranks are on this machine."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that keeps the records."""
+        """Whether this is rank 0, which writes the records."""
         return self.rank == 0
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """What each rank gives, by rank; plain values."""
-        return [value]
-
     def broadcast_object(self, make: Callable[[], Any]) -> Any:
-        """What rank 0 makes; plain values."""
+        """What `make` returns on rank 0, where alone it is called."""
         return make()
 
-    def tell(self, key: str, value: Any) -> None:
-        """Let the others know a plain value by a name."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """The values of all ranks, in the order of the ranks."""
+        return [value]
 
-    def ask(self, key: str) -> Any:
-        """Wait until one of the ranks has told a value, and return it."""
+    def publish(self, key: str, value: Any) -> Any:
+        """Store a value for other ranks unless the key is taken; returns the value that is stored."""
+        return value
+
+    def wait_for(self, key: str) -> Any:
+        """The value that a rank has published, as soon as there is one."""
         raise LookupError(key)
 
     @contextmanager
     def first_on_machine(self) -> Iterator[bool]:
-        """Let one rank of each machine do what follows before the others of it; tells whether one has done it."""
+        """Run the block on one rank of each machine, then on its others; yields whether this is one of the others."""
         yield False
 
     def connect(self, device: torch.device, timeout_s: float) -> None:
-        """Connect the ranks; from now on tensors can be added up.
-
-        Args:
-            timeout_s: how long one waits for another at most.
-        """
+        """Open the process group; needed for tensors. A rank waits at most `timeout_s` for another."""
 
     def broadcast_tensors(self, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """What rank 0 makes; plain values and CPU tensors."""
+        """What `make` returns on rank 0, where alone it is called: plain values and CPU tensors."""
         return make()
 
     def all_gather_tensors(self, tensor: Tensor) -> list[Tensor]:
-        """What each rank gives, by rank; CPU tensors of the same shape and dtype."""
+        """The CPU tensors of all ranks, of the same shape and dtype, in the order of the ranks."""
         return [tensor]
 
     def barrier(self) -> None:
-        """Go on when all ranks have come here."""
+        """Wait until all ranks are here."""
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Give `tensor` the sum over all ranks; all must call it, in the same order."""
+        """Replace `tensor` by its sum over all ranks."""
         return tensor
 
-    def all_reduce_max(self, votes: Sequence[int], at_once: bool = False) -> list[int]:
-        """The largest of what any rank has voted for, item by item; all must call it equally often.
+    def all_reduce_max(self, values: Sequence[int], at_once: bool = False) -> list[int]:
+        """The maximum over all ranks, item by item.
 
-        With several ranks the votes are under way while the next batch is computed, and are counted at the next call,
-        unless it is to be `at_once`.
+        Across ranks it is asynchronous: a call returns the maxima of the call before, unless `at_once`.
         """
-        return list(votes)
+        return list(values)
 
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
-        """The module so that each backward pass leaves the mean of the ranks' gradients."""
+        """The module such that a backward pass averages the gradients over the ranks."""
         return module
 
     def report_failure(self, reason: str) -> bool:
-        """Whether no other rank has failed before; the others hear the reason."""
+        """Publish why this rank fails; returns whether it is the first to fail."""
         return True
 
     def root_cause(self, error: BaseException) -> BaseException:
-        """The error, or that of the rank whose failure it is the consequence of."""
+        """`error`, or a `PeerError` if it only follows from the failure of another rank."""
         return error
 
     def disconnect(self) -> None:
-        """Disconnect, when all ranks have come to their end. After a failure the end of the process does it: to
-        disconnect would be to wait for whoever has failed."""
+        """Close the process group after success. After a failure it would wait for the rank that failed."""
 
 
 ALONE = SingleProcess()
 
 
 def launched() -> bool:
-    """Whether `torchrun`, or what sets the same environment, has started this process as one of several."""
+    """Whether `torchrun`, or whatever sets the same environment variables, has started several processes."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes, locks on output folders, and paths as they are printed."""
 
 from __future__ import annotations
 
@@ -11,50 +11,59 @@ from typing import IO
 from vitmnist.errors import ConfigError
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write beside, flush, rename: a reader or a crash never finds half a file, and the old one stays until then.
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write `content` to a temporary file and rename it: readers and crashes see the old file or the new one.
 
     Raises:
-        OSError: it cannot be written; names `path`, not the file beside it.
+        OSError: with `path` as its filename, not that of the temporary file.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
 
 
+write_whole = write_atomic
+
+
 class ClaimedError(ConfigError):
-    """A folder that another process is at work in; nothing of it may be touched."""
+    """The output folder is in use by another process."""
 
 
 def claim(folder: Path) -> IO[str]:
-    """Keep other processes out of a run's or sweep's folder until the returned file is closed, or this process ends.
+    """Lock the folder of a run or sweep until the returned file is closed or this process ends.
 
     Raises:
-        ClaimedError: another one is at work there.
+        ClaimedError: another process has locked it.
     """
     file = (folder / ".lock").open("a")
     try:
-        # Of this process alone: a lock of the other kind would live on in workers for as long as they do.
+        # lockf and not flock: loader workers would inherit a flock and keep it if they outlive this process.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise ClaimedError(f"{folder}: another process is at work there; wait for it, or stop it") from error
+        raise ClaimedError(f"{folder}: in use by another process; wait for it, or stop it") from error
     return file
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether another process is at work in a run's or sweep's folder."""
+    """Whether another process has locked a folder."""
     try:
         claim(folder).close()
-    except (ConfigError, OSError):
+    except (ClaimedError, OSError):
         return True
     return False
+
+
+def display_path(path: Path | str) -> str:
+    """A path as it is printed: relative below the working directory, absolute otherwise."""
+    absolute = os.path.abspath(path)
+    return os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute

@@ -1,4 +1,4 @@
-"""How much memory a set takes, how much is free, and saying so before it runs out."""
+"""How much memory a set takes and how much is free, checked before it runs out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vitmnist.runtime.allocator import _give_back
 Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS_GROUPS = Path("/proc/self/cgroup")
-# By the controllers that a line of /proc/self/cgroup names: none in version 2. The limit, what is used, what of it is
-# a cache of files.
+# Keyed by the controllers in a line of /proc/self/cgroup, empty in version 2: limit, usage, and the key in memory.stat
+# of file cache that the kernel can drop.
 GROUP_FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -27,12 +27,12 @@ GROUP_FILES = {
 
 
 class DoesNotFitError(ConfigError):
-    """A loader whose set is larger than the memory it would be kept in."""
+    """A loader's set is larger than the memory it would be kept in."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of host and of device memory; on the CPU both are the host's."""
+    """Bytes of host and device memory; on the CPU both are host memory."""
 
     host: int = 0
     device: int = 0
@@ -41,39 +41,38 @@ class Memory:
         return Memory(self.host + other.host, self.device + other.device)
 
     def on(self, device: torch.device) -> Memory:
-        """The same where host and device share their memory."""
+        """The same bytes, counted as host memory unless `device` has its own."""
         return self if device.type == "cuda" else Memory(self.host + self.device, 0)
 
 
 def free_memory(device: torch.device) -> Memory:
-    """What is free on the host, within the limits of its container, and on the device, torch's own stock included."""
+    """Free host memory, within the limits of the container, and free device memory, including torch's cache."""
     host = min([psutil.virtual_memory().available, *_container_free()])
     if device.type != "cuda":
         return Memory(host)
-    stock = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Memory(host, torch.cuda.mem_get_info(device)[0] + stock)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return Memory(host, torch.cuda.mem_get_info(device)[0] + cached)
 
 
 def _container_free() -> Iterator[int]:
-    """What each control group of this process, of either version, has left; pages that can be dropped are not used."""
+    """What each control group of this process has left, in either version; droppable file cache counts as free."""
     for line in PROCESS_GROUPS.read_text().splitlines() if PROCESS_GROUPS.exists() else ():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
+        if controllers not in GROUP_FILES:
             continue
-        names = GROUP_FILES[controllers]
-        # In a container the path is often the host's, and the files stand at the root.
-        for place in (CGROUP / controllers / path.lstrip("/"), CGROUP / controllers):
+        limit_file, used_file, cache_key = GROUP_FILES[controllers]
+        # In a container the path is often that of the host, and the files are at the root.
+        for folder in (CGROUP / controllers / path.lstrip("/"), CGROUP / controllers):
             with suppress(OSError, ValueError, KeyError):  # no such file, or no limit ("max")
-                limit, used = (int((place / name).read_text()) for name in names[:2])
-                stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-                yield max(limit - used + int(stat[names[2]]), 0)
+                limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield max(limit - used + int(stat[cache_key]), 0)
 
 
 def reset_host_peak() -> bool:
-    """Let the process's peak memory begin anew; False where the system cannot (it is Linux that can).
+    """Reset the process's peak memory; False if the system cannot (only Linux can).
 
-    What is not needed any more is given back first: glibc keeps what was freed, and a job of a sweep would be charged
-    for the largest one before it.
+    Freed memory is returned first: glibc keeps it, and a job of a sweep would be charged for a larger one before it.
     """
     gc.collect()
     _give_back()
@@ -85,7 +84,7 @@ def reset_host_peak() -> bool:
 
 
 def host_memory(field: str) -> int:
-    """Bytes of resident memory of this process on Linux: `VmRSS` now, `VmHWM` at its peak."""
+    """Bytes of this process's resident memory on Linux: `VmRSS` now, `VmHWM` at its peak."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -93,7 +92,7 @@ def host_memory(field: str) -> int:
 
 
 def peak_memory(work: Callable[[], Result], device: torch.device) -> tuple[Memory, Result]:
-    """What `work` takes at its peak beside what was taken before, and its result; 0 where the system cannot tell."""
+    """The peak of the memory that `work` allocates, and its result; 0 where the system cannot measure it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -114,18 +113,18 @@ def check_fits(
     Args:
         needs: what the loader is about to allocate.
         reserve: what must be left free for the model.
-        others: loaders that need less, for the message; `ram` is named only where it fits.
+        others: loaders that need less, for the message; `ram` is named only if it fits.
 
     Raises:
         DoesNotFitError: with both numbers, and the loaders that would work.
     """
-    free, wanted, beside = free_memory(device), needs.on(device), reserve.on(device)
-    for place, need, left, available in (
-        (f"on {device}", wanted.device, beside.device, free.device),
-        ("on the host", wanted.host, beside.host, free.host),
+    free, needed, reserved = free_memory(device), needs.on(device), reserve.on(device)
+    for place, need, reserve_bytes, available in (
+        (f"on {device}", needed.device, reserved.device, free.device),
+        ("on the host", needed.host, reserved.host, free.host),
     ):
-        if need and need + left > available:
-            model = f", and the model needs {mib(left)} too" if left else ""
+        if need and need + reserve_bytes > available:
+            model = f", and the model needs {mib(reserve_bytes)} too" if reserve_bytes else ""
             fitting = [other for other in others if other != "ram" or needs.host + needs.device <= free.host]
             advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
             raise DoesNotFitError(
@@ -134,5 +133,5 @@ def check_fits(
 
 
 def mib(size: int) -> str:
-    """A number of bytes for people."""
+    """A number of bytes in MiB, as text."""
     return f"{size / 2**20:,.1f} MiB"

@@ -1,4 +1,4 @@
-"""Divides the time of an epoch into phases, without stopping the device inside it."""
+"""Divides the time of an epoch into phases without synchronising the device inside it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Batch = TypeVar("Batch")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was queued on it."""
+    """Wait until the device has finished everything queued on it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class EpochTimer:
-    """Charges the seconds of a loop to phases, from a device at rest to `stop`; begins with `other`.
+    """Charges the seconds of a loop to phases, from an idle device to `stop`; starts in phase `other`.
 
-    Each mark ends one phase and begins the next, so the phases add up to the outside clock. On the CPU the marks are
-    readings of the host's clock. With CUDA the host runs ahead of the device, and its clock would charge the wrong
-    phase; there the marks are events on the device's own stream, read only at the end.
+    Each mark ends one phase and begins the next, so the phases add up to the wall clock. On the CPU a mark is a reading
+    of the host's clock. With CUDA the host runs ahead of the device and its clock would charge the wrong phase, so
+    marks are events on the device's stream, read only at the end.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class EpochTimer:
             self._marks.append(time.perf_counter())
 
     def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches: `waiting` until each is there, `computing` from then on."""
+        """Yield the batches: `waiting` until each arrives, `computing` from then on."""
         self.begin("waiting")
         for batch in batches:
             self.begin("computing")
@@ -53,12 +53,12 @@ class EpochTimer:
         self._phases[-1] = "other"  # no batch follows: this is the end of the epoch
 
     def stop(self) -> None:
-        """End the last phase when the device has done all that was queued on it."""
+        """Synchronise the device, and end the last phase."""
         synchronize(self._device)
         self.begin("other")
 
     def seconds(self, phase: Phase) -> float:
-        """Seconds of a phase up to the last `begin` or `stop`; waits for the device."""
+        """Seconds of a phase up to the last `begin` or `stop`; synchronises the device."""
         synchronize(self._device)
         spans = zip(self._phases, pairwise(self._marks), strict=False)  # the last phase is still open
         return sum(_seconds(begin, end) for charged, (begin, end) in spans if charged == phase)

@@ -1,6 +1,7 @@
-"""One of several processes that train together, connected by `torch.distributed`.
+"""One of several ranks, connected by `torch.distributed`.
 
-Tensors are added up by its process group; everything else goes as JSON through its key-value store.
+Tensors go through its process group. All other values go as JSON through its key-value store, which works before the
+process group exists and after it has failed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -27,15 +28,15 @@ from vitmnist.errors import ConfigError, PeerError, first_line
 from vitmnist.runtime.distributed import SingleProcess
 
 POLL_S = 0.02
-SPEAKING_S = 2.0  # whoever fails says why before it goes, but its connections may break first
-SETTING_UP_S = 6 * 3600.0  # one rank of a machine may have a large set to decode while the others wait
+REPORT_S = 2.0  # a failing rank reports its reason before it exits, but its connections may break earlier
+SETUP_S = 6 * 3600.0  # one rank of a machine may have to decode a large data set while the others wait
 
 
 class TorchDistributed(SingleProcess):
-    """One of several processes.
+    """One of several ranks.
 
     Raises:
-        ConfigError: the others cannot be reached.
+        ConfigError: the other ranks cannot be reached.
     """
 
     def __init__(self) -> None:
@@ -44,46 +45,55 @@ class TorchDistributed(SingleProcess):
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=timedelta(minutes=5)))
         except (DistError, ValueError, KeyError) as error:
-            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
-                f"the {os.environ['WORLD_SIZE']} processes cannot meet at {place}: {first_line(error)}; "
+                f"the {os.environ['WORLD_SIZE']} processes cannot meet at {address}: {first_line(error)}; "
                 "start them with torchrun, and if the port is in use name another one with --master-port=PORT"
             ) from error
-        # torchrun keeps the store when it starts the processes again.
+        # torchrun keeps its store across restarts, so each start needs keys of its own.
         self._store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        self._shared = 0
-        self._opened = False
-        self._votes: tuple[Tensor, Any] | None = None
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        self._shared += 1
-        keys = [f"{self._shared}/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], json.dumps(value))
-        return [json.loads(self._await(key)) for key in keys]
+        self._exchanges = 0
+        self._connected = False
+        self._pending: tuple[Tensor, Any] | None = None
 
     def broadcast_object(self, make: Callable[[], Any]) -> Any:
-        self._shared += 1
-        key = f"{self._shared}"
-        if self.is_main:
-            self._store.set(key, json.dumps(make()))
-        return json.loads(self._await(key))
+        key = self._next_key()
+        return self.publish(key, make()) if self.is_main else self.wait_for(key)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        key = self._next_key()
+        self.publish(f"{key}/{self.rank}", value)
+        return [self.wait_for(f"{key}/{rank}") for rank in range(self.size)]
+
+    def publish(self, key: str, value: Any) -> Any:
+        return json.loads(self._store.compare_set(key, "", json.dumps(value)))
+
+    def wait_for(self, key: str) -> Any:
+        deadline = time.monotonic() + SETUP_S
+        try:
+            while not self._store.check([key]):
+                if failed := self._first_failure():
+                    raise PeerError(f"rank {failed['rank']}: {failed['reason']}")
+                if time.monotonic() > deadline:
+                    raise PeerError(f"another rank did not get as far as this one within {SETUP_S / 3600:g} hours")
+                time.sleep(POLL_S)
+            return json.loads(self._store.get(key))
+        except RuntimeError as error:
+            raise PeerError(f"the key-value store of the ranks is gone: {first_line(error)}") from error
+
+    def _next_key(self) -> str:
+        self._exchanges += 1
+        return str(self._exchanges)
 
     @contextmanager
     def first_on_machine(self) -> Iterator[bool]:
-        self._shared += 1
-        key = f"{self._shared}/{self.rank - self.local_rank}"  # by the machine's first rank
+        key = f"{self._next_key()}/{self.rank - self.local_rank}"  # the machine's first rank
         if self.local_rank:
-            self._await(key)
+            self.wait_for(key)
             yield True
         else:
             yield False
-            self._store.set(key, "done")
-
-    def tell(self, key: str, value: Any) -> None:
-        self._store.set(key, json.dumps(value))
-
-    def ask(self, key: str) -> Any:
-        return json.loads(self._await(key))
+            self.publish(key, "done")
 
     def connect(self, device: torch.device, timeout_s: float) -> None:
         if device.type == "cuda":
@@ -95,21 +105,20 @@ class TorchDistributed(SingleProcess):
             world_size=self.size,
             timeout=timedelta(seconds=timeout_s),
         )
-        self._opened = True
+        self._connected = True
 
     def broadcast_tensors(self, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-        content = b""
+        # torch's broadcast_object_list would unpickle anything; torch.load with weights_only does not.
+        buffer = io.BytesIO()
         if self.is_main:
-            buffer = io.BytesIO()
             torch.save(make(), buffer)
-            content = buffer.getvalue()
-        size = self.broadcast_object(lambda: len(content))
-        sent = torch.frombuffer(bytearray(content or size), dtype=torch.uint8)
-        distributed.broadcast(sent, 0)
-        made: dict[str, Any] | None = torch.load(
-            io.BytesIO(sent.numpy().tobytes()), map_location="cpu", weights_only=True
+        size = self.broadcast_object(lambda: len(buffer.getvalue()))
+        content = torch.frombuffer(bytearray(buffer.getvalue() or size), dtype=torch.uint8)
+        distributed.broadcast(content, 0)
+        values: dict[str, Any] | None = torch.load(
+            io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True
         )
-        return made
+        return values
 
     def all_gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -123,93 +132,64 @@ class TorchDistributed(SingleProcess):
         distributed.all_reduce(tensor)
         return tensor
 
-    def all_reduce_max(self, votes: Sequence[int], at_once: bool = False) -> list[int]:
-        before, self._votes = self._votes, None
-        counted = [0] * len(votes)
-        if before:
-            tensor, work = before
-            work.wait()
-            counted = tensor.tolist()
-        now = torch.tensor(votes)
-        work = distributed.all_reduce(now, distributed.ReduceOp.MAX, async_op=not at_once)
-        if not at_once:
-            self._votes = now, work
-            return counted
-        return [max(pair) for pair in zip(counted, now.tolist(), strict=True)]
+    def all_reduce_max(self, values: Sequence[int], at_once: bool = False) -> list[int]:
+        maxima, pending = [0] * len(values), self._pending
+        if pending:
+            pending[1].wait()
+            maxima = pending[0].tolist()
+        tensor = torch.tensor(values)
+        # Asynchronous, so that it overlaps with the computation of the next step.
+        work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, async_op=not at_once)
+        self._pending = None if at_once else (tensor, work)
+        return [max(pair) for pair in zip(maxima, tensor.tolist(), strict=True)] if at_once else maxima
 
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
     def report_failure(self, reason: str) -> bool:
-        own = json.dumps({"rank": self.rank, "reason": reason})
         try:
-            first = json.loads(self._store.compare_set("failed", "", own))
-            return bool(first["rank"] == self.rank)
-        except RuntimeError:  # the store is gone, and with it whoever kept it, who was the first
+            return bool(self.publish("failed", {"rank": self.rank, "reason": reason})["rank"] == self.rank)
+        except RuntimeError:  # the store went with the rank that hosted it, which failed first
             return False
 
     def root_cause(self, error: BaseException) -> BaseException:
-        if not isinstance(error, Exception):  # told to stop
+        if not isinstance(error, Exception):  # asked to stop
             return error
-        of_connection = self._opened and _is_of_connection(error)
-        deadline = time.monotonic() + (SPEAKING_S if of_connection else 0)
-        while not (failed := self._failed()) and time.monotonic() < deadline:
+        is_connection = self._connected and _is_connection_error(error)
+        deadline = time.monotonic() + (REPORT_S if is_connection else 0)
+        while not (failed := self._first_failure()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         if failed:
             return error if failed["rank"] == self.rank else PeerError(f"rank {failed['rank']}: {failed['reason']}")
-        if of_connection:
+        if is_connection:
             return PeerError(
-                "another rank has ended without a word, did not answer for distributed.timeout_s, or cannot be "
-                f"reached; what torchrun prints names it ({_said(error)})"
+                "another rank has ended without giving a reason, did not answer for distributed.timeout_s, or cannot "
+                f"be reached; torchrun's output names it ({_connection_reason(error)})"
             )
         return error
 
     def disconnect(self) -> None:
-        if self._opened:
-            self._opened = False
+        if self._connected:
+            self._connected = False
             distributed.destroy_process_group()
 
-    def _await(self, key: str) -> bytes:
-        """The value of a key, once it is there.
-
-        Raises:
-            PeerError: a rank has failed meanwhile, or it is not there after a long time.
-        """
-        deadline = time.monotonic() + SETTING_UP_S
+    def _first_failure(self) -> dict[str, Any] | None:
         try:
-            while not self._store.check([key]):
-                if failed := self._failed():
-                    raise PeerError(f"rank {failed['rank']}: {failed['reason']}")
-                if time.monotonic() > deadline:
-                    raise PeerError(
-                        f"another rank has not come as far as this one within {SETTING_UP_S / 3600:g} hours"
-                    )
-                time.sleep(POLL_S)
-            return bytes(self._store.get(key))
-        except RuntimeError as error:
-            raise PeerError(f"the store of the ranks is gone: {first_line(error)}") from error
-
-    def _failed(self) -> Mapping[str, Any] | None:
-        try:
-            if self._store.check(["failed"]):
-                found: Mapping[str, Any] = json.loads(self._store.get("failed"))
-                return found
+            return json.loads(self._store.get("failed")) if self._store.check(["failed"]) else None
         except RuntimeError:
             return None
-        return None
 
 
-def _is_of_connection(error: BaseException) -> bool:
-    """Whether an error is one that the process group raises where another rank does not answer."""
+def _is_connection_error(error: BaseException) -> bool:
+    """Whether the process group raised an error because another rank does not answer."""
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting")
     return isinstance(error, DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
     )
 
 
-def _said(error: BaseException) -> str:
-    """What is worth reading of a connection's error: NCCL has its own reason in a later line."""
-    lines = str(error).splitlines()
-    reasons = [later for line, later in pairwise(lines) if line.startswith("Last error")]
-    said, _, _ = re.sub(r"^\[\S+\] ", "", first_line(error)).partition(". ")  # without the place in gloo's source
-    return " ".join([said, *reasons])
+def _connection_reason(error: BaseException) -> str:
+    """The informative part of a connection error; NCCL gives its reason in the line after `Last error`."""
+    reasons = [later for line, later in pairwise(str(error).splitlines()) if line.startswith("Last error")]
+    first = re.sub(r"^\[\S+\] ", "", first_line(error)).partition(". ")[0]  # without the place in gloo's source
+    return " ".join([first, *reasons])

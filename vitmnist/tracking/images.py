@@ -1,4 +1,4 @@
-"""Pictures for TensorBoard: what the model is fed, what it gets wrong, and what it takes for what."""
+"""Images for TensorBoard and `evaluate --grid`: the model's input, its worst mistakes, the confusion matrix."""
 
 from __future__ import annotations
 
@@ -17,37 +17,36 @@ from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.training.metrics import Predictions
 
-SHOWN = 64
+GRID_IMAGES = 64
 MISTAKES = 16
 COLUMNS = 4
-CAPTION = 28  # characters of a line
-NAMED_CLASSES = 20
+CAPTION_WIDTH = 28  # characters per line
+MAX_NAMED_CLASSES = 20
+literal_text = rc_context({"text.parse_math": False})  # a `$` in a file or class name is no formula
 
 
 def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: int) -> Tensor:
-    """The beginning of an epoch's first batch as the model saw it, augmented: float `[3, H, W]` of 0…1, on the CPU.
+    """The first images of an epoch as the model saw them, augmented: float `[3, H, W]`, 0 to 1, on the CPU.
 
-    Taken from the order, not from the loader, which stays as it is.
+    They are read by their indices; the loader's own iteration is not disturbed.
     """
-    indices = loader.sampler.indices(epoch)[: min(SHOWN, loader.sampler.batch_size)]
+    indices = loader.sampler.indices(epoch)[: min(GRID_IMAGES, loader.sampler.batch_size)]
     keys = next(preprocess.keys(loader.sampler, epoch))
     images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
-        seen = preprocess(images, None if keys is None else keys[:SHOWN])
-        scaled = (seen * preprocess.std + preprocess.mean).clamp(0, 1)
-        grid: Tensor = make_grid(scaled, nrow=8)
+        inputs = preprocess(images, None if keys is None else keys[:GRID_IMAGES])
+        grid: Tensor = make_grid((inputs * preprocess.std + preprocess.mean).clamp(0, 1), nrow=8)
     return grid.cpu()
 
 
-@rc_context({"text.parse_math": False})
+@literal_text
 def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
-    """The misclassified images with the highest confidence, captioned; None where every prediction is correct."""
+    """The misclassified images with the highest confidence, captioned; None if every prediction is correct."""
     worst = predictions.mistakes(test.labels)[:MISTAKES]
     if not worst:
         return None
     rows = math.ceil(len(worst) / COLUMNS)
-    figure = Figure(figsize=(8, 2.4 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(8, 2.4 * rows)
     axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for axis in axes:
         axis.axis("off")
@@ -56,32 +55,36 @@ def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
         actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
         confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
         lines = (printable(str(test.name(index))), f"true: {actual}", f"predicted: {predicted}, {confidence}")
-        axis.set_title("\n".join(map(_short, lines)), fontsize=8)
+        axis.set_title("\n".join(map(_shorten, lines)), fontsize=8)
     return figure
 
 
-def _short(line: str) -> str:
-    """A line of a caption without its middle, where it is too long: names differ at their ends."""
-    half = CAPTION // 2
-    return line if len(line) <= CAPTION else f"{line[:half]}…{line[-half:]}"
-
-
-@rc_context({"text.parse_math": False})
-def confusion(test: Split, predictions: Predictions) -> Figure:
-    """How many images of each class (rows) were taken for each (columns), in percent of the row, with the counts."""
+@literal_text
+def confusion_matrix(test: Split, predictions: Predictions) -> Figure:
+    """Counts of images by true (rows) and predicted class (columns), coloured by their share of the row."""
     counts = predictions.confusion_matrix(test.labels, len(test.classes))
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    figure = Figure(figsize=(7, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(7, 6.4)
     axis = figure.subplots()
     axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
-    axis.set_xlabel("taken for")
-    axis.set_ylabel("is")
-    if len(test.classes) <= NAMED_CLASSES:
+    axis.set_xlabel("predicted class")
+    axis.set_ylabel("true class")
+    if len(test.classes) <= MAX_NAMED_CLASSES:
         axis.set_xticks(range(len(test.classes)), test.classes, rotation=45, ha="right", fontsize=8)
         axis.set_yticks(range(len(test.classes)), test.classes, fontsize=8)
         for row, column in counts.nonzero().tolist():
             colour = "white" if shares[row, column] > 0.5 else "black"
-            count = f"{int(counts[row, column]):,}"
-            axis.text(column, row, count, ha="center", va="center", color=colour, fontsize=8)
+            axis.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=8)
     return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # without pyplot, whose figures stay in memory until they are closed
+    return figure
+
+
+def _shorten(line: str) -> str:
+    """Remove the middle of a long line: file names differ at their ends."""
+    half = CAPTION_WIDTH // 2
+    return line if len(line) <= CAPTION_WIDTH else f"{line[:half]}…{line[-half:]}"

@@ -5,7 +5,9 @@ To add a metric, add a row here, and put its value into the dict that `train_epo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 EpochRecord = dict[str, Any]
@@ -21,9 +23,9 @@ class Metric:
         name: the key in an `EpochRecord`.
         unit: s, %, MiB, images/s; empty for a loss.
         tag: where TensorBoard shows it.
-        column: the title of its column in the report; None for a metric that only the CSV file has.
+        column: the title of its column in the report and in HParams; None for a metric that only the CSV file has.
         digits: after the decimal point in the report; None prints seconds with three significant digits.
-        over_epochs: how a run's epochs become one number in the report.
+        over_epochs: how a run's epochs become one number in the report and in the summary.
     """
 
     name: str
@@ -51,3 +53,20 @@ METRICS = (
     Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
     Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0),
 )
+
+SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS if metric.column}
+"""The metrics that also describe a run as a whole, by their keys in its summary."""
+
+
+def summarize(epochs: Sequence[EpochRecord]) -> dict[str, float | None]:
+    """A number for each metric of `SUMMARY`; None where no epoch has one."""
+    return {key: _over_epochs(metric, epochs) for key, metric in SUMMARY.items()}
+
+
+def _over_epochs(metric: Metric, epochs: Sequence[EpochRecord]) -> float | None:
+    if metric.over_epochs == "median":
+        epochs = epochs[1:] or epochs  # the first epoch warms up caches and allocators
+    values: list[float] = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
+    if not values or metric.over_epochs == "last":
+        return values[-1] if values else None
+    return max(values) if metric.over_epochs == "max" else median(values)

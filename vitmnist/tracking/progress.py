@@ -1,4 +1,4 @@
-"""A progress bar that redraws twice a second at most, and not at all where nobody watches a terminal."""
+"""A progress bar for a pass over a split."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 
 def progress_bar(label: str, steps: int, done: int = 0, shown: bool = True) -> Any:
-    """A bar of `steps` batches; a context manager, whose `update` counts one."""
+    """A context manager whose `update` counts one batch; draws at most twice a second, and only on a terminal."""
     return tqdm(
         total=steps,
         initial=done,
@@ -17,5 +17,5 @@ def progress_bar(label: str, steps: int, done: int = 0, shown: bool = True) -> A
         mininterval=0.5,
         leave=False,
         dynamic_ncols=True,
-        disable=None if shown else True,
+        disable=None if shown else True,  # None: only if stderr is a terminal
     )

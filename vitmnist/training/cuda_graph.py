@@ -1,135 +1,153 @@
-"""A whole training step as one graph of the device's, recorded once and replayed: one launch in place of hundreds."""
+"""A whole training step as one CUDA graph: captured once, then replayed with one launch instead of hundreds."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from vitmnist.data.loaders import Loader
-from vitmnist.data.tensors import TensorSet
-from vitmnist.optim.ema import EMA
 from vitmnist.runtime.device import Accelerator
-from vitmnist.training.step import IGNORED, Gradient
+from vitmnist.training.step import IGNORED, Inputs, TrainStep
 
-WARM_UP = 3  # steps before the recording, in which libraries set themselves up
+WARM_UP = 3  # steps before the capture, in which libraries allocate their workspaces
 
 
-class CapturedStep:
-    """Gather, preprocessing, forward, backward, optimizer and average, replayed on the tensors of the recording.
+def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> None:
+    """Let `step` replay a graph from now on; weights, optimizer and random generators stay as they are.
 
-    What differs from step to step is written into those first: the batch, how many of its images count, the learning
-    rates, and what the average takes in. The rates are tensors within the recording only; the optimizer keeps its
-    numbers, with which schedules compute.
+    A graph does not see an optimizer state that is loaded later, so restore a run first.
 
     Args:
-        batch: images and labels as the loader delivers them, a whole batch.
-        keys: what the batch's augmentation is drawn from, or None.
-        resident: the set, if it is on the device; then a batch is the indices of its images.
+        loader: delivers the batches that the step will be called with.
+
+    Raises:
+        RuntimeError: the model does something that cannot be captured; the step stays as it was.
+    """
+    started, pad = time.perf_counter(), step.pad
+    step.model.train()
+    step.pad = True
+    try:
+        with step.preserved_generators():
+            step.use_graph(GraphedStep(step, loader, accelerator))
+    except RuntimeError:
+        step.pad = pad
+        raise
+    step.compile_s += time.perf_counter() - started
+
+
+class GraphedStep:
+    """Gather, preprocessing, forward, backward, optimizer and EMA, replayed on the tensors of the capture.
+
+    What changes from step to step is written into those tensors first: the batch, its size, the learning rates, and the
+    weight of the EMA. The learning rates are tensors during the capture only; the optimizer keeps its floats, with
+    which the schedule computes.
+
+    Args:
+        step: must not be distributed.
+        loader: if its set is on the device, the graph gathers the batches by their indices.
     """
 
-    def __init__(
-        self,
-        gradient: Gradient,
-        optimizer: Optimizer,
-        average: EMA | None,
-        batch: tuple[Tensor, Tensor],
-        keys: Tensor | None,
-        resident: TensorSet | None,
-        accelerator: Accelerator,
-    ) -> None:
-        self._gradient, self._optimizer, self._average, self._resident = gradient, optimizer, average, resident
-        device = gradient.device
-        size = len(batch[1])
-        self._batch = (torch.arange(size, device=device),) if resident else tuple(part.clone() for part in batch)
+    def __init__(self, step: TrainStep, loader: Loader, accelerator: Accelerator) -> None:
+        self._step, self._sampler, self._resident = step, loader.sampler, loader.resident
+        device = step.device
+        with closing(loader.epoch(0)) as batches:
+            images, labels = next(batches)
+        keys = next(iter(step.preprocess.keys(loader.sampler, 0)))
+        self._positions = torch.arange(len(labels), device=device)
+        self._inputs: Inputs = (self._positions.clone(),) if self._resident else (images.clone(), labels.clone())
         self._keys = None if keys is None else keys.clone()
-        self._positions = torch.arange(size, device=device)
-        self._size = torch.tensor(float(size), device=device)
-        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in optimizer.param_groups]
-        self._weight = torch.zeros((), device=device)
+        self._size = torch.tensor(float(len(labels)), device=device)
+        self._lrs = [torch.tensor(float(group["lr"]), device=device) for group in step.optimizer.param_groups]
+        self._ema_weight = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
-        self._right = torch.zeros((), dtype=torch.int64, device=device)
-        with self._rates_as_tensors(), _unchanged(gradient, optimizer, average):
-            self._replay = accelerator.record(self._work, WARM_UP)
+        self._correct = torch.zeros((), dtype=torch.int64, device=device)
+        with self._lrs_as_tensors(), _restored_tensors(step):
+            self._replay = accelerator.capture(self._work, WARM_UP)
 
-    def batches(self, loader: Loader, epoch: int, start: int) -> Iterator[tuple[Tensor, ...]]:
-        """What a call takes of each batch of an epoch from batch `start` on."""
-        if not self._resident:
-            return loader.epoch(epoch, start)
-        indices = loader.sampler.indices(epoch, start, self._positions.device)
-        return ((part,) for part in indices.split(loader.sampler.batch_size) if len(part))
+    def epoch(self, epoch: int, start: int) -> Iterator[Inputs]:
+        """The indices of each batch of an epoch from batch `start` on; only with a resident set."""
+        indices = self._sampler.indices(epoch, start, self._positions.device)
+        return ((part,) for part in indices.split(self._sampler.batch_size) if len(part))
 
-    def __call__(self, batch: tuple[Tensor, ...], keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Take a step; the batch's mean loss and right answers, which the next step overwrites.
+    @property
+    def gathers(self) -> bool:
+        """Whether the graph takes indices instead of images and labels."""
+        return self._resident is not None
+
+    def replay(self, inputs: Inputs, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Take a step; loss and correct predictions are overwritten by the next step.
 
         Args:
-            batch: as `batches` gives it; a short one leaves the rest of the recorded batch uncounted.
+            inputs: a short batch leaves the rest of the captured batch without loss.
         """
-        size = len(batch[-1])
-        for static, part in zip(self._batch, batch, strict=True):
+        size = len(inputs[-1])
+        for static, part in zip(self._inputs, inputs, strict=True):
             static[:size].copy_(part)
         if self._keys is not None and keys is not None:
             self._keys[:size].copy_(keys)
         self._size.fill_(size)
-        for tensor, group in zip(self._rates, self._optimizer.param_groups, strict=True):
+        for tensor, group in zip(self._lrs, self._step.optimizer.param_groups, strict=True):
             tensor.fill_(group["lr"])
-        if self._average:
-            self._weight.fill_(self._average.next_weight())
+        if self._step.ema:
+            self._ema_weight.fill_(self._step.ema.next_weight())
         self._replay()
-        return self._loss, self._right
+        return self._loss, self._correct
 
     def _work(self) -> None:
         if self._resident:
-            (indices,) = self._batch
+            (indices,) = self._inputs
             images = self._resident.images.index_select(0, indices)
             labels = self._resident.labels.index_select(0, indices)
         else:
-            images, labels = self._batch
+            images, labels = self._inputs
         labels = labels.where(self._positions < self._size, IGNORED)
-        loss, right = self._gradient.accumulate(images, labels, self._keys, self._size)
-        self._optimizer.step()
-        if self._average:
-            self._average.take_in(self._weight)
+        loss, correct = self._step.forward_backward(images, labels, self._keys, self._size)
+        self._step.optimizer.step()
+        if self._step.ema:
+            self._step.ema.update(self._ema_weight)
         self._loss.copy_(loss)
-        self._right.copy_(right)
+        self._correct.copy_(correct)
 
     @contextmanager
-    def _rates_as_tensors(self) -> Iterator[None]:
-        numbers = [group["lr"] for group in self._optimizer.param_groups]
+    def _lrs_as_tensors(self) -> Iterator[None]:
+        groups = self._step.optimizer.param_groups
+        floats = [group["lr"] for group in groups]
         try:
-            for group, tensor in zip(self._optimizer.param_groups, self._rates, strict=True):
+            for group, tensor in zip(groups, self._lrs, strict=True):
                 group["lr"] = tensor
-                if "capturable" in group:  # Adam's count of its steps, on the device too
+                if "capturable" in group:  # Adam then counts its steps on the device
                     group["capturable"] = tensor.device.type == "cuda"
             yield
         finally:
-            for group, number in zip(self._optimizer.param_groups, numbers, strict=True):
-                group["lr"] = number
+            for group, lr in zip(groups, floats, strict=True):
+                group["lr"] = lr
 
 
 @contextmanager
-def _unchanged(gradient: Gradient, optimizer: Optimizer, average: EMA | None) -> Iterator[None]:
-    """Whatever happens to weights and state within, their tensors, which a graph refers to, end as they were.
+def _restored_tensors(step: TrainStep) -> Iterator[None]:
+    """Restore the values of weights and optimizer state on exit, in the same tensors, to which the graph refers.
 
-    What an optimizer has made within becomes zero: for those of this program, the state before the first step.
+    State that the optimizer creates within becomes zero, which is its value before the first step.
     """
-    models = [gradient.model, *([average.model] if average else [])]
-    tensors = [value for model in models for value in (*model.parameters(), *model.buffers())]
-    before = [(value, value.detach().clone()) for value in (*tensors, *_state(optimizer))]
-    known = {id(value) for value, _ in before}
+    models = [step.model, *([step.ema.model] if step.ema else [])]
+    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+    before = [(tensor, tensor.detach().clone()) for tensor in (*tensors, *_state_tensors(step.optimizer))]
+    known = {id(tensor) for tensor, _ in before}
     try:
         yield
     finally:
         with torch.no_grad():
-            for value, kept in before:
-                value.copy_(kept)
-            for value in _state(optimizer):
-                if id(value) not in known:
-                    value.zero_()
+            for tensor, value in before:
+                tensor.copy_(value)
+            for tensor in _state_tensors(step.optimizer):
+                if id(tensor) not in known:
+                    tensor.zero_()
 
 
-def _state(optimizer: Optimizer) -> list[Tensor]:
+def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]

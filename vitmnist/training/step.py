@@ -1,18 +1,16 @@
-"""A training step, from a batch to changed weights."""
+"""One training step: forward, backward, optimizer, averaged weights, schedule."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,273 +18,205 @@ from torch.optim.lr_scheduler import LRScheduler
 from vitmnist.config.schema import Precision
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.optim.ema import EMA
-from vitmnist.runtime.device import Accelerator
 from vitmnist.runtime.distributed import SingleProcess
-from vitmnist.runtime.timer import synchronize
+from vitmnist.training.fast import StepConfig
+
+if TYPE_CHECKING:
+    from vitmnist.training.cuda_graph import GraphedStep
+
+IGNORED = -100  # a label without loss and gradient: the default ignore_index of cross_entropy
+
+Inputs = tuple[Tensor, ...]
+"""Images and labels; or the indices of a batch, where a CUDA graph gathers them itself."""
 
 
-class Step:
-    """Gradient, optimizer, average and schedule, each moved on once a batch.
+class TrainStep:
+    """Trains a model on one batch at a time.
 
-    Args:
-        average: of the weights; None keeps none.
-    """
-
-    def __init__(
-        self, gradient: Gradient, optimizer: Optimizer, schedule: LRScheduler, average: EMA | None = None
-    ) -> None:
-        self.gradient, self.optimizer, self.schedule, self.average = gradient, optimizer, schedule, average
-        self._captured: Any = None
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that is trained."""
-        return self.gradient.model
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model that is evaluated and kept: the averaged one, where there is an average."""
-        return self.average.model if self.average else self.model
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the step that comes now."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    def batches(self, loader: Loader, epoch: int, start: int) -> Iterator[tuple[Tensor, ...]]:
-        """What a call takes of each batch of an epoch: images and labels, or indices, where it gathers them itself."""
-        return self._captured.batches(loader, epoch, start) if self._captured else loader.epoch(epoch, start)
-
-    def __call__(
-        self,
-        batch: tuple[Tensor, ...],
-        keys: Tensor | None,
-        watch: Callable[[nn.Module], object] = lambda model: None,
-        size: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Take a step; the batch's mean loss and how many of its images were classified rightly, on the device.
-
-        Args:
-            batch: as `batches` gives it.
-            keys: int64 `[B]`, what the batch's augmentation is drawn from; None if it has none.
-            watch: is given the model when it has its gradient.
-            size: images of the whole batch, where this is one rank's part of it; the loss is that part's share.
-        """
-        if self._captured:
-            figures = self._captured(batch, keys)
-            watch(self.model)
-        else:
-            images, labels = batch
-            figures = self.gradient(images, labels, keys, size)
-            watch(self.model)  # some optimizers write into the gradient
-            self.optimizer.step()
-            if self.average:
-                self.average.take_in(self.average.next_weight())
-        self.schedule.step()
-        return figures
-
-    def capture(self, loader: Loader, accelerator: Accelerator) -> None:
-        """From now on replay the step as one graph of the device's; weights and state stay as they are.
-
-        The graph would not see a state that is loaded into the optimizer later: restore a run first. The seconds that
-        it takes are added to the gradient's `compile_s`.
-
-        Raises:
-            RuntimeError: the model does something that cannot be recorded; the step goes on as before.
-        """
-        from vitmnist.training.cuda_graph import CapturedStep
-
-        started, before, padding = time.perf_counter(), self.gradient.compile_s, self.gradient.padding
-        self.model.train()
-        self.gradient.padding = True
-        keys = next(self.gradient.preprocess.keys(loader.sampler, 0))
-        with closing(loader.epoch(0)) as batches:
-            batch = next(batches)
-        parts = (self.optimizer, self.average, batch, keys, loader.resident, accelerator)
-        try:
-            with self.gradient.random_state_kept():
-                self._captured = self.gradient.within_memory(lambda: CapturedStep(self.gradient, *parts))
-        except RuntimeError:
-            self.gradient.padding = padding
-            raise
-        self.gradient.compile_s = before + time.perf_counter() - started
-
-
-log = logging.getLogger(__name__)
-
-
-Result = TypeVar("Result")
-
-
-IGNORED = -100  # a label that cross_entropy leaves out: no loss, no gradient
-
-
-class Gradient:
-    """Leaves the gradient of a batch's mean loss in the model's parameters.
-
-    Whatever is chosen, it is the gradient of the whole batch: a short piece, or a short last batch, weighs as many
-    images as it has. It differs from that of one float32 pass by rounding alone: summed in another order, or
-    multiplied with fewer digits. For the articles' transformer the norm of the difference is below 1e-5 of the
-    gradient's norm with pieces and compiled, and below 2% with bf16 (`tests/test_training.py`). That does not hold of
-    models whose answer for an image depends on the others in its batch, as with batch normalisation, or that draw.
+    Whatever the options, the gradient is that of the mean loss of the whole batch in float32, but for rounding: sums in
+    another order, or products of fewer digits. For the articles' transformer the difference is below 1e-5 of the
+    gradient's norm with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This
+    does not hold for models whose output for an image depends on its batch (batch normalisation) or is random.
 
     Args:
-        model: gives logits `[B, classes]`.
-        preprocess: what happens to images before the model sees them.
-        batch_size: images in a batch; a last one may have fewer.
-        micro_batch: images at once, at most; pieces are as even as can be. None takes the batch whole. Where a CUDA
-            device runs out of memory, a number is halved, and the step begun again.
-        precision: of the products; weights, their gradient and the loss are float32 in any case. `tf32` rounds the
-            factors of matrix products to 10 bits on the GPU's tensor cores; `bf16` runs what bears it in bfloat16
-            (8 bits), by `torch.autocast`.
+        model: returns logits `[B, classes]`.
+        preprocess: applied to the images on the device.
+        batch_size: images per batch of this rank; the last batch may be smaller.
+        config: micro_batch is the most images that go through the model at once (None: the whole batch). precision is
+            that of the matrix products; weights, gradients and loss are float32. tf32 rounds the factors to 10 bits on
+            CUDA; bf16 runs the model under `torch.autocast`.
         label_smoothing: the share of each label that is spread over all classes (Szegedy et al., arXiv:1512.00567).
+        ema: average of the weights; None keeps none.
     """
 
     def __init__(
         self,
         model: nn.Module,
         preprocess: Preprocess,
+        optimizer: Optimizer,
+        schedule: LRScheduler,
         batch_size: int,
-        micro_batch: int | None = None,
-        precision: Precision = Precision.fp32,
+        config: StepConfig | None = None,
         label_smoothing: float = 0.0,
+        ema: EMA | None = None,
     ) -> None:
+        config = config or StepConfig()
         self.model, self.preprocess = model, preprocess
-        self.batch_size, self.micro_batch = batch_size, micro_batch
-        self.label_smoothing = label_smoothing
-        self.compile_s = 0.0
-        """Seconds that compiling took."""
-        self.padding = False
-        """Whether every piece must have the same shape, and a short one is filled up with images that do not count."""
+        self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = preprocess.mean.device
-        self.compiled = False
-        """Whether compiled code is at work."""
-        self._precision = precision
-        self._plain = _SumOfLosses(model, preprocess, precision, label_smoothing)
-        self._losses: nn.Module = self._plain
-        self._ranks = 1
+        # The fewest microbatches of at most micro_batch images, all of nearly the same size.
+        self.microbatch = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
+        self.on_gradients: Callable[[nn.Module], object] = lambda model: None
+        """Called with the model in each step, when it has its gradients."""
+        self.compile_s = 0.0
+        """Seconds spent on compilation and graph capture."""
+        self.pad = False
+        """Pad short microbatches with images that do not count, because compiled code and graphs need fixed shapes."""
+        self._graph: GraphedStep | None = None
+        self._eager = _ModelAndLoss(model, preprocess, config.precision, label_smoothing)
+        self._forward: nn.Module = self._eager  # or compiled, or wrapped by DDP
+        self._uses_tf32 = config.precision == Precision.tf32
+        self._world_size = 1
 
     @property
-    def piece(self) -> int:
-        """Images at once."""
-        pieces = math.ceil(self.batch_size / (self.micro_batch or self.batch_size))
-        return math.ceil(self.batch_size / pieces)
+    def eval_model(self) -> nn.Module:
+        """The model to evaluate and to keep: the average of the weights, if there is one."""
+        return self.ema.model if self.ema else self.model
 
-    def __call__(
-        self, images: Tensor, labels: Tensor, keys: Tensor | None = None, size: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The gradient of a batch; its mean loss, and how many of its images were classified rightly, on the device.
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterable[tuple[Inputs, Tensor | None]]:
+        """The arguments of a call for each batch of an epoch from batch `start` on."""
+        source = self._graph if self._graph and self._graph.gathers else loader
+        batches: Iterable[Inputs] = source.epoch(epoch, start)
+        if self._world_size > 1:
+            batches = _without_loss_where_not_valid(batches, loader.sampler, start)
+        return zip(batches, self.preprocess.keys(loader.sampler, epoch, start), strict=False)
+
+    def __call__(self, inputs: Inputs, keys: Tensor | None = None, size: int | None = None) -> tuple[Tensor, Tensor]:
+        """Train on a batch, without waiting for the device.
 
         Args:
-            images, labels: a batch as loaders deliver them.
-            keys: int64 `[B]`, what its augmentation is drawn from.
-            size: images of the whole batch, where this is one rank's part of it; the loss is that part's share.
+            inputs: images and labels, as `batches` gives them.
+            keys: int64 `[B]`, the random keys of the batch's augmentation.
+            size: images of the global batch, if other ranks have some of them.
 
-        Raises:
-            torch.OutOfMemoryError: the device has no memory for the piece, and it may not be halved.
+        Returns:
+            The batch's loss (this rank's share of the global mean), and its number of correct predictions.
         """
-        return self.within_memory(lambda: self.accumulate(images, labels, keys, size or len(labels)))
+        if self._graph:
+            loss, correct = self._graph.replay(inputs, keys)
+            self.on_gradients(self.model)
+        else:
+            images, labels = inputs
+            loss, correct = self.forward_backward(images, labels, keys, size or len(labels))
+            self.on_gradients(self.model)  # before the optimizer: SGD with Nesterov momentum writes into the gradients
+            self.optimizer.step()
+            if self.ema:
+                self.ema.update(self.ema.next_weight())
+        self.schedule.step()
+        return loss, correct
 
-    def within_memory(self, work: Callable[[], Result]) -> Result:
-        """Do `work`, with ever smaller pieces if the device has no memory for it; raises as a call does."""
-        halved = False
-        while True:
-            started = time.perf_counter()
-            try:
-                result = work()
-                if halved and self.compiled:
-                    synchronize(self.device)
-                    self.compile_s += time.perf_counter() - started
-                return result
-            except torch.OutOfMemoryError as error:
-                # Other ranks may have added up a part of this step's gradient already.
-                if self.micro_batch is None or self.piece == 1 or self._ranks > 1:
-                    raise
-                reason = str(error).splitlines()[0]
-            halved = True
-            # Outside of the handler: until it is left, the error keeps all that it was about to free.
-            self.model.zero_grad()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            self.micro_batch = math.ceil(self.piece / 2)
-            if self.compiled:
-                torch.compiler.reset()  # it is compiled anew for the new shape, and torch keeps few of them
-            log.warning("out of memory (%s); going on with trainer.micro_batch=%d", reason, self.micro_batch)
-
-    def accumulate(
+    def forward_backward(
         self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As a call, with the pieces as they are now.
+        """Leave the gradient of the sum of losses, divided by `size`, in the model's parameters.
 
-        Args:
-            size: how many of the images count, by which the sum of their losses is divided.
+        Returns:
+            That loss and the number of correct predictions.
         """
         self.model.zero_grad()
         total = torch.zeros((), device=self.device)
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
-        with self._matrix_products():
-            for start in range(0, len(labels), self.piece):
-                rows = slice(start, start + self.piece)
-                with self._kept_to_itself(rows.stop < len(labels)):
-                    losses, correct = self._losses(
-                        *self._filled_up(images[rows], labels[rows], None if keys is None else keys[rows])
-                    )
+        total_correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        with _tf32() if self._uses_tf32 else nullcontext():
+            for start in range(0, len(labels), self.microbatch):
+                rows = slice(start, start + self.microbatch)
+                parts = images[rows], labels[rows], None if keys is None else keys[rows]
+                if self.pad:
+                    parts = self._padded(*parts)
+                with self._without_all_reduce() if rows.stop < len(labels) else nullcontext():
+                    losses, correct = self._forward(*parts)
                     loss = losses / size
-                    # The ranks' gradients are averaged, and their sum is wanted.
-                    (loss * self._ranks).backward()
+                    # DDP averages the gradients over the ranks; their sum is the gradient of the global batch.
+                    (loss * self._world_size).backward()
                 total += loss.detach()
-                right += correct
-        return total, right
+                total_correct += correct
+        return total, total_correct
 
-    def compile(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> str | None:
-        """Compile preprocessing, model and loss together, forward and backward; why not, if that cannot be.
+    def compile(self, inputs: Inputs, keys: Tensor | None) -> None:
+        """Compile preprocessing, model and loss, forward and backward, with `torch.compile`.
 
-        A batch goes through a few times. Nothing stays of it but the seconds it took, in `compile_s`.
+        Nothing changes but `compile_s`: the gradients are dropped, the random generators restored.
+
+        Raises:
+            torch._dynamo.exc.TorchDynamoException: the model cannot be compiled; the step stays as it was.
         """
-        started, before = time.perf_counter(), self.compile_s
-        with self.random_state_kept():
-            # What libraries note at their first call, as einops does, would be found changed at the second, and
-            # compiled for anew.
-            self(images, labels, keys)
-        if not self.compiled:
-            torch.compiler.reset()  # of models before this one, as in a sweep: so many are kept and no more
-            self._losses = torch.compile(self._plain, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-            self.compiled = self.padding = True
-        try:
-            with self.random_state_kept():
-                for _ in range(2):
-                    self(images, labels, keys)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            self._losses = self._plain
-            self.compiled = self.padding = False
-            return _reason(error)
-        finally:
-            self.model.zero_grad()
-        self.compile_s = before + time.perf_counter() - started
-        return None
+        started = time.perf_counter()
+        images, labels = inputs
+        with self.preserved_generators():
+            # Eagerly first: what a library stores at its first call, as einops does, would cause a recompilation.
+            self.forward_backward(images, labels, keys, len(labels))
+            if self._forward is self._eager:
+                torch.compiler.reset()  # drop the code of earlier jobs of a sweep: torch keeps few versions
+                self._forward = torch.compile(self._eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+                self.pad = True
+            try:
+                for _ in range(2):  # the second call finds gradients where the first found none
+                    self.forward_backward(images, labels, keys, len(labels))
+            except Exception:
+                self._forward, self.pad = self._eager, False
+                raise
+            finally:
+                self.model.zero_grad()
+        self.compile_s += time.perf_counter() - started
 
     def distribute(self, world: SingleProcess) -> None:
-        """From now on a call leaves the gradient of the whole batch, of which each rank has a part.
+        """Let each step use the gradient of the global batch, of which each rank has a part."""
+        self._forward, self._world_size = world.wrap_ddp(self._forward), world.size
+        if self.ema:  # DDP has copied the weights of rank 0 into the model
+            self.ema.model.load_state_dict(self.model.state_dict())
 
-        torch's `DistributedDataParallel` adds the parts up while the backward pass goes on.
-        """
-        if world.size > 1:
-            self._losses, self._ranks = world.wrap_ddp(self._losses), world.size
+    def use_graph(self, graph: GraphedStep | None) -> None:
+        """Replay a captured CUDA graph in each step; None runs eagerly again."""
+        self._graph = graph
 
-    def random_state_kept(self) -> AbstractContextManager[None]:
-        """Within, what a model draws is drawn again afterwards."""
+    def preserved_generators(self) -> AbstractContextManager[None]:
+        """Restore torch's random generators on exit."""
         return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
-    def _kept_to_itself(self, more: bool) -> AbstractContextManager[object]:
-        """Whether the gradient of a piece waits for those of the pieces that follow, before it is added up."""
-        if isinstance(self._losses, DistributedDataParallel) and more:
-            return self._losses.no_sync()
-        return nullcontext()
+    def state_dict(self) -> dict[str, Any]:
+        """The state of model, optimizer, schedule and EMA."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "ema": self.ema.state_dict() if self.ema else None,
+        }
 
-    def _filled_up(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        missing = self.piece - len(labels)
-        if not self.padding or not missing:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`. A captured graph is dropped, because it refers to other tensors."""
+        self.use_graph(None)
+        self.model.load_state_dict(state["model"])
+        # How the optimizer computes is not part of its state, but decides on which device torch puts the state.
+        for group, own in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+            group.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        if self.ema:
+            self.ema.load_state_dict(state["ema"])
+
+    def _without_all_reduce(self) -> AbstractContextManager[object]:
+        """Skip DDP's all-reduce."""
+        return self._forward.no_sync() if isinstance(self._forward, DistributedDataParallel) else nullcontext()
+
+    def _padded(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        missing = self.microbatch - len(labels)
+        if not missing:
             return images, labels, keys
         return (
             torch.cat([images, images.new_zeros((missing, *images.shape[1:]))]),
@@ -294,40 +224,37 @@ class Gradient:
             None if keys is None else torch.cat([keys, keys.new_zeros(missing)]),
         )
 
-    def _matrix_products(self) -> AbstractContextManager[object]:
-        return _tf32() if self._precision == Precision.tf32 else nullcontext()
 
-
-class _SumOfLosses(nn.Module):
-    """From images to the sum of their losses, and the right answers: one module, to be compiled or distributed."""
+class _ModelAndLoss(nn.Module):
+    """From images to the sum of their losses and the correct predictions: one module, for compile and DDP."""
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
         super().__init__()
         self.model = model
-        self._preprocess = preprocess.forward  # no part of this module: ranks need not tell each other its constants
+        self._preprocess = preprocess.forward  # not a submodule: DDP would broadcast its constants in each step
         self._device_type = preprocess.mean.device.type
-        self._half, self._label_smoothing = precision == Precision.bf16, label_smoothing
+        self._uses_bf16, self._label_smoothing = precision == Precision.bf16, label_smoothing
 
     def forward(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         images = self._preprocess(images, keys)
-        with torch.autocast(self._device_type, torch.bfloat16) if self._half else nullcontext():
+        with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
             logits = self.model(images)
         loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=self._label_smoothing)
         return loss, (logits.detach().argmax(dim=1) == labels).sum()
 
 
+def _without_loss_where_not_valid(batches: Iterable[Inputs], sampler: EpochSampler, start: int) -> Iterator[Inputs]:
+    """Ignore the labels of a batch of which this rank has no valid image."""
+    for batch, (images, labels) in enumerate(batches, start):
+        yield images, labels if sampler.num_valid(batch) else torch.full_like(labels, IGNORED)
+
+
 @contextmanager
 def _tf32() -> Iterator[None]:
-    products = torch.backends.cuda.matmul  # torch lets convolutions use it anyway
-    before = products.fp32_precision
+    matmul = torch.backends.cuda.matmul  # convolutions use tf32 by default
+    before = matmul.fp32_precision
     try:
-        products.fp32_precision = "tf32"
+        matmul.fp32_precision = "tf32"
         yield
     finally:
-        products.fp32_precision = before
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error that says something."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)
+        matmul.fp32_precision = before

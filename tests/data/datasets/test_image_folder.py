@@ -76,9 +76,9 @@ def test_pictures_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Pat
     labels = load(folder).train.labels
     assert len(labels[:8].unique()) > 1
     assert torch.equal(load(folder, train_size=8).train.labels, labels[:8])
-    test_before = {path.name for path in load(folder).test.pictures().paths}
+    test_before = {path.name for path in load(folder).test.open_reader().paths}
     draw(folder / "eel" / "new.png", 7)
-    test_after = {path.name for path in load(folder).test.pictures().paths}
+    test_after = {path.name for path in load(folder).test.open_reader().paths}
     assert len(test_before & test_after) >= len(test_before) - 1
 
 
@@ -100,7 +100,7 @@ def test_pictures_are_decoded_again_only_when_they_change(folder: Path, caplog: 
         assert caplog.text.count("decoding once") == 2  # the training and the test part
         load(folder)
         assert caplog.text.count("decoding once") == 2
-        changed = before.train.pictures().paths[0]
+        changed = before.train.open_reader().paths[0]
         draw(changed, 999)
         after = load(folder)
     assert caplog.text.count("decoding once") == 3
@@ -125,7 +125,7 @@ def test_an_unreadable_picture_is_named_or_skipped_and_counted(
     assert len(pets.train) + len(pets.test) == 29
     assert "1 pictures cannot be read and are left out" in caplog.text
     for split in (pets.train, pets.test):
-        pictures = split.pictures()
+        pictures = split.open_reader()
         assert len(pictures.paths) == len(split)
         assert broken not in pictures.paths
         for index, label in enumerate(split.labels.tolist()):
@@ -321,7 +321,7 @@ def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(
         "epochs=1",
     )
     assert train_here(*arguments).returncode == 0
-    changed = load(folder).train.pictures().paths[0]
+    changed = load(folder).train.open_reader().paths[0]
     times = changed.stat()
     changed.write_bytes(bytes(times.st_size))
     os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # unseen where only the decoded pictures are read
@@ -362,6 +362,7 @@ def test_what_could_not_be_read_for_a_while_is_read_again(folder: Path, monkeypa
 
     with monkeypatch.context() as patched:
         patched.setattr(image_folder, "read_picture", forbidden)
+        patched.setattr(image_folder.os, "access", lambda path, mode: path.name != "3.png")
         with pytest.raises(DataError, match="Permission denied"):
             load(folder)
     assert load(folder).skipped == 0

@@ -27,20 +27,20 @@ def kmnist(root: Path, **sizes: int) -> Dataset:
 
 def test_the_bundled_mnist_is_the_one_torchvision_downloads(tmp_path: Path) -> None:
     """Same MD5 as torchvision checks, same arrays as torchvision reads."""
-    mnist = load_dataset("mnist", root=str(tmp_path))
+    dataset = load_dataset("mnist", root=str(tmp_path))
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name, md5 in torchvision_datasets.MNIST.resources:
         packed = mnist.BUNDLED_MNIST / name
         assert IdxFile(packed, f"md5:{md5}", raw).read().dtype == torch.uint8
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed.read_bytes()))
-    for split, is_train in ((mnist.train, True), (mnist.test, False)):
+    for split, is_train in ((dataset.train, True), (dataset.test, False)):
         reference = torchvision_datasets.MNIST(str(tmp_path), train=is_train)
         assert torch.equal(split.images[:, 0], reference.data)
         assert torch.equal(split.labels, reference.targets)
-    assert (len(mnist.train), len(mnist.test)) == (60_000, 10_000)
+    assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
     # The constants of every MNIST tutorial.
-    assert (round(mnist.train.mean[0], 4), round(mnist.train.std[0], 4)) == (0.1307, 0.3081)
+    assert (round(dataset.train.mean[0], 4), round(dataset.train.std[0], 4)) == (0.1307, 0.3081)
 
 
 def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
@@ -144,13 +144,13 @@ def test_any_bytes_are_an_idx_file_or_a_clean_error(content: bytes) -> None:
 def test_unpacking_is_verified_and_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name = FILES[3]
     packed = IdxFile(mnist.BUNDLED_MNIST / f"{name}.gz", None, tmp_path / "deep" / name)
-    path = packed.on_disk()
+    path = packed.unpack()
     whole = path.read_bytes()
     assert torch.equal(parse_idx(whole, path), packed.read())
     untouched = path.stat().st_mtime_ns
-    assert packed.on_disk().stat().st_mtime_ns == untouched
+    assert packed.unpack().stat().st_mtime_ns == untouched
     path.write_bytes(whole[:-1] + b"\x0b")
-    assert packed.on_disk().read_bytes() == whole
+    assert packed.unpack().read_bytes() == whole
     assert "was damaged and is unpacked again" in caplog.text
     assert [file.name for file in path.parent.iterdir()] == [name]
 
@@ -159,7 +159,7 @@ def test_what_the_user_keeps_in_the_root_is_not_written_to(tmp_path: Path) -> No
     mine = tmp_path / "MNIST" / "raw" / FILES[3]
     mine.parent.mkdir(parents=True)
     mine.write_text("my own variant")
-    path = load_dataset("mnist", root=str(tmp_path)).test.pictures().path
+    path = load_dataset("mnist", root=str(tmp_path)).test.open_reader().path
     assert path.is_relative_to(tmp_path / mnist.UNPACKED)
     assert mine.read_text() == "my own variant"
 
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     packed = IdxFile(mnist.BUNDLED_MNIST / f"{FILES[3]}.gz", None, tmp_path / "file" / "raw" / FILES[3])
     with pytest.raises(DataError, match=r"cannot unpack .*data\.root=FOLDER"):
-        packed.on_disk()
+        packed.unpack()
 
 
 def test_statistics_are_those_of_the_definition() -> None:
@@ -199,7 +199,7 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
     assert statistics != (tiny.train.mean, tiny.train.std)
     assert len({*apart.sha256().values(), *tiny.sha256().values()}) == 4 + 4
     for split in (apart.train, apart.test):
-        pictures = split.pictures()
+        pictures = split.open_reader()
         for index in (0, len(split) - 1):
             assert torch.equal(pil_to_tensor(pictures[index]), split.images[index])
 

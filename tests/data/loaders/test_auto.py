@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 import time
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import Train, result_of
-from vitmnist import load_dataset, make_loader
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.decoding import SharedSamples
+from vitmnist import make_loader
 from vitmnist.data.loaders import LOADERS, Loader, auto
 from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
 from vitmnist.data.loaders.base import Batches
@@ -230,18 +227,6 @@ def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.Monkey
         assert free_memory(CPU).host > 2**20
 
 
-def test_without_a_model_the_table_is_printed(
-    tiny: Dataset, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    candidates = {"ram": {"name": "ram"}, "gpu_slice": {"name": "gpu_slice"}}
-    with make_loader("auto", tiny.train, batch_size=5, device="cpu", seed=0, candidates=candidates) as loader:
-        assert len(list(loader.epoch(0))) == 5
-    assert re.search(
-        r"candidate +set-up, s +epoch, s +range\n.*\n.*\nchosen: (ram|gpu_slice), ",
-        capsys.readouterr().err,
-    )
-
-
 def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root: Path, tmp_path: Path) -> None:
     common = ("data/dataset=kmnist", f"data.root={tiny_root}", "epochs=1", "batch_size=4")
     ended = train_here("data/loader=auto", "data.loader.candidates.disk.num_workers=0", *common)
@@ -259,21 +244,6 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root
     losses = [result_of(folder)["epochs"][0] for folder in (automatic, by_hand)]
     assert losses[0]["train_loss"] == losses[1]["train_loss"]
     assert losses[0]["eval_loss"] == losses[1]["eval_loss"]
-
-
-def test_a_run_on_too_little_memory_names_what_would_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pictures of a folder are mapped; `ram` would copy them."""
-    from tests.data.datasets.test_image_folder import draw
-
-    for number in range(10):
-        draw(tmp_path / "pictures" / "only" / f"{number}.png", number)
-    pets = load_dataset("image_folder", root=str(tmp_path / "root"), path=str(tmp_path / "pictures"))
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
-    with pytest.raises(DoesNotFitError, match="data/loader=cache or data/loader=disk would work"):
-        make_loader("ram", pets.train, batch_size=2, device="cpu", seed=0)
-    for name in ("cache", "disk"):
-        with make_loader(name, pets.train, batch_size=2, device="cpu", seed=0) as loader:
-            next(loader.epoch(0))
 
 
 @pytest.mark.parametrize(("waited", "advised"), [(3.0, True), (0.5, False)])
@@ -317,14 +287,6 @@ def test_the_test_sets_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert choose(options, MAPPED, ORDER, CPU, also=[(MAPPED, ORDER)]).name == "cache"
 
 
-def test_candidates_may_be_names(capsys: pytest.CaptureFixture[str]) -> None:
-    for candidates in (["ram", "gpu_slice"], {"a": "ram", "b": {"name": "disk", "num_workers": 0}}):
-        with make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates=candidates) as loader:
-            assert len(list(loader.epoch(0))) == 5
-    with pytest.raises(ConfigError, match=r"candidates\.a=5: must be a loader's name, or a dict"):
-        make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates={"a": 5})
-
-
 def test_differences_within_the_noise_are_called_that() -> None:
     """Two loaders whose blocks take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
     durations = {"noisy": [2.0, 1.0, 3.0, 1.0, 3.0, 2.0], "also": [3.0, 2.0, 4.0, 2.0, 4.0, 3.0], "slow": [9.0] * 6}
@@ -337,7 +299,7 @@ def test_differences_within_the_noise_are_called_that() -> None:
     options = AutoOptions(candidates={label: complete("ram") for label in durations}, batches=5, worker_counts=[])
     choice = choose(options, ARRAYS, ORDER, CPU, new_trial=new_trial)
     assert (choice.name, choice.model_alone_s) == ("noisy", 0.0)
-    assert choice.reason.endswith("the least; within the noise of it: also")
+    assert choice.reason.endswith("the least; within noise of it: also")
     assert [(row.epoch_s_low, row.epoch_s_high) for row in choice.candidates[:2]] == [(12.0, 36.0), (24.0, 48.0)]
 
 
@@ -346,7 +308,7 @@ def test_differences_within_the_noise_are_called_that() -> None:
     [
         # Samples that wait for something: twice as many workers take half of the time, up to 32.
         (None, lambda workers: 8 / min(workers or 0.5, 32), [0, 4, 8, 16, 32, 64]),
-        # Samples that compute: four cores are all that there is.
+        # Samples that compute on four cores.
         (None, lambda workers: 8 / min(workers or 1, 4), [0, 4, 8]),
         ([3, 5], lambda workers: 8 / (workers or 1), [3, 5]),
         ([], lambda workers: 1.0, []),
@@ -356,54 +318,32 @@ def test_more_workers_are_tried_as_long_as_that_pays(
     asked: list[int] | None, seconds: object, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto.os, "sched_getaffinity", lambda process: range(4))
-    candidates = {"disk": complete("disk")}
-    found = []
 
-    def timed(name: str, values: dict) -> Candidate:
-        found.append(values["num_workers"])
+    def timed(bench: auto.Bench, name: str, values: dict) -> Candidate:
         return Candidate(name, epoch_s=seconds(values["num_workers"]))
 
-    rows = [Candidate("disk", epoch_s=seconds(2))]
-    rows += auto._with_more_workers(AutoOptions(worker_counts=asked), candidates, rows, timed)
-    assert found == tried
-    assert [row.name for row in rows[1:]] == [f"disk, {workers} workers" for workers in tried]
-    assert all(candidates[row.name]["name"] == "disk" for row in rows)
+    monkeypatch.setattr(auto.Bench, "time_loader", timed)
+    choice = choose(AutoOptions(worker_counts=asked, candidates={"disk": complete("disk")}), ARRAYS, ORDER, CPU)
+    assert [row.name for row in choice.candidates] == ["disk", *(f"disk, {workers} workers" for workers in tried)]
+    assert choice.values["name"] == "disk"
 
 
-def test_more_workers_are_not_tried_where_nothing_waits() -> None:
-    rows = [Candidate("ram", epoch_s=1.0, data_wait_s=0.01), Candidate("disk", epoch_s=1.2, data_wait_s=0.3)]
-    candidates = {name: complete(name) for name in ("ram", "disk")}
-    assert not list(auto._with_more_workers(AutoOptions(), candidates, rows, pytest.fail))
+def test_more_workers_are_not_tried_where_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"ram": Candidate("ram", epoch_s=1.0, data_wait_s=0.01), "disk": Candidate("disk", epoch_s=1.2)}
+    monkeypatch.setattr(auto.Bench, "time_loader", lambda bench, name, values: rows[name])
+    choice = choose(AutoOptions(candidates={name: complete(name) for name in rows}), ARRAYS, ORDER, CPU)
+    assert choice.candidates == list(rows.values())
 
 
-class Counted(torch.utils.data.Dataset):
-    """Says how often it is read in this process."""
-
-    def __init__(self) -> None:
-        self.reads = 0
-
-    def __len__(self) -> int:
-        return 600
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.reads += 1
-        return torch.full((3,), index), index
-
-
-def test_what_one_candidate_decodes_the_others_use(tmp_path: Path) -> None:
-    data = Counted()
-    candidates = {"ram": "ram", "cache": {"name": "cache", "folder": str(tmp_path)}}
-    with make_loader("auto", data, batch_size=100, device="cpu", seed=0, candidates=candidates) as loader:
-        assert sorted(torch.cat([labels for _, labels in loader.epoch(0)]).tolist()) == list(range(600))
-    # Once each, 32 twice to see that they are not random, and one for its size whenever memory is checked.
-    assert data.reads <= 600 + 64 + 3
-
-
-def test_a_candidate_sees_the_attributes_of_the_data_set() -> None:
-    shared = pickle.loads(pickle.dumps(SharedSamples(Counted(), 0)))
-    assert shared.reads == 0
-    with pytest.raises(AttributeError, match="targets"):
-        _ = shared.targets
+def test_candidates_may_be_names(capsys: pytest.CaptureFixture[str]) -> None:
+    common = {"batch_size": 5, "device": "cpu", "seed": 0}
+    for candidates in (None, ["ram", "gpu_slice"], {"a": "ram", "b": {"name": "disk", "num_workers": 0}}):
+        given = {"candidates": candidates} if candidates else {}
+        with make_loader("auto", ARRAYS, **common, **given, batches=3, worker_counts=[]) as loader:
+            assert len(list(loader.epoch(0))) == 5
+        assert re.search(r"candidate +set-up, s +epoch, s +range\n(.*\n)+chosen: ", capsys.readouterr().err)
+    with pytest.raises(ConfigError, match=r"candidates\.a=5: must be a loader's name, or a dict"):
+        make_loader("auto", ARRAYS, **common, candidates={"a": 5})
 
 
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:

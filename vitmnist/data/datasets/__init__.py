@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.datasets import image_folder, mnist  # noqa: F401  # they register what they define
+from vitmnist.data.datasets import image_folder, mnist  # noqa: F401  # imported to be registered
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
@@ -25,7 +25,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Data
 
     Args:
         name: mnist, fashion_mnist, kmnist, image_folder.
-        root: the folder for what is downloaded, unpacked or cached; `~` is the home folder.
+        root: the folder for downloaded, unpacked and cached files; `~` is the home folder.
         options: the keys of the set's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
 
     Raises:
@@ -35,8 +35,15 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Data
     return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
 
 
-def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
-    """The data set that a configuration chooses by `values["name"]`; raises as `load_dataset` does."""
+def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None, verify: bool = True) -> Dataset:
+    """The data set that a configuration chooses by `values["name"]`; raises as `load_dataset`.
+
+    Args:
+        key: where `values` are in the configuration, if not at `data.dataset`.
+        verify: false where another process of this machine has just verified the same files.
+    """
+    if not verify and "verify_cache" in values:
+        values = {**values, "verify_cache": False}
     try:
         return DATASETS.build(values, Path(root).expanduser(), key=key)
     except OSError as error:

@@ -1,14 +1,14 @@
-"""What a data set is: two splits of images and labels, and how to find a picture of them on disk."""
+"""What a data set is: a training and a test split of images and labels, and how to read single images from disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from PIL import Image
+from torch.utils.data import Subset
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.tensors import TensorSet, channel_statistics, digest
@@ -19,7 +19,7 @@ EVAL_FILES = "eval_files.txt"  # in a run's folder: the files that it was evalua
 
 
 class ImageReader(Protocol):
-    """The pictures of a split on disk, one by one; can be sent to another process."""
+    """Reads the images of a split from disk, one by one; can be pickled."""
 
     def __getitem__(self, index: int) -> Image.Image: ...
 
@@ -31,35 +31,35 @@ class Split(TensorSet):
     Args:
         images: uint8 `[N, C, H, W]`.
         labels: int64 `[N]`.
-        mean: per channel, of the images that are trained on, scaled to 0…1.
+        mean: per channel, of the training images, scaled to 0…1.
         std: per channel, likewise; population standard deviation.
         classes: the name of each label.
-        pictures: opens the pictures on disk, for a loader that reads them one by one; picture i is `images[i]`.
-        sha256: checksum of `images`, where it is known already.
-        files: the file of each image, relative to the folder of the data set; None where images have no files.
+        open_reader: opens the images on disk, for a loader that reads them one by one; image i is `images[i]`.
+        sha256: checksum of `images`, if it is already known.
+        files: the file of each image, relative to the folder of the data set; None if images have no files.
 
     Raises:
-        DataError: another dtype or shape than these, or a label that is no class.
+        DataError: another dtype or shape, or a label without a class.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
     _: KW_ONLY
-    pictures: Callable[[], ImageReader] | None = None
+    open_reader: Callable[[], ImageReader] | None = None
     sha256: str | None = None
     files: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, array, dtype, dim in (
+        for name, tensor, dtype, dim in (
             ("images", self.images, torch.uint8, 4),
             ("labels", self.labels, torch.int64, 1),
         ):
-            if array.dtype != dtype or array.dim() != dim:
+            if tensor.dtype != dtype or tensor.dim() != dim:
                 raise DataError(
                     f"{name}: must be {dtype} with {dim} dimension{'s' if dim > 1 else ''}, "
-                    f"found {array.dtype} {list(array.shape)}"
+                    f"found {tensor.dtype} {list(tensor.shape)}"
                 )
         outside = (self.labels < 0) | (self.labels >= len(self.classes))
         if outside.any():
@@ -69,40 +69,31 @@ class Split(TensorSet):
                 f"label {index} is {int(self.labels[index])}"
             )
 
-    def part(self, span: slice) -> Split:
-        """The images of a span, as views."""
-        start, stop, _ = span.indices(len(self))
-        whole = (start, stop) == (0, len(self))
-        return replace(
-            self,
-            images=self.images[span],
-            labels=self.labels[span],
-            pictures=partial(OffsetImageReader, self.pictures, start) if self.pictures and start else self.pictures,
-            sha256=self.sha256 if whole else None,
-            files=self.files[span] if self.files else None,
-        )
+    def part(self, span: slice, **changes: Any) -> Split:
+        """The images of a span, as views; `changes` replace other fields."""
+        rows = range(len(self))[span]
+        reader = self.open_reader
+        parts = {
+            "images": self.images[span],
+            "labels": self.labels[span],
+            "open_reader": (lambda: Subset(cast(Any, reader()), rows)) if reader and rows.start else reader,
+            "sha256": self.sha256 if len(rows) == len(self) else None,
+            "files": self.files[span] if self.files else None,
+        }
+        return replace(self, **{**parts, **changes})
 
     def name(self, index: int) -> str | int:
-        """The file of an image, or its index where it has none."""
+        """The file of an image, or its index if it has none."""
         return self.files[index] if self.files else index
-
-
-class OffsetImageReader:
-    """The pictures from `start` on; can be sent to another process."""
-
-    def __init__(self, opens: Callable[[], ImageReader], start: int) -> None:
-        self._pictures, self._start = opens(), start
-
-    def __getitem__(self, index: int) -> Image.Image:
-        return self._pictures[self._start + index]
 
 
 @dataclass(frozen=True)
 class Dataset:
     """A training and a test split of the same classes and image shape.
 
-    `skipped` counts pictures that could not be read and were left out because the user allowed it. `eval_split` says
-    what `test` is: "test", or "held-out" of the training images.
+    Args:
+        skipped: unreadable images that were left out because the user allowed it.
+        eval_split: what `test` is: "test", or "held-out" from the training images.
     """
 
     name: str
@@ -112,11 +103,11 @@ class Dataset:
     eval_split: str = "test"
 
     def evaluated_on(self) -> str:
-        """The split that a model is evaluated on, for people."""
+        """A description of the split that a model is evaluated on."""
         return f"{self.eval_split} split, {len(self.test):,} images"
 
     def sha256(self) -> dict[str, str]:
-        """A checksum for each array: what a run was really trained on."""
+        """A checksum of each tensor, which identifies what a run was trained on."""
         return {
             "train_images": self.train.sha256 or digest(self.train.images),
             "train_labels": digest(self.train.labels),
@@ -125,45 +116,43 @@ class Dataset:
         }
 
     def held_out(self, size: int) -> Dataset:
-        """The last `size` training images in place of the test split, to judge by; the others to train on.
+        """Replace the test split by the last `size` training images, and train on the others.
 
-        The channel statistics become those of the images to train on.
+        The channel statistics become those of the remaining training images.
 
         Raises:
-            ConfigError: nothing would be left to train on.
+            ConfigError: no image would be left to train on.
         """
         left = len(self.train) - size
         if left < 1:
             raise ConfigError(f"data.holdout={size}: the set has {len(self.train)} training images; leave some of them")
-        train, test = self.train.part(slice(left)), self.train.part(slice(left, None))
-        mean, std = channel_statistics(train.images)
+        mean, std = channel_statistics(self.train.images[:left])
         return replace(
             self,
-            train=replace(train, mean=mean, std=std),
-            test=replace(test, mean=mean, std=std),
+            train=self.train.part(slice(left), mean=mean, std=std),
+            test=self.train.part(slice(left, None), mean=mean, std=std),
             eval_split="held-out",
         )
 
 
 DATASETS: Registry[Dataset] = Registry("data/dataset")
-"""Options that determine the shape of the images have it as `shape`, `[C, H, W]`; a model that does not fit is then
-refused before anything is read."""
+"""Functions of (options, root) that return a `Dataset`.
+
+Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
+Options with `verify_cache` skip the checksums of large files when it is false.
+"""
 
 
 @dataclass
-class Sizes:
+class SizeOptions:
     """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
 
     train_size: int | None = bounded(None, at_least=1)
     test_size: int | None = bounded(None, at_least=1)
 
-
-def first(key: str, size: int | None, available: int) -> slice:
-    """The slice that takes the first `size` of a split's images, all if it is None.
-
-    Raises:
-        ConfigError: there are not as many; names `data.dataset.KEY`.
-    """
-    if size is not None and size > available:
-        raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
-    return slice(size)
+    def spans(self, train: int, test: int) -> tuple[slice, slice]:
+        """The slices of splits of `train` and `test` images; raises `ConfigError` if there are fewer than asked for."""
+        for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
+            if size is not None and size > available:
+                raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
+        return slice(self.train_size), slice(self.test_size)

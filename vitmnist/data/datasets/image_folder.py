@@ -1,4 +1,4 @@
-"""A folder of one's own pictures, a subfolder per class."""
+"""A folder of images, with a subfolder per class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,26 +17,28 @@ import torch
 from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor
-from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.datasets.base import DATASETS, Dataset, Sizes, Split, first
-from vitmnist.data.decoded_cache import Cached, decode_once, forget
-from vitmnist.data.image_io import ENDINGS, Mode, is_colour, read_picture
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
+from vitmnist.data.decoded_cache import CacheEntry, decode_once
+from vitmnist.data.image_io import EXTENSIONS, Mode, is_colour, list_images, read_picture
 from vitmnist.data.tensors import TensorSet, channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-CACHE = "vitmnist-cache"
+CACHE = "vitmnist-cache"  # below data.root
 TEST_NAMES = ("test", "val", "valid", "validation")
-SHOWN = 5  # so many names in a message
-LOOKED_AT = 100  # so many pictures are looked at for colour
+SHOWN_NAMES = 5  # in a message
+COLOUR_SAMPLES = 100  # training images checked for colour
+
+Samples = list[tuple[Path, int]]
+"""Files with their labels, in the order of the split."""
 
 
 @dataclass
-class ImageFolderOptions(Sizes):
+class ImageFolderOptions(SizeOptions):
     """See `conf/data/dataset/image_folder.yaml`."""
 
     path: str = MISSING
@@ -53,16 +54,8 @@ class ImageFolderOptions(Sizes):
         return (1 if self.mode == Mode.grey else 3), self.size, self.size
 
 
-@dataclass(frozen=True)
-class Listed:
-    """The pictures of a split as files, in the split's order, with their labels."""
-
-    paths: list[Path]
-    labels: list[int]
-
-
 class FolderImageReader:
-    """Picture i of a list of files, resized and converted."""
+    """Reads image i of a list of files, resized and converted."""
 
     def __init__(self, paths: list[Path], size: int, mode: Mode) -> None:
         self.paths, self.size, self.mode = paths, size, mode
@@ -73,210 +66,171 @@ class FolderImageReader:
 
 @DATASETS.register("image_folder", ImageFolderOptions)
 def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
-    """Pictures in `path/CLASS/`, or in `path/train/CLASS/` and `path/test/CLASS/`, decoded once into `root`.
+    """Images in `path/CLASS/`, or in `path/train/CLASS/` and `path/test/CLASS/`, decoded once into `root`.
 
-    Within a split the pictures stand in an order drawn from their names, which mixes the classes and stays as it is
-    when pictures are added. Without a folder `test`, the same draw takes `test_share` of each class for the test.
+    Within a split the images are ordered by a hash of their names, which mixes the classes and stays the same when
+    images are added. Without a folder `test`, the first `test_share` of each class in this order are the test split.
 
     Raises:
         ConfigError: `path` is no such folder, or a size is larger than its split.
-        DataError: classes without pictures, or pictures that cannot be read, if they are not to be skipped; names them.
+        DataError: classes without images, or unreadable images that are not to be skipped; names them.
     """
     folder = Path(options.path).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    classes, train_files, test_files = _find(folder, options)
-    train, train_paths = _decode(folder, train_files, options, root)
-    test, test_paths = _decode(folder, test_files, options, root)
-    left_out = sorted({*train_files.paths, *test_files.paths} - {*train_paths, *test_paths})
+    classes, train_samples, test_samples = _find_samples(folder, options)
+    options.spans(len(train_samples), len(test_samples))  # refused before anything is decoded
+    train, train_paths = _decode(folder, train_samples, options, root)
+    test, test_paths = _decode(folder, test_samples, options, root)
+    left_out = sorted({path for path, _ in train_samples + test_samples} - {*train_paths, *test_paths})
     log.info(
         "%s: %d training and %d test pictures of %d classes: %s",
-        *(folder, len(train_paths), len(test_paths), len(classes), _some(classes)),
+        *(folder, len(train_paths), len(test_paths), len(classes), _shorten(classes)),
     )
     if left_out:
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(left_out), _some(left_out))
-    if colour := train.notes.get("colour"):
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(left_out), _shorten(left_out))
+    if coloured := train.notes.get("coloured"):
         log.warning(
             "%s: %d of the first %d training pictures are in colour, which data.dataset.mode=grey drops; "
             "data.dataset.mode=rgb keeps it",
-            *(folder, colour, min(LOOKED_AT, len(train_paths))),
+            *(folder, coloured, min(COLOUR_SAMPLES, len(train_paths))),
         )
-    take_train = first("train_size", options.train_size, len(train_paths))
-    take_test = first("test_size", options.test_size, len(test_paths))
+    train_span, test_span = options.spans(len(train_paths), len(test_paths))
     mean, std = tuple(train.notes["mean"]), tuple(train.notes["std"])
     if options.train_size:
-        mean, std = channel_statistics(train.arrays.images[take_train])
+        mean, std = channel_statistics(train.tensors.images[train_span])
 
-    def split(cached: Cached, paths: list[Path], take: slice) -> Split:
-        images, labels = cached.arrays.images[take], cached.arrays.labels[take]
-        whole = len(images) == len(cached.arrays)
-        pictures = partial(FolderImageReader, paths, options.size, options.mode)
-        files = [str(path.relative_to(folder)) for path in paths[take]]
+    def split(entry: CacheEntry, paths: list[Path], span: slice) -> Split:
         return Split(
-            images, labels, mean, std, tuple(classes),
-            mapped=True, pictures=pictures, sha256=cached.sha256 if whole else None, files=files,
-        )  # fmt: skip
+            entry.tensors.images, entry.tensors.labels, mean, std, tuple(classes),
+            mapped=True, sha256=entry.sha256, files=[str(path.relative_to(folder)) for path in paths],
+            open_reader=partial(FolderImageReader, paths, options.size, options.mode),
+        ).part(span)  # fmt: skip
 
     return Dataset(
         folder.resolve().name,
-        train=split(train, train_paths, take_train),
-        test=split(test, test_paths, take_test),
+        train=split(train, train_paths, train_span),
+        test=split(test, test_paths, test_span),
         skipped=len(left_out),
     )
 
 
-def _find(folder: Path, options: ImageFolderOptions) -> tuple[list[str], Listed, Listed]:
-    """The classes, and the training and the test pictures."""
-    named = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
-    train_folder = named.get("train")
-    test_folder = next((named[name] for name in TEST_NAMES if name in named), None)
-    for place, other, wanted in (
+def _find_samples(folder: Path, options: ImageFolderOptions) -> tuple[list[str], Samples, Samples]:
+    """The classes, and the training and test samples."""
+    subfolders = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
+    train_folder = subfolders.get("train")
+    test_folder = next((subfolders[name] for name in TEST_NAMES if name in subfolders), None)
+    for place, other, missing in (
         (train_folder, test_folder, " or ".join(TEST_NAMES)),
         (test_folder, train_folder, "train"),
     ):
         if place and not other and any(path.is_dir() for path in place.iterdir()):
             raise ConfigError(
-                f"data.dataset.path={options.path}: has a folder {place.name} with classes, but no {wanted}"
+                f"data.dataset.path={options.path}: has a folder {place.name} with classes, but no {missing}"
             )
-    if train_folder and test_folder:
-        classes, train = _list(train_folder, options)
-        test_classes, test = _list(test_folder, options)
-        if classes != test_classes:
-            raise DataError(f"{train_folder} and {test_folder} differ in their classes: {classes}, {test_classes}")
-    else:
-        classes, files = _list(folder, options)
-        train, test = _divide(files, options.test_share)
-        if not train.paths or not test.paths:
+    if not train_folder or not test_folder:
+        files = _list_classes(folder, options)
+        classes = [name for name, paths in files.items() if paths]
+        # At least one image of each class stays for training.
+        counts = [min(round(len(files[name]) * options.test_share), len(files[name]) - 1) for name in classes]
+        test = _labelled(folder, [files[name][:count] for name, count in zip(classes, counts, strict=True)])
+        train = _labelled(folder, [files[name][count:] for name, count in zip(classes, counts, strict=True)])
+        if not test:
             raise DataError(f"{folder}: too few pictures to take {options.test_share:g} of each class for the test")
-    first("train_size", options.train_size, len(train.paths))  # refused before anything is decoded
-    first("test_size", options.test_size, len(test.paths))
-    kept = sorted(set(train.labels))
-    if only_tested := [classes[label] for label in sorted(set(test.labels) - set(kept))]:
-        raise DataError(f"{test_folder}: has pictures of {_some(only_tested)}, but there are none to train on")
-    numbers = {label: number for number, label in enumerate(kept)}
-    train, test = (Listed(files.paths, [numbers[label] for label in files.labels]) for files in (train, test))
-    return [classes[label] for label in kept], train, test
+        return classes, train, test
+    train_files, test_files = _list_classes(train_folder, options), _list_classes(test_folder, options)
+    if list(train_files) != list(test_files):
+        raise DataError(
+            f"{train_folder} and {test_folder} differ in their classes: {list(train_files)}, {list(test_files)}"
+        )
+    classes = [name for name, paths in train_files.items() if paths]
+    if only_tested := [name for name, paths in test_files.items() if paths and name not in classes]:
+        raise DataError(f"{test_folder}: has pictures of {_shorten(only_tested)}, but there are none to train on")
+    train = _labelled(train_folder, [train_files[name] for name in classes])
+    return classes, train, _labelled(test_folder, [test_files[name] for name in classes])
 
 
-class VisibleFolder(ImageFolder):  # type: ignore[misc]
-    """Torchvision's data set without the folders that begin with a dot."""
-
-    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """The classes, sorted, and their labels."""
-        names = sorted(path.name for path in Path(directory).iterdir() if path.is_dir() and path.name[0] != ".")
-        if not names:
-            raise FileNotFoundError("holds no folder of a class")
-        return names, {name: label for label, name in enumerate(names)}
-
-
-def _list(folder: Path, options: ImageFolderOptions) -> tuple[list[str], Listed]:
-    """The class folders and the pictures of a folder, in an order drawn from the pictures' names."""
-    try:
-        found = VisibleFolder(str(folder), allow_empty=True)
-    except FileNotFoundError as error:
-        raise DataError(f"{folder}: {error}; pictures are expected in {folder}/CLASS/") from error
-    filled = set(found.targets)
-    if not filled:
-        raise DataError(f"{folder}: no picture in any of its {len(found.classes)} class folders ({', '.join(ENDINGS)})")
-    if empty := [name for label, name in enumerate(found.classes) if label not in filled]:
-        message = f"{folder}: no picture in {len(empty)} of its {len(found.classes)} class folders: {_some(empty)}"
+def _list_classes(folder: Path, options: ImageFolderOptions) -> dict[str, list[Path]]:
+    """The images of each class in `folder`, by the sorted names of the class folders, in the order of their hashes."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
+        raise DataError(f"{folder}: holds no folder of a class; pictures are expected in {folder}/CLASS/")
+    # The same file may be linked twice: it must not be in both the training and the test split.
+    unique = {os.path.realpath(path): path for name in reversed(names) for path in reversed(list_images(folder / name))}
+    files: dict[str, list[Path]] = {name: [] for name in names}
+    for path in sorted(unique.values(), key=partial(_hash, folder)):
+        files[path.relative_to(folder).parts[0]].append(path)
+    if not unique:
+        raise DataError(f"{folder}: no picture in any of its {len(names)} class folders ({', '.join(EXTENSIONS)})")
+    if empty := [name for name in names if not files[name]]:
+        message = f"{folder}: no picture in {len(empty)} of its {len(names)} class folders: {_shorten(empty)}"
         if not options.skip_unreadable:
             raise DataError(f"{message}; remove them, or type data.dataset.skip_unreadable=true to leave them out")
         log.warning("%s; left out", message)
-    # A link may lead to a picture that is listed already: it must not stand in the training and in the test part.
-    once = {os.path.realpath(path): (path, label) for path, label in reversed(found.samples)}
-    drawn = sorted(
-        (hashlib.sha256(os.fsencode(Path(path).relative_to(folder))).digest(), path, label)
-        for path, label in once.values()
-    )
-    return found.classes, Listed([Path(path) for _, path, _ in drawn], [label for *_, label in drawn])
+    return files
 
 
-def _divide(files: Listed, test_share: float) -> tuple[Listed, Listed]:
-    """The training and the test part, the same share of each class."""
-    taken = dict.fromkeys(files.labels, 0)
-    # One of each class stays for training, however few there are.
-    wanted = {label: min(round(count * test_share), count - 1) for label, count in Counter(files.labels).items()}
-    train, test = Listed([], []), Listed([], [])
-    for path, label in zip(files.paths, files.labels, strict=True):
-        part = test if taken[label] < wanted[label] else train
-        taken[label] += 1
-        part.paths.append(path)
-        part.labels.append(label)
-    return train, test
+def _labelled(folder: Path, files: list[list[Path]]) -> Samples:
+    """The files of all classes with their labels, in the order of their hashes."""
+    samples = [(path, label) for label, paths in enumerate(files) for path in paths]
+    return sorted(samples, key=lambda sample: _hash(folder, sample[0]))
 
 
-def _decode(folder: Path, files: Listed, options: ImageFolderOptions, root: Path) -> tuple[Cached, list[Path]]:
-    """The decoded pictures, and the files that could be read."""
+def _hash(folder: Path, path: Path) -> bytes:
+    return hashlib.sha256(os.fsencode(path.relative_to(folder))).digest()
+
+
+def _decode(folder: Path, samples: Samples, options: ImageFolderOptions, root: Path) -> tuple[CacheEntry, list[Path]]:
+    """The decoded images, and the files that could be read."""
     unreadable: dict[int, str] = {}
 
     def decode() -> Iterator[tuple[Tensor, Tensor]]:
-        for index, (path, label) in enumerate(zip(files.paths, files.labels, strict=True)):
+        for index, (path, label) in enumerate(samples):
             try:
-                picture = pil_to_tensor(read_picture(path, (options.size, options.size), options.mode))
+                image = pil_to_tensor(read_picture(path, (options.size, options.size), options.mode))
             except DataError as error:
                 unreadable[index] = str(error)
                 continue
-            yield picture.unsqueeze(0), torch.tensor([label])
-        if len(unreadable) == len(files.paths):
-            raise _cannot_read(list(unreadable.values()), files, options)
+            yield image.unsqueeze(0), torch.tensor([label])
+        if len(unreadable) == len(samples):
+            raise _unreadable_error(list(unreadable.values()), samples, options)
 
-    def annotate(arrays: TensorSet) -> dict[str, Any]:
-        mean, std = channel_statistics(arrays.images)
+    def make_notes(tensors: TensorSet) -> dict[str, Any]:
+        mean, std = channel_statistics(tensors.images)
         notes: dict[str, Any] = {"mean": mean, "std": std, "unreadable": list(unreadable.items())}
         if options.mode == Mode.grey:
-            readable = (path for index, path in enumerate(files.paths) if index not in unreadable)
-            notes["colour"] = sum(is_colour(path) for path in islice(readable, LOOKED_AT))
+            readable = (path for index, (path, _) in enumerate(samples) if index not in unreadable)
+            notes["coloured"] = sum(is_colour(path) for path in islice(readable, COLOUR_SAMPLES))
         return notes
 
-    # Whatever changes the pixels; reading every file for it each time would be to decode again.
-    seen = [
-        (str(path.relative_to(folder)), label, *_size_and_time(path))
-        for path, label in zip(files.paths, files.labels, strict=True)
-    ]
-    fingerprint = json.dumps([str(folder.resolve()), options.size, options.mode.value, seen])
+    # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
+    files = [(str(path.relative_to(folder)), label, *_stat(path)) for path, label in samples]
+    fingerprint = json.dumps([str(folder.resolve()), options.size, options.mode.value, files])
     fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()
-    cached = decode_once(root / CACHE, fingerprint, decode, annotate, options.verify_cache)
-    left_out = dict(cached.notes["unreadable"])
-    if not unreadable and any(_readable(files.paths[index], options) for index in left_out):
-        # What failed then, a permission say, was mended without a change of the file.
-        forget(root / CACHE, fingerprint)
-        cached = decode_once(root / CACHE, fingerprint, decode, annotate, options.verify_cache)
-        left_out = dict(cached.notes["unreadable"])
+    entry = decode_once(root / CACHE, fingerprint, decode, make_notes, options.verify_cache)
+    left_out = dict(entry.notes["unreadable"])
     if left_out and not options.skip_unreadable:
-        raise _cannot_read(list(left_out.values()), files, options)
-    return cached, [path for index, path in enumerate(files.paths) if index not in left_out]
+        raise _unreadable_error(list(left_out.values()), samples, options)
+    return entry, [path for index, (path, _) in enumerate(samples) if index not in left_out]
 
 
-def _some(names: Sequence[object]) -> str:
-    """The first of many names, for a message."""
-    return ", ".join(map(str, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
+def _stat(path: Path) -> tuple[int, int, bool]:
+    """Size, time of change, and whether the file may be read: a permission can be mended without a change."""
     try:
         stat = path.stat()
-    except OSError:  # a link that leads nowhere, which will be found unreadable
-        return 0, 0
-    return stat.st_size, stat.st_mtime_ns
+    except OSError:  # a dangling link, which is found unreadable when it is decoded
+        return 0, 0, False
+    return stat.st_size, stat.st_mtime_ns, os.access(path, os.R_OK)
 
 
-def _readable(path: Path, options: ImageFolderOptions) -> bool:
-    try:
-        read_picture(path, (options.size, options.size), options.mode)
-    except DataError:
-        return False
-    return True
+def _shorten(names: Sequence[object]) -> str:
+    """The first few of many names, for a message."""
+    return ", ".join(map(str, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
 
 
-def _cannot_read(messages: list[str], files: Listed, options: ImageFolderOptions) -> DataError:
-    shown = "\n".join(messages[:SHOWN])
-    more = f"\n… and {len(messages) - SHOWN} more" if len(messages) > SHOWN else ""
-    return DataError(
-        f"{len(messages)} of {len(files.paths)} pictures cannot be read:\n{shown}{more}\n"
-        + (
-            "none is left"
-            if options.skip_unreadable
-            else "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
-        )
-    )
+def _unreadable_error(messages: list[str], samples: Samples, options: ImageFolderOptions) -> DataError:
+    shown = "\n".join(messages[:SHOWN_NAMES])
+    more = f"\n… and {len(messages) - SHOWN_NAMES} more" if len(messages) > SHOWN_NAMES else ""
+    advice = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
+    advice = "none is left" if options.skip_unreadable else advice
+    return DataError(f"{len(messages)} of {len(samples)} pictures cannot be read:\n{shown}{more}\n{advice}")

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-import numpy as np
-from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.datasets.base import DATASETS, Dataset, Sizes, Split, first
-from vitmnist.data.datasets.idx import IdxFile, read_shape
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
+from vitmnist.data.datasets.idx import IdxFile, IdxImageReader
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import DataError
 
@@ -34,7 +32,7 @@ BUNDLED_SHA256 = (
     "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 )
-UNPACKED = "vitmnist-unpacked"  # a folder of our own: what stands elsewhere in data.root is never written to
+UNPACKED = "vitmnist-unpacked"  # below data.root; nothing else there is ever written to
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -43,9 +41,9 @@ GARMENTS = (
 HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 
 
-@DATASETS.register("mnist", Sizes)
-def mnist(sizes: Sizes, root: Path) -> Dataset:
-    """MNIST (LeCun, Cortes, Burges), from the four official files that this package carries."""
+@DATASETS.register("mnist", SizeOptions)
+def mnist(sizes: SizeOptions, root: Path) -> Dataset:
+    """MNIST (LeCun, Cortes, Burges), from the four official files, which this package contains."""
     files = [
         IdxFile(BUNDLED_MNIST / f"{name}.gz", f"sha256:{sha256}", root / UNPACKED / "mnist" / name)
         for name, sha256 in zip(FILES, BUNDLED_SHA256, strict=True)
@@ -53,16 +51,16 @@ def mnist(sizes: Sizes, root: Path) -> Dataset:
     return _from_idx("mnist", files, DIGITS, sizes)
 
 
-@DATASETS.register("fashion_mnist", Sizes)
-def fashion_mnist(sizes: Sizes, root: Path) -> Dataset:
+@DATASETS.register("fashion_mnist", SizeOptions)
+def fashion_mnist(sizes: SizeOptions, root: Path) -> Dataset:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747), from `root` or by torchvision's downloader."""
     from torchvision.datasets import FashionMNIST
 
     return _from_idx("fashion_mnist", _torchvision_files(FashionMNIST, root), GARMENTS, sizes)
 
 
-@DATASETS.register("kmnist", Sizes)
-def kmnist(sizes: Sizes, root: Path) -> Dataset:
+@DATASETS.register("kmnist", SizeOptions)
+def kmnist(sizes: SizeOptions, root: Path) -> Dataset:
     """Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718), from `root` or by torchvision's downloader."""
     from torchvision.datasets import KMNIST
 
@@ -70,7 +68,7 @@ def kmnist(sizes: Sizes, root: Path) -> Dataset:
 
 
 def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
-    """The four files of a torchvision data set class, downloaded only where no folder holds them."""
+    """The four files of a torchvision data set class, downloaded only if no folder has them."""
     raw = root / source.__name__ / "raw"
     found = _find_files(source, root)
     if found is None:
@@ -94,7 +92,7 @@ def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
 
 
 def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
-    """The files in the first of torchvision's layouts that holds all four; a `.gz` can be verified and comes first."""
+    """The files in the first of torchvision's layouts with all four; prefers a `.gz`, because it can be verified."""
     md5 = {Path(name).stem: checksum for name, checksum in source.resources}
     raw = root / source.__name__ / "raw"
     for folder in (raw, raw.parent, root / "raw", root):
@@ -112,7 +110,7 @@ def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
     return None
 
 
-def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: Sizes) -> Dataset:
+def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: SizeOptions) -> Dataset:
     train_file, _, test_file, _ = files
     train_images, train_labels, test_images, test_labels = (file.read() for file in files)
     _check_pair(train_file.path, train_images, train_labels, len(classes))
@@ -122,18 +120,17 @@ def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: 
             f"{train_file.path} and {test_file.path} differ in their images: "
             f"{_size(train_images)} and {_size(test_images)}"
         )
-    take_train = first("train_size", sizes.train_size, len(train_images))
-    take_test = first("test_size", sizes.test_size, len(test_images))
-    images = train_images[take_train].unsqueeze(1)
-    mean, std = channel_statistics(images)
+    train_span, test_span = sizes.spans(len(train_images), len(test_images))
+    mean, std = channel_statistics(train_images[train_span].unsqueeze(1))
 
-    def split(images: Tensor, labels: Tensor, file: IdxFile) -> Split:
-        return Split(images, labels.long(), mean, std, classes, pictures=partial(IdxImageReader, file))
+    def split(images: Tensor, labels: Tensor, file: IdxFile, span: slice) -> Split:
+        open_reader = partial(IdxImageReader, file, tuple(images.shape))
+        return Split(images[span].unsqueeze(1), labels[span].long(), mean, std, classes, open_reader=open_reader)
 
     return Dataset(
         name,
-        train=split(images, train_labels[take_train], train_file),
-        test=split(test_images[take_test].unsqueeze(1), test_labels[take_test], test_file),
+        train=split(train_images, train_labels, train_file, train_span),
+        test=split(test_images, test_labels, test_file, test_span),
     )
 
 
@@ -150,23 +147,3 @@ def _check_pair(path: Path, images: Tensor, labels: Tensor, classes: int) -> Non
 
 def _size(images: Tensor) -> str:
     return "×".join(map(str, images.shape[1:]))
-
-
-class IdxImageReader:
-    """Picture i of an unpacked IDX file, through a memory map; the file is unpacked first if need be."""
-
-    def __init__(self, file: IdxFile) -> None:
-        self.path = file.on_disk()
-        self._pixels: np.memmap | None = None
-
-    def __getitem__(self, index: int) -> Image.Image:
-        # Mapped by the process that reads: a mapping sent to a worker would arrive as a copy of the whole file.
-        if self._pixels is None:
-            self._pixels = _map_pixels(self.path)
-        return Image.fromarray(self._pixels[index])
-
-
-def _map_pixels(path: Path) -> np.memmap:
-    with path.open("rb") as file:
-        shape = read_shape(file.read(16), path)
-    return np.memmap(path, np.uint8, "r", offset=4 + 4 * len(shape), shape=shape)

@@ -1,4 +1,4 @@
-"""The loaders: every module in this folder that registers one is imported here. All deliver the very same batches.
+"""The loaders: every module in this folder that registers one is imported here. All deliver identical batches.
 
 To add a loader, write a module here that registers a subclass of `Loader`, and its YAML file in `conf/data/loader/`.
 """
@@ -44,18 +44,18 @@ def make_loader(
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
 
     Args:
-        name: disk, ram, gpu_slice, prefetch, cache, auto, or one of your own that was given to `register`.
+        name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors with the same first dimension; or any
             map-style `torch.utils.data.Dataset`, for disk, ram, cache and prefetch.
         batch_size: samples in a batch.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
-        seed: of the order; at least 0. The same seed gives the same batches, from every loader.
-        shuffle: sample, batch or none; see `EpochOrder`.
+        seed: of the order, at least 0; every loader delivers the same batches for the same seed.
+        shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
-        step: of `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
-            (`step(batch)` where samples are not pairs). It is called for real, with a few dozen batches per candidate,
-            and more where many workers make batches ahead: give it a copy of the model, or load the model's weights
-            afterwards. Random generators are restored.
+        step: for `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
+            (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
+            with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
+            are restored.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a data set.
 
@@ -63,14 +63,14 @@ def make_loader(
         ConfigError: an unknown name or option, or a loader that cannot load such data.
         DataError: data that cannot be used: images and labels of different length, no map-style data set, …
     """
-    orders = [member.value for member in Shuffle]
-    if shuffle not in orders:
+    if shuffle not in (orders := [member.value for member in Shuffle]):
         raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
     if not isinstance(drop_last, bool):
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
     loaded = loadable(data)
     size = len(loaded)  # type: ignore[arg-type]
-    sampler = EpochSampler(size, _whole("batch_size", batch_size), _whole("seed", seed), Shuffle(shuffle), drop_last)
+    batch_size, seed = _integer("batch_size", batch_size), _integer("seed", seed)
+    sampler = EpochSampler(size, batch_size, seed, Shuffle(shuffle), drop_last)
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     parts = (loaded, sampler, choose_device(str(device)), *([step] if step else []))
@@ -78,7 +78,7 @@ def make_loader(
 
 
 def loadable(data: Data | Sequence[Tensor]) -> Data:
-    """What loaders are built from; raises `DataError` as `make_loader` does."""
+    """The data that loaders are built from; raises `DataError` as `make_loader`."""
     if isinstance(data, TensorSet):
         return data
     if isinstance(data, (tuple, list)):
@@ -93,25 +93,25 @@ def loadable(data: Data | Sequence[Tensor]) -> Data:
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style data set "
             f"(with __getitem__ and __len__){splits}"
         )
-    return data  # type: ignore[return-value]  # a protocol would say it, torch has none
+    return data  # type: ignore[return-value]  # torch has no protocol for it
 
 
-def _whole(name: str, value: Any) -> int:
-    """A whole number, also one of NumPy's."""
+def _integer(name: str, value: Any) -> int:
+    """A whole number, also one of NumPy."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ConfigError(f"{name}={value}: must be a whole number")
     return index(value)
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a loader, and of those that it wraps or tries, with their defaults."""
+    """The values of a loader, and of the loaders that it wraps or tries, with their defaults."""
     if base := values.get("base"):
         values = {**values, "base": _complete(_named("base", base))}
     if candidates := values.get("candidates"):
         if not isinstance(candidates, Mapping):
             candidates = {str(name): name for name in candidates}
-        tried = {label: _complete(_named(f"candidates.{label}", inner)) for label, inner in candidates.items()}
-        values = {**values, "candidates": tried}
+        completed = {label: _complete(_named(f"candidates.{label}", inner)) for label, inner in candidates.items()}
+        values = {**values, "candidates": completed}
     return LOADERS.complete(values)
 
 

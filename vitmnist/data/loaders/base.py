@@ -1,4 +1,4 @@
-"""What every loader promises, and the registry of those that do."""
+"""The contract of a loader, and the registry of loaders."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ Data = TensorSet | Dataset[Any]
 """What a loader loads: a split or a pair of tensors, or a map-style data set that is read sample by sample."""
 
 Batch = tuple[Tensor, Tensor]
-"""Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or float32 and
-normalised. A batch may be a view of the loader's own set: read it, do not write to it.
+"""Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
+float32. A batch may be a view of the loader's set: read it, do not write to it.
 
-Of a pair of tensors or a data set of one's own, a batch has the shapes and dtypes that it has there; `disk`, and
-`prefetch` of it, also deliver samples that are no pairs, nested as they are (dict, list, tuple, None, str)."""
+Batches of other tensors or data sets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
+that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[Batch, None, None]
 
 
 class Loader(ABC):
-    """Delivers the batches that an `EpochOrder` names, on a device.
+    """Delivers the batches of a sampler on a device.
 
-    A subclass is built with (options, data, order, device) and writes `batches`. What an epoch needs belongs to its
-    generator, which gives it back in a `finally`; what all epochs share belongs to the loader, which gives it back in
-    `close`. Whatever goes wrong while a batch is made is raised, as it is, where that batch would have come.
+    A subclass is built with (options, data, sampler, device) and implements `batches`. What an epoch needs belongs to
+    its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
+    `close`. An exception is raised unchanged, in place of the batch where it happened.
     """
 
     resident: TensorSet | None = None
-    """The set, where it lies on the run's device as a whole; None where batches are brought there."""
+    """The whole set, if it is on the run's device; None if batches are copied there."""
 
     buffered: int = 0
-    """How many batches may be finished ahead of the one that is taken."""
+    """How many batches may be ready ahead of the consumer."""
 
     choice: object = None
-    """How `auto` came to this loader; None where it was asked for by name."""
+    """The `Choice` of `auto` that led to this loader; None if it was chosen by name."""
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
         self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
-        self._lock = threading.Lock()  # prefetching asks for epochs in threads
-        # Also at the end of the interpreter, while threads and processes can still be told to stop.
+        self._lock = threading.Lock()  # prefetch starts epochs in threads
+        # Also at interpreter exit, while threads and processes can still be stopped.
         weakref.finalize(self, _close_all, self._live, self._lock)
 
     def __len__(self) -> int:
@@ -60,23 +60,22 @@ class Loader(ABC):
         return len(self.sampler)
 
     def epoch(self, number: int, start: int = 0) -> Batches:
-        """The batches of epoch `number` from batch `start` on: a pure function of the order's seed and the number.
+        """The batches of epoch `number` from batch `start` on: a pure function of the sampler's seed and the number.
 
-        Iterators that live at the same time do not disturb each other. One that is abandoned is closed by Python as
-        soon as nothing refers to it.
+        Live iterators are independent of each other. An abandoned one is closed when it is garbage-collected.
         """
-        iterator = self._held(number, start)
+        iterator = self._hold(number, start)
         with self._lock:
             self._live.add(iterator)
         return iterator
 
-    def _held(self, number: int, start: int) -> Batches:
-        """The batches; and the loader, which must not be collected, and closed, while they are taken."""
+    def _hold(self, number: int, start: int) -> Batches:
+        """The batches; the generator's reference to `self` keeps the loader from being collected, and closed."""
         yield from self.batches(number, start)
 
     @classmethod
     def needs(cls, options: Any, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The memory that the loader would take for itself, beside a few batches."""
+        """The memory that the loader would allocate, apart from a few batches."""
         return Memory()
 
     @abstractmethod
@@ -84,13 +83,13 @@ class Loader(ABC):
         """The generator behind `epoch`."""
 
     def close(self) -> None:
-        """End the iterators that still live, and release what the loader owns."""
+        """End live iterators, and release what the loader owns."""
         _close_all(self._live, self._lock)
 
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -98,7 +97,7 @@ def _close_all(iterators: weakref.WeakSet[Batches], lock: threading.Lock) -> Non
     with lock:
         live = list(iterators)
     for iterator in live:
-        with suppress(ValueError):  # it runs in another thread right now, which will close it
+        with suppress(ValueError):  # it is running in another thread, which will close it
             iterator.close()
 
 
@@ -107,8 +106,8 @@ register = LOADERS.register
 
 
 def needs_of(values: Mapping[str, Any], data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-    """The memory that the loader which `values["name"]` names would take for itself."""
+    """The memory that the loader named by `values["name"]` would allocate."""
     builder, options = LOADERS.member(values)
-    needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader cannot tell
+    needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
     memory: Memory = needs(options, data, sampler, device)
     return memory

@@ -1,18 +1,16 @@
-"""The set is decoded once into a file that is mapped into memory; a batch is gathered from its pages."""
+"""The set is decoded once into a memory-mapped file; a batch is gathered from its pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.decoded_cache import decode_for_now, decode_once
-from vitmnist.data.decoding import pairs, refuse_random
+from vitmnist.data.decoded_cache import Chunks, decode_once, decode_temporarily
+from vitmnist.data.decoding import iter_pairs, refuse_random
 from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.sampler import EpochSampler
@@ -31,42 +29,42 @@ class CacheOptions:
 
 @LOADERS.register("cache", CacheOptions)
 class CacheLoader(HostLoader):
-    """For sets larger than memory: pages come in as they are needed, and go when memory is.
+    """For sets larger than memory: the system reads pages on demand, and drops them when memory is short.
 
     Raises:
-        ConfigError: the samples of a map-style data set are random, and the options do not say `frozen`.
+        ConfigError: the samples of a map-style data set are random, and `frozen` is not set.
         DataError: the folder cannot be written.
     """
 
     def __init__(self, options: CacheOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(cached(data, options, sampler.seed), sampler, device)
+        super().__init__(map_from_cache(data, options, sampler.seed), sampler, device)
 
 
-def cached(data: Data, options: CacheOptions, seed: int) -> TensorSet:
-    """The set as a mapped file.
+def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
+    """The set as a memory-mapped file.
 
-    The cache is found again by the fingerprint: of arrays that is their content; a data set that is read sample by
-    sample cannot tell what it holds, so without a fingerprint given it is decoded for this loader alone.
+    The cache is identified by a fingerprint. That of tensors is their content. The content of a data set that is read
+    sample by sample is unknown, so without `options.fingerprint` it is decoded for this loader only.
     """
     folder = Path(options.folder).expanduser()
     if not isinstance(data, TensorSet):
         if not options.frozen:
             refuse_random("cache", data, seed)
-        decode = partial(pairs, data, seed)
+        decode = partial(iter_pairs, data, seed)
         if options.fingerprint is None:
-            return decode_for_now(folder, decode)
-        named = f"{options.fingerprint}, {len(data)} samples"  # type: ignore[arg-type]
-        if options.frozen:  # random samples are those of one seed
-            named += f", seed {seed}"
-        return decode_once(folder, named, decode, verify=options.verify).arrays
+            return decode_temporarily(folder, decode)
+        fingerprint = f"{options.fingerprint}, {len(data)} samples"  # type: ignore[arg-type]
+        if options.frozen:  # random samples depend on the seed
+            fingerprint += f", seed {seed}"
+        return decode_once(folder, fingerprint, decode, verify=options.verify).tensors
     data.check_on_host()
     if data.mapped or not len(data):
         return data
-    known = data.sha256 if isinstance(data, Split) else None
-    fingerprint = f"{data.images.dtype} {list(data.images.shape)} {known or digest(data.images)}"
-    stored = decode_once(folder, fingerprint, partial(_chunks, data), verify=options.verify)
-    return TensorSet(stored.arrays.images, data.labels, mapped=True)
+    checksum = (data.sha256 if isinstance(data, Split) else None) or digest(data.images)
+    fingerprint = f"{data.images.dtype} {list(data.images.shape)} {checksum}"
+    entry = decode_once(folder, fingerprint, partial(_chunks, data), verify=options.verify)
+    return TensorSet(entry.tensors.images, data.labels, mapped=True)
 
 
-def _chunks(arrays: TensorSet, size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(arrays.images.split(size), arrays.labels.split(size), strict=True)
+def _chunks(tensors: TensorSet, size: int = 1024) -> Chunks:
+    return zip(tensors.images.split(size), tensors.labels.split(size), strict=True)

@@ -1,4 +1,4 @@
-"""The articles' first pipeline: every sample is read and transformed by itself when it is asked for."""
+"""The articles' first pipeline: every sample is read and transformed on its own when it is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from torchvision import transforms
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import collate_samples, map_tensors
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.decoding import SharedSamples
 from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
@@ -28,13 +27,19 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import LoadingError, UserError
 from vitmnist.runtime.device import accelerator_of
 
+log = logging.getLogger(__name__)
+
+END = object()
+GRACE_S = 3.0  # how long a worker survives SIGTERM
+POLL_S = 5.0  # how often torch looks for dead workers
+
 
 class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
-    """Sample i of a split: its picture on disk, as tensor, as normalised tensor; and its label."""
+    """Sample i of a split: its image on disk as a normalised tensor, and its label."""
 
     def __init__(self, split: Split) -> None:
-        assert split.pictures is not None
-        self.pictures = split.pictures()
+        assert split.open_reader is not None
+        self.reader = split.open_reader()
         self.labels = split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
 
@@ -42,34 +47,30 @@ class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.pictures[index]), self.labels[index]
+        return self.transform(self.reader[index]), self.labels[index]
 
 
 class BatchReader(data.Dataset[Any]):
-    """Whole batches by the key (epoch, indices), as torch collates their samples.
+    """Whole batches by the key (epoch, indices): from disk if a split has images there, else from memory.
 
-    Args:
-        seed: of samples that may be random, as those of any data set in Python may be; None for the project's own.
+    `is_seeded`: samples of a data set from outside of this project may be random.
     """
 
-    def __init__(self, samples: data.Dataset[Any], seed: int | None) -> None:
-        self.samples, self.seed = samples, seed
+    def __init__(self, source: Data, seed: int) -> None:
+        self.samples: data.Dataset[Any]
+        self.is_seeded, self.seed = not isinstance(source, TensorSet), seed
+        if isinstance(source, Split) and source.open_reader:
+            self.samples = ImagesOnDisk(source)
+        elif isinstance(source, TensorSet):
+            self.samples = data.TensorDataset(source.images, source.labels)
+        else:
+            self.samples = source
 
     def __getitem__(self, key: tuple[int, list[int]]) -> Any:
         epoch, indices = key
-        if self.seed is None:
-            return collate_samples([self.samples[index] for index in indices])
-        return collate_samples(read_samples(self.samples, indices, self.seed, epoch))
-
-
-def reader_of(source: Data, seed: int) -> BatchReader:
-    """Reads from disk where a split knows its pictures there, and from memory where a set is tensors."""
-    if isinstance(source, Split) and source.pictures:
-        return BatchReader(ImagesOnDisk(source), None)
-    if isinstance(source, TensorSet):
-        return BatchReader(data.TensorDataset(source.images, source.labels), None)
-    # Workers are sent the user's own data set, without what another loader has decoded of it.
-    return BatchReader(source.dataset if isinstance(source, SharedSamples) else source, seed)
+        if self.is_seeded:
+            return collate_samples(read_samples(self.samples, indices, self.seed, epoch))
+        return collate_samples([self.samples[index] for index in indices])
 
 
 class BatchKeys(data.Sampler[tuple[int, list[int]]]):
@@ -91,13 +92,6 @@ class BatchKeys(data.Sampler[tuple[int, list[int]]]):
                 yield self.number, indices.tolist()
 
 
-log = logging.getLogger(__name__)
-
-END = object()
-GRACE_S = 3.0
-LOOK_S = 5.0
-
-
 @dataclass
 class DiskOptions:
     """See `conf/data/loader/disk.yaml`."""
@@ -111,7 +105,7 @@ class DiskOptions:
 
 @LOADERS.register("disk", DiskOptions)
 class DiskLoader(Loader):
-    """A `torch.utils.data.DataLoader`; of a split on disk it delivers float32, normalised."""
+    """A `torch.utils.data.DataLoader`; of a split on disk it delivers normalised float32."""
 
     def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
@@ -119,59 +113,59 @@ class DiskLoader(Loader):
         self.buffered = options.num_workers * options.prefetch_factor
         self.device = device
         self.accelerator = accelerator_of(device)
-        self.reader = reader_of(source, sampler.seed)
-        # A DataLoader with persistent workers has one iterator, which a second pass would reset. So each live
-        # iterator has a DataLoader of its own, and one that has finished waits here with its workers for the next.
+        self.reader = BatchReader(source, sampler.seed)
+        # A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live
+        # iterator has its own DataLoader, and a finished one is kept here, with its workers, for the next epoch.
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
 
     def batches(self, number: int, start: int) -> Batches:
         workers = self.options.num_workers
-        if not workers and self.reader.seed is not None and threading.current_thread() is not threading.main_thread():
+        if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
             workers = 1
             log.info(
                 "disk: 1 worker in place of num_workers=0: in a background thread, samples would share their random "
                 "generators with the training loop"
             )
         with warnings.catch_warnings():
-            # torch advises against more workers than cores, which is wrong for samples that wait for a disk.
+            # torch warns of more workers than cores, but samples that wait for a disk gain from them.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             try:
                 dataloader, keys = self._idle.pop()
             except IndexError:
                 dataloader, keys = self._build(workers)
             keys.number, keys.start = number, start
-            samples = iter(dataloader)
-        finished = False
+            iterator = iter(dataloader)
+        is_finished = False
         try:
-            while (batch := self._next(samples)) is not END:
-                yield map_tensors(self.accelerator.upload, batch)
-            finished = True
+            while (batch := self._next(iterator)) is not END:
+                yield map_tensors(self.accelerator.to_device, batch)
+            is_finished = True
         except UserError as error:
-            # From a worker torch hands it on with the worker's traceback for a message.
+            # torch raises a worker's error again with the worker's traceback as its message.
             _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
             raise type(error)(message.strip()) from error
         except (RuntimeError, ConnectionError, EOFError) as error:
-            # What a data set raised itself, torch hands on from a worker as "Caught …".
-            if workers and not str(error).startswith("Caught ") and (named := worker_error(error)):
-                raise named from error
+            # torch passes on an exception of the data set as "Caught …".
+            if workers and not str(error).startswith("Caught ") and (explained := worker_error(error)):
+                raise explained from error
             raise
         finally:
-            if finished and workers and not self._idle:
+            if is_finished and workers and not self._idle:
                 self._idle.append((dataloader, keys))
             elif workers:
-                _end_workers(samples)
+                _shut_down(iterator)
 
-    def _next(self, samples: Iterator[Any]) -> Any:
+    def _next(self, iterator: Iterator[Any]) -> Any:
         """The next batch, or `END`.
 
-        With a timeout torch looks after its workers only when it is over; asked again, it goes on waiting.
+        torch looks for dead workers only when its timeout expires. So that is short; called again, it keeps waiting.
         """
-        asked = time.monotonic()
+        started = time.monotonic()
         while True:
             try:
-                return next(samples, END)
+                return next(iterator, END)
             except RuntimeError as error:
-                waited, allowed = time.monotonic() - asked, self.options.timeout_s
+                waited, allowed = time.monotonic() - started, self.options.timeout_s
                 if not str(error).startswith("DataLoader timed out") or (allowed is not None and waited >= allowed):
                     raise
 
@@ -187,43 +181,43 @@ class DiskLoader(Loader):
             sampler=keys,
             batch_size=None,  # a key stands for a whole batch
             num_workers=workers,
-            collate_fn=_unchanged,
+            collate_fn=_identity,
             pin_memory=self.options.pin_memory and self.device.type == "cuda",
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
-            worker_init_fn=_outlive_signals,
-            timeout=min(LOOK_S, self.options.timeout_s or LOOK_S) if workers else 0,
-            # From which DataLoader draws a seed for its workers, in place of the global one.
+            worker_init_fn=_handle_signals,
+            timeout=min(POLL_S, self.options.timeout_s or POLL_S) if workers else 0,
+            # DataLoader draws a seed for its workers, from the global generator if it has none.
             generator=torch.Generator(),
         )
         return dataloader, keys
 
 
-def _unchanged(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _end_workers(samples: Iterator[Any]) -> None:
-    """What torch leaves to the garbage collector; but the traceback of an exception keeps the iterator."""
+def _shut_down(iterator: Iterator[Any]) -> None:
+    """End the workers now; torch leaves it to the garbage collector, but a traceback may keep the iterator alive."""
     try:
-        samples._shutdown_workers()  # type: ignore[attr-defined]
+        iterator._shutdown_workers()  # type: ignore[attr-defined]
     except RuntimeError as error:
-        if not worker_error(error):  # of a worker that died, torch speaks amid everything; it has been told, or is late
+        if not worker_error(error):  # torch reports dead workers from a signal handler, also here
             raise
 
 
-def _outlive_signals(worker: int) -> None:
-    """A terminal sends Ctrl-C to the workers too, and a batch system SIGTERM; the training process says when to stop.
+def _handle_signals(worker: int) -> None:
+    """Let workers outlive Ctrl-C and SIGTERM, which are sent to them too; the training process decides when to stop.
 
-    It is given `GRACE_S` to finish its batch; then a worker goes, for SIGTERM may have been meant for it alone. It goes
-    with 0, for which torch does not raise in the middle of whatever the training process does.
+    It gets `GRACE_S` to finish its batch. Then a worker exits, since SIGTERM may have been meant for it alone; with 0,
+    because for other codes torch raises at any point of the training process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: threading.Timer(GRACE_S, os._exit, [0]).start())
 
 
 def worker_error(error: BaseException) -> LoadingError | None:
-    """What torch says of a worker that died or hangs, as an error that names what to do; None for any other error."""
+    """Explain torch's error about a worker that died or hangs; None for any other error."""
     message = str(error)
     if message.startswith("DataLoader timed out"):
         return LoadingError(

@@ -1,4 +1,4 @@
-"""The whole set lives on the run's device; a batch is one gather there, or a slice."""
+"""The whole set is on the run's device; a batch is one gather there, or a slice."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vitmnist.runtime.memory import Memory, check_fits
 
 @LOADERS.register("gpu_slice")
 class GpuSliceLoader(Loader):
-    """No batch ever crosses the bus: the set does once, as it is stored, and each epoch's permutation does.
+    """Copies the set to the device once, and each epoch's permutation; no batch crosses the bus.
 
-    On the CPU the set stays where it is. Contiguous batches are views of it. Each of several ranks keeps the whole set.
+    On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the whole set.
 
     Raises:
         ConfigError: a data set that is read sample by sample.
@@ -33,18 +33,19 @@ class GpuSliceLoader(Loader):
             )
         super().__init__(sampler)
         check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
-        arrays = in_memory(data, sampler.seed) if device.type == "cpu" else data
-        self._arrays = self.resident = TensorSet(arrays.images.detach().to(device), arrays.labels.detach().to(device))
+        tensors = in_memory(data, sampler.seed) if device.type == "cpu" else data
+        self.resident = TensorSet(tensors.images.detach().to(device), tensors.labels.detach().to(device))
 
     @classmethod
     def needs(cls, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The set and the permutation of an epoch; a set that is already on the device takes no more."""
+        """The set and the permutation of an epoch; only the permutation if the set is already on the device."""
         if not isinstance(data, TensorSet):
             return Memory()
-        place = data.images.device
-        there = place.type == device.type and device.index in (None, place.index) and not data.mapped
+        found = data.images.device
+        is_there = found.type == device.type and device.index in (None, found.index) and not data.mapped
         permutation = 8 * sampler.size if device.type != "cpu" else 0  # on the CPU every loader has one
-        return Memory(device=(0 if there else data.nbytes) + permutation)
+        return Memory(device=(0 if is_there else data.nbytes) + permutation)
 
     def batches(self, number: int, start: int) -> Batches:
-        return gather(self._arrays, self.sampler, number, start)
+        assert self.resident is not None
+        return gather(self.resident, self.sampler, number, start)

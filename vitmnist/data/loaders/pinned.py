@@ -1,4 +1,4 @@
-"""Batches that are gathered on the host and copied to the run's device: what `ram` and `cache` share."""
+"""Batches gathered on the host and copied to the run's device: the common part of `ram` and `cache`."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from vitmnist.runtime.device import Accelerator, accelerator_of
 
 
 class HostLoader(Loader):
-    """Takes batches from arrays in host memory. On the CPU contiguous batches are views of them."""
+    """Takes batches from tensors in host memory. On the CPU contiguous batches are views of them."""
 
-    def __init__(self, arrays: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        arrays.check_on_host()
-        self.arrays = TensorSet(arrays.images.detach(), arrays.labels.detach())
+        tensors.check_on_host()
+        self.tensors = TensorSet(tensors.images.detach(), tensors.labels.detach())
         self.accelerator = accelerator_of(device)
-        self.staging = Staging(self.accelerator, self.arrays, min(sampler.batch_size, sampler.size))
+        self.buffers = PinnedBuffers(self.accelerator, self.tensors, min(sampler.batch_size, sampler.size))
 
     def batches(self, number: int, start: int) -> Batches:
         if self.accelerator.is_async:
             for indices in self.sampler.batches(number, start):
-                yield self.staging.send(indices)
+                yield self.buffers.send(indices)
         else:
-            yield from gather(self.arrays, self.sampler, number, start)
+            yield from gather(self.tensors, self.sampler, number, start)
 
 
-def gather(arrays: TensorSet, sampler: EpochSampler, number: int, start: int) -> Batches:
-    """The batches of an epoch where the set is: views of it where they are contiguous, else gathered.
+def gather(tensors: TensorSet, sampler: EpochSampler, number: int, start: int) -> Batches:
+    """The batches of an epoch on the device of the set: views where they are contiguous, else gathered.
 
-    `index_select` copies rows whole; `images[indices]`, which computes an address for each element, takes several
-    times as long. Of labels, which are small, the call costs more than the bytes, so an epoch's are gathered at once.
+    `index_select` copies whole rows; `images[indices]` computes an address per element and takes several times as
+    long. For labels, which are small, the call costs more than the copy, so those of an epoch are gathered at once.
     """
-    images, labels = arrays.images, arrays.labels
+    images, labels = tensors.images, tensors.labels
     if sampler.shuffle == Shuffle.sample and labels.dim() == 1:
         indices = sampler.indices(number, start, images.device)
         ordered = labels.index_select(0, indices)
@@ -55,62 +55,61 @@ def gather(arrays: TensorSet, sampler: EpochSampler, number: int, start: int) ->
                 yield images.index_select(0, batch), labels.index_select(0, batch)
 
 
-class Staging:
-    """A loader's page-locked buffers, one pool for all its epochs, out of which the device copies by itself.
+class PinnedBuffers:
+    """A loader's page-locked buffers, from which the device copies asynchronously; one pool for all epochs.
 
-    A buffer is filled again only when the copy out of it is over. There are `DEPTH` of them: a host that runs ahead
-    of the device waits there, and its memory does not grow.
+    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` of them, so a host that runs
+    ahead of the device waits here, and its memory does not grow.
     """
 
     DEPTH = 4
 
-    def __init__(self, accelerator: Accelerator, arrays: TensorSet, batch_size: int) -> None:
+    def __init__(self, accelerator: Accelerator, tensors: TensorSet, batch_size: int) -> None:
         self._accelerator = accelerator
-        self._arrays = arrays.images, arrays.labels
+        self._tensors = tensors.images, tensors.labels
         self._batch_size = batch_size
-        self._made = 0
-        self._free: deque[tuple[tuple[Tensor, ...], Any]] = deque()  # the oldest copy first
+        self._count = 0
+        self._sent: deque[tuple[tuple[Tensor, ...], Any]] = deque()  # (buffers, event after their copy), oldest first
         self._lock = threading.Lock()
 
     def send(self, indices: slice | Tensor) -> Batch:
-        """The batch of these indices, on its way to the device on the current stream."""
-        buffers = self._buffers()
+        """Queue a copy of the batch with these indices to the device, on the current stream."""
+        buffers = self._acquire()
         try:
-            sent = self._fill(buffers, indices)
+            batch = tuple(
+                self._accelerator.to_device(_fill(buffer, tensor, indices))
+                for tensor, buffer in zip(self._tensors, buffers, strict=True)
+            )
         except BaseException:
             with self._lock:
-                self._made -= 1  # the buffers go: nobody knows how far the device is with them
+                self._count -= 1  # the buffers are dropped: a copy out of them may be under way
             raise
         with self._lock:
-            self._free.append((buffers, self._accelerator.event()))
-        return sent
+            self._sent.append((buffers, self._accelerator.record_event()))
+        return batch[0], batch[1]
 
-    def _fill(self, buffers: tuple[Tensor, ...], indices: slice | Tensor) -> Batch:
-        size = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
-        sent = []
-        for array, buffer in zip(self._arrays, buffers, strict=True):
-            rows = buffer[:size]
-            if isinstance(indices, slice):
-                rows.copy_(array[indices])
-            else:
-                torch.index_select(array, 0, indices, out=rows)
-            sent.append(self._accelerator.upload(rows))
-        return sent[0], sent[1]
-
-    def _buffers(self) -> tuple[Tensor, ...]:
+    def _acquire(self) -> tuple[Tensor, ...]:
         with self._lock:
-            used = self._free.popleft() if self._free else None
-            if used and self._made < self.DEPTH and not self._accelerator.reached(used[1]):
-                self._free.appendleft(used)
-                used = None
-            if not used:  # also where as many iterators are at it as there are buffers
-                self._made += 1
-        if used:
-            buffers, event = used
+            oldest = self._sent[0] if self._sent else None
+            # With more live iterators than buffers, all of them may be taken: then there is one more.
+            if oldest and (self._count >= self.DEPTH or self._accelerator.is_done(oldest[1])):
+                self._sent.popleft()
+            else:
+                oldest = None
+                self._count += 1
+        if oldest:
+            buffers, event = oldest
             self._accelerator.synchronize(event)
             return buffers
-        shapes = [(self._batch_size, *array.shape[1:]) for array in self._arrays]
-        with torch.inference_mode(False):  # they will also be filled outside of it
+        with torch.inference_mode(False):  # they are also filled outside of it
             return tuple(
-                self._accelerator.pinned(shape, array.dtype) for shape, array in zip(shapes, self._arrays, strict=True)
+                self._accelerator.empty_pinned((self._batch_size, *tensor.shape[1:]), tensor.dtype)
+                for tensor in self._tensors
             )
+
+
+def _fill(buffer: Tensor, tensor: Tensor, indices: slice | Tensor) -> Tensor:
+    """Copy rows of `tensor` into the first rows of `buffer`, and return those."""
+    if isinstance(indices, slice):
+        return buffer[: indices.stop - indices.start].copy_(tensor[indices])
+    return torch.index_select(tensor, 0, indices, out=buffer[: len(indices)])

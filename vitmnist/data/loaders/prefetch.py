@@ -1,4 +1,4 @@
-"""A background thread that makes the next batches while the model works on this one."""
+"""A background thread makes the next batches while the model computes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from vitmnist.errors import ConfigError, LoadingError
 from vitmnist.runtime.device import Accelerator, accelerator_of
 from vitmnist.runtime.memory import Memory
 
+POLL_S = 0.1  # how often a blocked thread looks whether it was stopped
+
 
 @dataclass
 class PrefetchOptions:
@@ -37,38 +39,35 @@ class PrefetchOptions:
 class PrefetchLoader(Loader):
     """Wraps any other loader: the time of a step falls from loading + computing to the larger of the two.
 
-    Each epoch has a thread and a queue of its own, so that no batch of an abandoned epoch can turn up in the next.
-    With CUDA the base loader's copies go to one stream of this loader.
+    Each epoch has its own thread and queue, so no batch of an abandoned epoch can appear in the next. With CUDA the
+    copies of the base loader go to a stream of this loader.
     """
 
     def __init__(self, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
-        values = base_of(options, data)
+        values = _base_values(options, data)
         if values.get("name") in ("prefetch", "auto"):
             raise ConfigError(
                 f"data.loader.base.name={values['name']}: prefetch cannot wrap {values['name']}; "
                 "choose another base, such as ram"
             )
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
-        # After the base: at its end the interpreter closes the younger first, and this one's thread runs the base.
+        # After the base: at exit the interpreter closes the younger one first, and its thread runs the base.
         super().__init__(sampler)
         self.options = options
         self.buffered = options.queue_size + self.base.buffered
         self.accelerator = accelerator_of(device)
-        self.stream = self.accelerator.stream()
+        self.stream = self.accelerator.new_stream()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @classmethod
     def needs(cls, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
-        return needs_of(base_of(options, data), data, sampler, device)
+        return needs_of(_base_values(options, data), data, sampler, device)
 
     def batches(self, number: int, start: int) -> Batches:
+        options = self.options
         producer = Producer(
-            lambda: self.base.epoch(number, start),
-            self.options.queue_size,
-            self.options.timeout_s,
-            self.accelerator,
-            self.stream,
+            lambda: self.base.epoch(number, start), options.queue_size, options.timeout_s, self.accelerator, self.stream
         )
         with self._lock:
             self._producers.add(producer)
@@ -86,35 +85,31 @@ class PrefetchLoader(Loader):
         self.base.close()
 
 
-def base_of(options: PrefetchOptions, data: Data) -> dict[str, Any]:
-    """The options of the base loader, with its name."""
+def _base_values(options: PrefetchOptions, data: Data) -> dict[str, Any]:
     return options.base or LOADERS.complete({"name": "ram" if isinstance(data, TensorSet) else "disk"})
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A batch, and the event on the producer's stream after which its memory holds it."""
+class Item:
+    """A batch with the event on the producer's stream after which it may be read, or the error that ended the epoch."""
 
-    batch: Any
-    event: Any
+    batch: Any = None
+    event: Any = None
+    error: BaseException | None = None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An exception on its way to the consumer, with the producer's traceback."""
-
-    error: BaseException
+END = Item()
 
 
 class Producer:
-    """A thread that runs through an iterator into a bounded queue.
+    """A thread that puts the batches of an iterator into a bounded queue.
 
     Args:
-        source: called in the thread; gives the iterator.
-        size: finished batches that wait in the queue at most.
+        source: called in the thread; returns the iterator.
+        size: the most finished batches that wait in the queue.
         timeout_s: how long the consumer waits for a batch, in seconds; None is for ever.
         accelerator: of the device that the batches go to.
-        stream: one of its streams, which the thread's work is queued on.
+        stream: the stream for the thread's work.
     """
 
     def __init__(
@@ -129,32 +124,32 @@ class Producer:
         self._timeout_s = timeout_s
         self._accelerator = accelerator
         self._stream = stream
-        self._queue: Queue[Ready | Failure | None] = Queue(size)  # None: the end
+        self._queue: Queue[Item] = Queue(size)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="vitmnist-prefetch", daemon=True)
 
     def run(self) -> Batches:
-        """Start the thread and take its batches; what its source raises is raised where that batch would have come.
+        """Start the thread and yield its batches; raises an exception of the source in place of its batch.
 
         Raises:
             LoadingError: no batch came in time.
         """
-        self._before = self._accelerator.event()
+        self._started_after = self._accelerator.record_event()
         self._thread.start()
-        while (item := self._next()) is not None:
-            if isinstance(item, Failure):
+        while (item := self._get()) is not END:
+            if item.error is not None:
                 raise item.error
-            self._accelerator.wait(item.event)
-            # Its memory belongs to the producer's stream: not to be used again there while the consumer reads it.
-            yield map_tensors(self._held, item.batch)
+            self._accelerator.wait_event(item.event)
+            # The memory belongs to the producer's stream, which must not reuse it while the consumer's stream reads it.
+            yield map_tensors(self._record_stream, item.batch)
 
     def stop(self) -> None:
-        """End the thread once the batch it is making is done; wait for that, a second at most.
+        """Stop the thread after its current batch, and wait up to a second for it.
 
-        Python cannot interrupt a source that blocks for ever: its thread is a daemon, and ends with the process.
+        Python cannot interrupt a source that blocks for ever: its thread is a daemon and ends with the process.
         """
         self._stopped.set()
-        # Python may collect an abandoned iterator in any thread, also in this one amid its own use of the queue.
+        # Python may collect an abandoned iterator in any thread: also in this one, in the middle of a queue operation.
         if threading.current_thread() is self._thread:
             return
         with suppress(Empty):
@@ -163,37 +158,37 @@ class Producer:
         if self._thread.is_alive():
             self._thread.join(timeout=1)
 
-    def _next(self) -> Ready | Failure | None:
-        asked = time.monotonic()
-        while not self._stopped.is_set():  # by another thread
+    def _get(self) -> Item:
+        started = time.monotonic()
+        while not self._stopped.is_set():  # by `close` in another thread
             with suppress(Empty):
-                return self._queue.get(timeout=0.1)
-            if self._timeout_s is not None and time.monotonic() - asked >= self._timeout_s:
+                return self._queue.get(timeout=POLL_S)
+            if self._timeout_s is not None and time.monotonic() - started >= self._timeout_s:
                 raise LoadingError(
                     f"prefetch: its base loader gave no batch within {self._timeout_s:g} s; look for what blocks it, "
                     "or raise data.loader.timeout_s (null waits for ever)"
                 )
-        return None
+        return END
 
-    def _held(self, tensor: Tensor) -> Tensor:
-        self._accelerator.hold(tensor)
+    def _record_stream(self, tensor: Tensor) -> Tensor:
+        self._accelerator.record_stream(tensor)
         return tensor
 
     def _produce(self) -> None:
         try:
-            with self._accelerator.working_on(self._stream):
-                # What the set itself is made of may still be under way on the consumer's stream.
-                self._accelerator.wait(self._before)
+            with self._accelerator.use_stream(self._stream):
+                # The set itself may still be on its way to the device on the consumer's stream.
+                self._accelerator.wait_event(self._started_after)
                 for batch in self._source():
-                    self._put(Ready(batch, self._accelerator.event()))
+                    self._put(Item(batch, self._accelerator.record_event()))
                     if self._stopped.is_set():
                         return
-            self._put(None)
-        except BaseException as error:  # SystemExit too: whoever waits must hear of it
-            self._put(Failure(error))
+            self._put(END)
+        except BaseException as error:  # SystemExit too: the consumer would wait for ever
+            self._put(Item(error=error))
 
-    def _put(self, item: Ready | Failure | None) -> None:
+    def _put(self, item: Item) -> None:
         while not self._stopped.is_set():
             with suppress(Full):
-                self._queue.put(item, timeout=0.1)
+                self._queue.put(item, timeout=POLL_S)
                 return

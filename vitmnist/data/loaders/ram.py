@@ -1,4 +1,4 @@
-"""The whole set is one tensor in host memory; a batch is gathered there and copied to the run's device."""
+"""The whole set is in host memory; a batch is gathered there and copied to the run's device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vitmnist.data.decoding import load_samples, refuse_random, size_of_samples
+from vitmnist.data.decoding import estimate_nbytes, load_samples, refuse_random
 from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.sampler import EpochSampler
@@ -23,10 +23,10 @@ class RamOptions:
 
 @LOADERS.register("ram", RamOptions)
 class RamLoader(HostLoader):
-    """A map-style data set is read into memory first, sample by sample.
+    """Reads a map-style data set into memory first, sample by sample.
 
     Raises:
-        ConfigError: its samples are random, and the options do not say `frozen`.
+        ConfigError: its samples are random, and `frozen` is not set.
         DoesNotFitError: host memory is too small for what must be read into it.
     """
 
@@ -38,14 +38,14 @@ class RamLoader(HostLoader):
 
     @classmethod
     def needs(cls, options: RamOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """A set that is in memory already takes no more of it."""
+        """The size of the set, unless it is in memory already."""
         if isinstance(data, TensorSet):
             return Memory(host=data.nbytes if data.mapped else 0)
-        return Memory(host=size_of_samples(data, sampler.seed))
+        return Memory(host=estimate_nbytes(data, sampler.seed))
 
 
 def in_memory(data: Data, seed: int) -> TensorSet:
-    """The set as tensors in host memory; random samples as epoch 0 of `seed` has them."""
+    """The set as tensors in host memory; random samples as in epoch 0 of `seed`."""
     if not isinstance(data, TensorSet):
         return load_samples(data, seed)
     return TensorSet(data.images.clone(), data.labels) if data.mapped else data

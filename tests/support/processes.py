@@ -1,0 +1,203 @@
+"""`train.py` in processes forked from one that has imported torch: a start takes milliseconds instead of seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "torch.nn.parallel", "vitmnist.run"])
+TIMEOUT_S = 150
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class TrainProcess(ForkServerProcess):
+    """A running `train.py` in a process group of its own.
+
+    Args:
+        folder: Its working directory.
+        arguments: Its command line.
+        output: The file in `folder` that receives stdout and stderr.
+        environment: Environment variables to set.
+        before: Called in the process before the program; must be picklable.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        output: str = "output.log",
+        environment: dict[str, str] | None = None,
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__()
+        self.folder = folder
+        self.arguments = arguments
+        self.file = folder / output
+        self.environment = {"HYDRA_FULL_ERROR": "0", **(environment or {})}
+        self.before = before
+        self.file.unlink(missing_ok=True)
+        self.start()
+
+    def run(self) -> None:
+        os.setsid()
+        os.chdir(self.folder)
+        output = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ |= self.environment
+        sys.argv = ["train.py", *self.arguments]
+        if self.before:
+            self.before()
+        from vitmnist.cli.main import main
+
+        main()
+
+    @property
+    def output(self) -> str:
+        return self.file.read_text() if self.file.exists() else ""
+
+    def until(self, pattern: str) -> TrainProcess:
+        """Wait until the output matches a regular expression."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not re.search(pattern, self.output):
+            assert self.is_alive(), self.output
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+        return self
+
+    def ended(self, *signals: int) -> tuple[int, str]:
+        """Send the signals, wait for the end, and return the exit code (-N after signal N) and the output."""
+        for number in signals:
+            os.kill(self.pid, number)
+        self.join(TIMEOUT_S)
+        assert self.exitcode is not None, self.output
+        return self.exitcode, self.output
+
+    def kill_group(self) -> None:
+        """Kill the process and its loader workers."""
+        with suppress(ProcessLookupError):  # not a group leader yet
+            os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
+        self.join()
+
+
+@dataclass
+class TrainRanks:
+    """The processes of one distributed run, by rank."""
+
+    folder: Path
+    processes: list[TrainProcess]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    def until(self, pattern: str, rank: int = 0) -> TrainRanks:
+        """Wait until the output of a rank matches a regular expression."""
+        self.processes[rank].until(pattern)
+        return self
+
+    def ended(self) -> tuple[list[int], list[str]]:
+        """Wait for the end of all ranks, and return their exit codes and outputs."""
+        ended = [process.ended() for process in self.processes]
+        return [code for code, _ in ended], [output for _, output in ended]
+
+    def succeeded(self) -> Path:
+        """Return the folder after all ranks have ended with exit code 0."""
+        codes, outputs = self.ended()
+        assert not any(codes), "\n".join(outputs)
+        return self.folder
+
+
+def start_ranks(
+    folder: Path, number: int, *arguments: str, each: dict[int, str] | None = None, **environment: str
+) -> TrainRanks:
+    """Start the processes of one run as `torchrun` does; rank N prints to `output-N.log`.
+
+    Args:
+        folder: Their working directory.
+        number: How many to start.
+        arguments: The command line of all ranks.
+        each: One more argument for some ranks.
+        environment: Environment variables to set or to replace.
+    """
+    size, port = str(number), str(free_port())
+    address = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = []
+    for rank in range(number):
+        own = [*arguments, *([each[rank]] if each and rank in each else [])]
+        settings = {**address, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
+        processes.append(TrainProcess(folder, *own, output=f"output-{rank}.log", environment=settings))
+    return TrainRanks(folder, processes)
+
+
+def kill_and_resume(folder: Path, arguments: list[str], kills: int, seed: str) -> str:
+    """Train in `folder`/killed, sending SIGKILL at random moments and resuming each time.
+
+    One kill in five comes during the start, the others within a few steps of a save; there is a save at each step.
+
+    Returns:
+        The output of all processes.
+    """
+    draw, run, output = random.Random(seed), folder / "killed", ""
+    arguments = [*arguments, "hydra.run.dir=killed", "checkpoint.every_minutes=1e-9"]
+    for _ in range(kills):
+        process = TrainProcess(folder, *arguments)
+        if draw.random() < 0.2:
+            time.sleep(0.5 * draw.random())
+        else:
+            before = _last_save(run)
+            while _last_save(run) == before and process.is_alive():
+                time.sleep(0.0005)
+            time.sleep(0.05 * draw.random())
+        assert process.is_alive(), f"ended before it was killed {kills} times\n{process.output}"
+        process.kill_group()
+        output += process.output
+        # A complete checkpoint may still have its temporary name.
+        if any((run / "checkpoints").glob("*.pt")):
+            arguments = ["resume=killed"]
+    code, rest = TrainProcess(folder, *arguments, "checkpoint.every_minutes=null").ended()
+    assert code == 0, output + rest
+    return output + rest
+
+
+def _last_save(run: Path) -> int:
+    try:
+        return (run / "checkpoints" / "last.pt").stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def block_training() -> None:
+    """Replace the loss by a function that never returns."""
+    from vitmnist.training import loop
+
+    def block(*arguments: object, **options: object) -> None:
+        print("blocked", flush=True)
+        while True:
+            time.sleep(0.01)
+
+    loop.F.cross_entropy = block
+
+
+def kill_leftovers() -> None:
+    """Kill every process started here that is still running."""
+    for process in multiprocessing.active_children():
+        if isinstance(process, TrainProcess):
+            process.kill_group()

@@ -1,0 +1,38 @@
+"""What the processor has: instruction sets and cache. Linux only; elsewhere nothing is known."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+KIB = 1024
+
+
+def cpuinfo(*keys: str) -> str | None:
+    """The first value of one of these keys in /proc/cpuinfo; None without it."""
+    with suppress(OSError):
+        for line in CPUINFO.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in keys:
+                return value.strip()
+    return None
+
+
+def cpu_flags() -> list[str]:
+    """The names of the instruction sets, such as avx512_bf16."""
+    return (cpuinfo("flags", "Features") or "").split()
+
+
+def has_bf16_instructions() -> bool:
+    """Whether the processor multiplies bfloat16 natively: AVX512-BF16, AMX, or ARM's BF16."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_flags())
+
+
+def last_level_cache() -> int | None:
+    """Bytes of the largest cache of the first core; None if unknown."""
+    with suppress(OSError, ValueError):
+        sizes = [int(path.read_text().strip().removesuffix("K")) * KIB for path in CACHES.glob("index*/size")]
+        return max(sizes, default=None)
+    return None

@@ -1,0 +1,75 @@
+"""One table: exception -> message, exit code, status, and whether the user can fix it.
+
+Runs, sweeps, ranks and the command line all ask `classify`. A new failure is a new row of `FAILURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitmnist.errors import LoadingError, UserError, first_line
+from vitmnist.runtime.signals import RunInterrupted
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an exception is reported."""
+
+    message: str
+    exit_code: int = 1
+    status: Literal["failed", "interrupted"] = "failed"
+    is_user_error: bool = True
+    """Shown as its message alone; otherwise with a traceback, because the program is at fault."""
+
+
+def classify(error: BaseException) -> Failure:
+    """The first row of `FAILURES` that fits."""
+    for kind, describe in FAILURES:
+        if isinstance(error, kind) if isinstance(kind, type) else kind(error):
+            return describe(error)
+    return Failure(str(error) or type(error).__name__, is_user_error=False)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host could not allocate a tensor."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def worker_error(error: BaseException) -> LoadingError | None:
+    """torch's report of a DataLoader worker that died or hangs, with advice; None for any other error."""
+    message = str(error).strip().rstrip(".")
+    if message.startswith("DataLoader timed out"):
+        return LoadingError(
+            "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
+            f"(null waits forever): {message}"
+        )
+    if message.startswith("DataLoader worker (pid") or isinstance(error, (ConnectionError, EOFError)):
+        return LoadingError(
+            f"disk: {message}. A killed worker often exceeded the memory limit; "
+            "try fewer with data.loader.num_workers=N"
+        )
+    return None
+
+
+def _out_of_memory(error: BaseException) -> Failure:
+    advice = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the data set off the GPU"
+    return Failure(f"out of memory: {first_line(error) or type(error).__name__}; {advice}")
+
+
+def _os_error(error: OSError) -> Failure:
+    return Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__)
+
+
+FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], Callable[[Any], Failure]], ...] = (
+    (RunInterrupted, lambda error: Failure(str(error), error.exit_code, "interrupted")),
+    (KeyboardInterrupt, lambda error: Failure("interrupted", 130, "interrupted")),
+    (UserError, lambda error: Failure(str(error))),
+    (is_out_of_memory, _out_of_memory),
+    (worker_error, lambda error: Failure(str(worker_error(error)))),
+    (OSError, _os_error),  # a full disk, a folder that was removed during the run
+)
+"""What to recognise (a type or a predicate), and its `Failure`; the first row that fits counts."""

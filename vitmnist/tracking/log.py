@@ -1,0 +1,67 @@
+"""The log lines of a run."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+
+import torch
+
+from vitmnist.config.schema import Config
+from vitmnist.runtime.distributed import SingleProcess
+from vitmnist.tracking.metrics import EpochRecord
+from vitmnist.tracking.result import Result
+from vitmnist.training.setup import TrainSetup
+
+log = logging.getLogger(__name__)
+
+NOTICEABLE_WAIT_PCT = 10.0
+
+
+def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: SingleProcess) -> None:
+    """What is trained on what, for people."""
+    log.info(
+        "%s (%s parameters) on %s, %s loader, %s batches of %d%s, device=%s is %s",
+        result.choices["model"],
+        f"{sum(parameter.numel() for parameter in setup.step.model.parameters()):,}",
+        setup.dataset.name,
+        result.choices["loader"],
+        f"{len(setup.train_loader):,}",
+        config.batch_size,
+        f", divided among {world.size} processes" if world.size > 1 else "",
+        config.device,
+        device,
+    )
+    log.info("evaluated on the %s", setup.dataset.evaluated_on())
+
+
+def log_epoch(record: EpochRecord, epochs: int) -> None:
+    """A line for people; epochs count from 1 there and from 0 in the records."""
+    log.info(
+        "epoch %d/%d  train loss %.4f acc %.2f%%  eval loss %.4f acc %.2f%%  "
+        "%.2f s, %.1f%% of training waiting for data, %s images/s",
+        record["epoch"] + 1,
+        epochs,
+        *(record[name] for name in ("train_loss", "train_acc", "eval_loss", "eval_acc", "epoch_s", "data_wait_pct")),
+        f"{record['images_per_s']:,.0f}",
+    )
+
+
+def log_completed(result: Result, config: Config) -> None:
+    """Say that a completed run has nothing left to do, and how to train it further."""
+    log_epoch(result.epochs[-1], config.epochs)
+    log.info(
+        "all %d epochs are done, nothing is left to do; train further with\n    python train.py %s epochs=N",
+        config.epochs,
+        shlex.quote(f"resume={config.resume}"),
+    )
+
+
+def suggest_loader(result: Result) -> None:
+    """Say so if another loader could make the run noticeably shorter."""
+    waiting = result.summary()["data_wait_pct_median"] or 0.0
+    if waiting > NOTICEABLE_WAIT_PCT and result.auto is None:
+        log.info(
+            "%.0f%% of the training time was spent waiting for data; data/loader=auto measures which loader helps",
+            waiting,
+        )
