@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.checkpoint import storage
@@ -20,7 +20,6 @@ from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
 from vitmnist.config.labels import RESUMED, plain
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import typed
-from vitmnist.data.datasets import Dataset
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.report.runs import read_run
@@ -93,7 +92,7 @@ def run(
 
 @dataclass
 class RunContext:
-    """A run that is set up, with everything that accompanies the training loop."""
+    """A run that is set up: what is trained, and everything that accompanies the training loop."""
 
     config: Config
     folder: Path
@@ -213,12 +212,7 @@ def begin(
     step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
     setup = build_setup(config, device, stack, world, step_config)
     hardware = HardwareFigures(device)  # not before: the candidates of data/loader=auto take memory too
-    if setup.choice:
-        result.choices |= setup.choice.built
-        result.auto = setup.choice.record()
-    result.dataset = world.broadcast_object(lambda: describe_dataset(setup.dataset))
-    result.eval_split = setup.dataset.eval_split
-    result.environment = describe_environment(device) if world.is_main else None
+    record_setup(result, setup, device, world)
     checkpoints = CheckpointManager(folder, config, setup, result, stop, world)
     progress = checkpoints.restore(checkpoint) if checkpoint else None
     setup.capture_graph()
@@ -228,18 +222,25 @@ def begin(
     if world.is_main:
         prepare_folder(folder, config, setup, result)
         board = stack.enter_context(TensorBoard(folder, result))
-    return RunContext(
-        config,
-        folder,
-        result,
-        setup,
-        checkpoints,
-        board,
-        hardware,
-        world,
-        progress,
-        profile_next_epoch=config.profile and world.is_main,
-    )
+    profiles = config.profile and world.is_main
+    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, progress, profiles)
+
+
+def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: SingleProcess) -> None:
+    """Record what is trained on what: data set, loader, environment."""
+    if setup.choice:
+        result.choices |= setup.choice.built
+        result.auto = setup.choice.record()
+    dataset = setup.dataset
+    result.eval_split = dataset.eval_split
+    result.dataset = {
+        "name": dataset.name,
+        "train_size": len(dataset.train),
+        "test_size": len(dataset.test),
+        "skipped": dataset.skipped,
+        "sha256": world.broadcast_object(dataset.sha256),
+    }
+    result.environment = describe_environment(device) if world.is_main else None
 
 
 def prepare_folder(folder: Path, config: Config, setup: TrainSetup, result: Result) -> None:
@@ -301,14 +302,3 @@ def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
     except OSError as error:
         reason = f"; the run {result.status}: {result.error}" if result.error else ""
         raise TrainingError(f"cannot write {folder / 'result.json'}: {error.strerror}{reason}") from error
-
-
-def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Name, sizes and checksums, for the record."""
-    return {
-        "name": dataset.name,
-        "train_size": len(dataset.train),
-        "test_size": len(dataset.test),
-        "skipped": dataset.skipped,
-        "sha256": dataset.sha256(),
-    }

@@ -1,4 +1,4 @@
-"""glibc's allocator: keeping freed memory for the next step, and giving it back."""
+"""glibc's allocator: keep freed memory for the next step, and return it to the system."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # from malloc.h
 
-def _give_back() -> None:
-    with suppress(AttributeError, OSError):  # another C library
+
+def trim_heap() -> None:
+    """Return freed memory to the system; does nothing with another C library."""
+    with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Within, memory that is freed stays with the process, and the next step finds it there.
+    """Keep freed memory in the process, so that the next training step reuses it.
 
-    glibc gives large blocks back to the system, which hands them out again page by page, filled with zeros: on the CPU
-    300,000 page faults and 40% of a step with 5,000 images at once, and with 500 as many as the layout of the heap
-    happens to make, up to 10%. Afterwards all is given back, and glibc's thresholds are the largest that it chooses by
-    itself. They are the whole process's; under another C library nothing happens.
+    By default glibc returns large blocks to the system, which hands them out again page by page, zeroed. On the CPU
+    that is 300,000 page faults and 40% of a step at batch size 5000; at 500 it depends on the heap's layout, up to 10%.
+
+    On exit the memory is returned, and glibc's thresholds become the largest that it would choose itself. They apply to
+    the whole process. Does nothing with another C library.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: 0)
     mallopt(M_TRIM_THRESHOLD, -1)
@@ -33,4 +34,4 @@ def freed_memory_kept() -> Iterator[None]:
         mallopt(M_MMAP_MAX, 65536)
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
         mallopt(M_TRIM_THRESHOLD, 64 * 2**20)
-        _give_back()
+        trim_heap()

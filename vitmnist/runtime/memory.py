@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.allocator import _give_back
+from vitmnist.runtime.allocator import trim_heap
 
 Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
@@ -75,7 +75,7 @@ def reset_host_peak() -> bool:
     Freed memory is returned first: glibc keeps it, and a job of a sweep would be charged for a larger one before it.
     """
     gc.collect()
-    _give_back()
+    trim_heap()
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

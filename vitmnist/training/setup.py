@@ -111,14 +111,7 @@ def build_setup(
     sampler = rank_sampler(train_sampler(config, dataset), world)
     if device.type == "cpu":
         stack.enter_context(freed_memory_kept())
-    if step_config is None:
-        images = config.epochs * len(dataset.train)
-        rank_batch = min(sampler.batch_size, sampler.size)
-
-        def resolve() -> dict[str, object]:
-            return resolve_step_config(config.trainer, device, rank_batch, images, world.size).to_dict()
-
-        step_config = StepConfig.from_dict(world.broadcast_object(resolve))
+    step_config = step_config or agree_on_step_config(config, sampler, device, world)
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
     step = build_step(config, dataset.train, sampler, device, step_config)
@@ -145,6 +138,18 @@ def build_setup(
     (rank_seed,) = np.random.SeedSequence(config.seed, spawn_key=(world.rank, 4)).generate_state(1, np.uint64)
     torch.manual_seed(int(rank_seed) if world.rank else config.seed)
     return setup
+
+
+def agree_on_step_config(
+    config: Config, sampler: EpochSampler, device: torch.device, world: SingleProcess
+) -> StepConfig:
+    """The options of the step, resolved by rank 0 for all ranks."""
+    batch_size, images = min(sampler.batch_size, sampler.size), config.epochs * sampler.size
+
+    def resolve() -> dict[str, object]:
+        return resolve_step_config(config.trainer, device, batch_size, images, world.size).to_dict()
+
+    return StepConfig.from_dict(world.broadcast_object(resolve))
 
 
 def build_step(
