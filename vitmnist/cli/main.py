@@ -102,7 +102,7 @@ def end(error: BaseException) -> NoReturn:
         elif is_first:
             print(failure.message, file=sys.stderr)
         sys.exit(failure.exit_code)
-    if output and _world.is_main:
+    if output:  # also on other ranks, which may have created the folder again after rank 0 removed it
         output.end_failed()
     if not is_first:
         sys.exit(failure.exit_code)
