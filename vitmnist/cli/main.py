@@ -65,6 +65,7 @@ def main() -> None:
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
+    failed: BaseException | None = None
     try:
         with _stop:
             with _stop.deferred():  # imports torch if there are several ranks
@@ -79,11 +80,13 @@ def main() -> None:
         if ended.code:
             raise
     except TaskError as error:
-        end(error.__cause__ or error)
+        failed = error.__cause__
     except BaseException as error:
-        end(error)
+        failed = error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before
+    if failed:
+        end(failed)
     release_ranks(_world)
 
 
@@ -99,7 +102,7 @@ def end(error: BaseException) -> NoReturn:
         elif is_first:
             print(failure.message, file=sys.stderr)
         sys.exit(failure.exit_code)
-    if output and _world.is_main:
+    if output:  # also on other ranks, which may have created the folder again after rank 0 removed it
         output.end_failed()
     if not is_first:
         sys.exit(failure.exit_code)

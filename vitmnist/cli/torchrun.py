@@ -19,13 +19,22 @@ def connect_ranks() -> SingleProcess:
     """Connect this process to the other ranks, if there are any.
 
     Raises:
-        ConfigError: they cannot be reached, or shall be restarted on several machines.
+        ConfigError: they cannot be reached.
     """
     if not launched():
         return ALONE
     from vitmnist.runtime.torch_distributed import TorchDistributed  # imports torch
 
-    world = TorchDistributed()
+    return TorchDistributed()
+
+
+def hydra_arguments(world: SingleProcess, typed: list[str]) -> list[str] | None:
+    """The arguments for Hydra; None on the other ranks if rank 0 ended without a run, as after `--help`.
+
+    Raises:
+        ConfigError: the arguments cannot be used, or torchrun would restart the ranks of several machines.
+        PeerError: rank 0 has refused them.
+    """
     machines, restarts = (int(os.environ.get(name, "0")) for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS"))
     if machines > 1 and restarts:
         # torchrun counts restarts per machine, so the restarted processes could not tell which belong together.
@@ -33,16 +42,6 @@ def connect_ranks() -> SingleProcess:
             f"--max-restarts={restarts}: is for one machine, and these are {machines}; type --max-restarts=0, "
             "and resume=auto when you start it again"
         )
-    return world
-
-
-def hydra_arguments(world: SingleProcess, typed: list[str]) -> list[str] | None:
-    """The arguments for Hydra; None on the other ranks if rank 0 ended without a run, as after `--help`.
-
-    Raises:
-        ConfigError: the arguments cannot be used.
-        PeerError: rank 0 has refused them.
-    """
     if world.is_main:
         refuse_flags(typed)
         arguments = expand(typed)
