@@ -80,12 +80,6 @@ def test_the_order_of_a_published_seed_stays_what_it_was() -> None:
     assert epoch(EpochSampler(8, 3, seed=42), 0) == [[0, 3, 1], [2, 4, 5], [6, 7]]
 
 
-def test_the_global_generator_is_left_alone() -> None:
-    state = torch.random.get_rng_state()
-    epoch(EpochSampler(50, 7, seed=1), 0)
-    assert torch.equal(state, torch.random.get_rng_state())
-
-
 def test_an_epoch_may_have_no_batch() -> None:
     assert len(EpochSampler(10, 11, 0, drop_last=True)) == len(EpochSampler(0, 11, 0)) == 0
     assert list(EpochSampler(10, 11, 0, drop_last=True).batches(0)) == list(EpochSampler(0, 11, 0).batches(0)) == []

@@ -13,10 +13,6 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from vitmnist import make_loader
-from vitmnist.config.schema import Shuffle
-from vitmnist.data.loaders import LOADERS
-from vitmnist.data.rank_sampler import RankSampler
-from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.errors import ConfigError
 from vitmnist.testing import Relabelled
@@ -67,19 +63,6 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
     for place in range(4):
         assert len({values[place] for values in draws.values()}) == len(draws)
     assert read_samples(NOISY, [1, 0], 1, 1)[1][0].tolist() == list(draws[1, 1, 0])
-
-
-def test_ranks_read_the_samples_that_one_process_reads() -> None:
-    whole = EpochSampler(len(NOISY), 5, 3, Shuffle.sample)
-    disk = LOADERS.complete({"name": "disk", "num_workers": 0})
-
-    def images(sampler: EpochSampler) -> list[torch.Tensor]:
-        with LOADERS.build(disk, NOISY, sampler, CPU) as loader:
-            return [images for images, _ in loader.epoch(2)]
-
-    parts = [images(RankSampler.of(whole, rank, 2)) for rank in range(2)]
-    for together, *own in zip(images(whole), *parts, strict=True):
-        assert torch.equal(together, torch.cat(own))
 
 
 @pytest.mark.parametrize("name", ["disk", "prefetch"])

@@ -1,4 +1,4 @@
-"""Nobody reads a batch before it is there, and nobody's memory is used again too early: shown on a device in Python."""
+"""No batch is read before its copy has finished, and no memory is reused too early: shown on a fake device."""
 
 from __future__ import annotations
 
@@ -68,15 +68,13 @@ def epoch_on(device: FakeAccelerator, loader: Loader, number: int, late: bool) -
     return list(zip(seen[::4], seen[1::4], strict=True)) + list(zip(seen[2::4], seen[3::4], strict=True))
 
 
-def wanted(data: TensorSet, loader: Loader, number: int) -> list[tuple[Tensor, Tensor]]:
+def expected(data: TensorSet, loader: Loader, number: int) -> list[tuple[Tensor, Tensor]]:
     return [(data.images[indices], data.labels[indices]) for indices in loader.sampler.batches(number)] * 2
 
 
-def same(found: list[tuple[Tensor, Tensor]], expected: list[tuple[Tensor, Tensor]]) -> bool:
-    return len(found) == len(expected) and all(
-        torch.equal(one, other)
-        for pairs in zip(found, expected, strict=True)
-        for one, other in zip(*pairs, strict=True)
+def same(found: list[tuple[Tensor, Tensor]], wanted: list[tuple[Tensor, Tensor]]) -> bool:
+    return len(found) == len(wanted) and all(
+        torch.equal(one, other) for pairs in zip(found, wanted, strict=True) for one, other in zip(*pairs, strict=True)
     )
 
 
@@ -89,7 +87,7 @@ def test_what_the_device_reads_is_the_batch(
     loader, device = open_on_fake(label, shuffle=shuffle)
     with loader:
         for number in (0, 1):
-            assert same(epoch_on(device, loader, number, late), wanted(data, loader, number))
+            assert same(epoch_on(device, loader, number, late), expected(data, loader, number))
 
 
 class NeverWaits(FakeAccelerator):
@@ -117,7 +115,7 @@ def test_each_of_the_precautions_is_needed(
     """The proof of the test above: on the same device, a loader that leaves one out delivers something else."""
     loader, device = open_on_fake(label, forgetful)
     with loader:
-        assert not same(epoch_on(device, loader, 0, late=True), wanted(data, loader, 0))
+        assert not same(epoch_on(device, loader, 0, late=True), expected(data, loader, 0))
 
 
 @pytest.mark.parametrize("label", ["ram", "prefetch of ram"])
@@ -144,6 +142,6 @@ def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Op
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "cpu:1", "privateuseone"])
-def test_a_device_that_is_none_is_refused(name: str) -> None:
+def test_an_unknown_device_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"device={name}: not known; allowed: auto, cpu, cuda"):
         choose_device(name)
