@@ -1,4 +1,4 @@
-"""A search by Optuna: over the space of `conf/hparams/`, judged by held-out training images."""
+"""A search by Optuna: over the space of `conf/hparams_search/`, judged by held-out training images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitmnist.cli.sweep import objective
 from vitmnist.report.runs import Run
 
 SEED = "hydra.sweeper.sampler.seed=42"  # with which both are tried
-SEARCHES = sorted(file.stem for file in (REPOSITORY / "conf" / "hparams").glob("*.yaml"))
+SEARCHES = sorted(file.stem for file in (REPOSITORY / "conf" / "hparams_search").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_search_ends_in_the_best_of_its_trials(
 ) -> None:
     ended = train_here(f"hparams_search={name}", *quick, "sweep.target_acc=0.001")
     assert ended.returncode == 0, ended.stderr
-    space = yaml.safe_load((REPOSITORY / "conf" / "hparams" / f"{name}.yaml").read_text())["hydra"]["sweeper"]
+    space = yaml.safe_load((REPOSITORY / "conf" / "hparams_search" / f"{name}.yaml").read_text())["hydra"]["sweeper"]
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[01]-*"))]
     assert len(results) == 2
     for result in results:

@@ -70,7 +70,7 @@ def test_top_level_keys_are_the_schema() -> None:
     values = yaml.safe_load((CONF / "config.yaml").read_text())
     groups = {key for default in values.pop("defaults") if isinstance(default, dict) for key in default}
     data = set(values.pop("data")) | {group.partition("/")[2] for group in groups if group.startswith("data/")}
-    top = (set(values) | groups | {"data"}) - {"hydra", "experiment", "hparams"}
+    top = (set(values) | groups | {"data"}) - {"hydra", "experiment", "hparams_search"}
     assert {key for key in top if "/" not in key} == {field.name for field in fields(Config)}
     assert data == {field.name for field in fields(DataConfig)}
 
