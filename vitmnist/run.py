@@ -25,7 +25,7 @@ from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import ALONE, SingleProcess
 from vitmnist.runtime.failures import classify, worker_error
-from vitmnist.runtime.files import ClaimedError, claim, write_whole
+from vitmnist.runtime.files import ClaimedError, claim, write_atomic
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
@@ -248,9 +248,9 @@ def prepare_folder(folder: Path, config: Config, setup: TrainSetup, result: Resu
     if config.resume:
         (folder / "result.json").unlink(missing_ok=True)
         (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)
-        write_whole(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
+        write_atomic(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
     if files := setup.dataset.test.files:
-        write_whole(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
+        write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
 
 
 @contextmanager

@@ -72,10 +72,9 @@ def test_killed_twenty_times_a_run_ends_with_the_same_weights(
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
     assert "is damaged" not in output
     assert output.count("resumed after") > 10
-    every = {"step": list(range(0, 12 * 30, 50)), "summary": [12], "config": [0]}
+    every = {"step": list(range(1, 12 * 30 + 1, 50)), "config": [0]}
     for tag, found in steps(tmp_path / "killed").items():
         assert found == every.get(tag.partition("/")[0], list(range(1, 13))), tag
-    assert len(list((tmp_path / "killed").glob("events*"))) == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -19,7 +19,7 @@ from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.distributed import SingleProcess
-from vitmnist.runtime.files import write_whole
+from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import RunInterrupted, StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.result import Result
@@ -201,7 +201,7 @@ class CheckpointManager:
         weights = {name: value.contiguous().cpu() for name, value in self._setup.step.eval_model.state_dict().items()}
         path = self._folder / storage.FOLDER / "final.safetensors"
         try:
-            write_whole(path, to_safetensors(weights, {"vitmnist": self._model_info}))
+            write_atomic(path, to_safetensors(weights, {"vitmnist": self._model_info}))
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror}") from error
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import write_whole
+from vitmnist.runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     try:
         place.mkdir(exist_ok=True)
         if best:  # first: a run that is killed after it repeats this epoch, and writes the file again
-            write_whole(place / "best.pt", content)
+            write_atomic(place / "best.pt", content)
         # Complete under another name before anything is moved, so that a full disk or a kill loses nothing.
         new, last = place / "next.pt", place / "last.pt"
-        write_whole(new, content)
+        write_atomic(new, content)
         if last.exists():
             last.replace(place / "previous.pt")
         new.replace(last)

@@ -33,7 +33,7 @@ from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import DataError, UserError
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import write_whole
+from vitmnist.runtime.files import write_atomic
 from vitmnist.training import loop
 from vitmnist.training.metrics import Predictions
 
@@ -163,7 +163,7 @@ def _write(path: Path, content: bytes | None) -> str:
     if content is None:
         return f"no mistakes: {path} is not written"
     try:
-        write_whole(path, content)
+        write_atomic(path, content)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
     return f"written: {path}"

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from vitmnist.data.tensors import TensorSet, digest
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import write_whole
+from vitmnist.runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def decode_once(
                 for file in (images, labels):
                     os.fsync(file.fileno())
             record |= {"fingerprint": fingerprint, "notes": make_notes(tensors)}
-            write_whole(fresh / "cache.json", json.dumps(record, indent=2).encode())
+            write_atomic(fresh / "cache.json", json.dumps(record, indent=2).encode())
             if place.exists():
                 place.rename(folder / f".{key}.damaged")
             fresh.rename(place)

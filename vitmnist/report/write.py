@@ -18,7 +18,7 @@ from vitmnist.report.plot import draw
 from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, articles_table, as_csv, table
-from vitmnist.runtime.files import write_whole
+from vitmnist.runtime.files import write_atomic
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>vitmnist report</title>
@@ -54,10 +54,10 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
         comparisons = compare([read_run(folder) for folder in found])
         picture = draw(comparisons)
         text = as_markdown(comparisons)
-        write_whole(output / "report.png", picture)
-        write_whole(output / "report.csv", as_csv(comparisons).encode())
-        write_whole(output / "report.md", text.encode())
-        write_whole(output / "report.html", as_html(text, picture).encode())
+        write_atomic(output / "report.png", picture)
+        write_atomic(output / "report.csv", as_csv(comparisons).encode())
+        write_atomic(output / "report.md", text.encode())
+        write_atomic(output / "report.html", as_html(text, picture).encode())
     return comparisons
 
 

@@ -31,9 +31,6 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise
 
 
-write_whole = write_atomic
-
-
 class ClaimedError(ConfigError):
     """The output folder is in use by another process."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.runtime.files import write_whole
+from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.metrics import EpochRecord, summarize
 
 
@@ -60,7 +60,7 @@ class Result:
         self.ended_at = time.time()
         content = asdict(self) | {"summary": self.summary()}
         del content["setup_s"], content["compile_s"]
-        write_whole(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
+        write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
 
 
 def choices_of(composed: DictConfig) -> dict[str, str]:

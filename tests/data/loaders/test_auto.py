@@ -23,11 +23,11 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import NoOptions
-from vitmnist.run import advise
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
-from vitmnist.tracking.result import EpochRecord, Result
-from vitmnist.training.metrics import PassFigures
+from vitmnist.tracking.log import suggest_loader
+from vitmnist.tracking.metrics import METRICS
+from vitmnist.tracking.result import Result
 
 CPU = torch.device("cpu")
 ORDER = EpochSampler(23, 2, 0)
@@ -246,17 +246,14 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root
     assert losses[0]["eval_loss"] == losses[1]["eval_loss"]
 
 
-@pytest.mark.parametrize(("waited", "advised"), [(3.0, True), (0.5, False)])
+@pytest.mark.parametrize(("waiting", "suggested"), [(30.0, True), (5.0, False)])
 def test_a_run_that_waits_for_data_is_told_what_helps(
-    waited: float, advised: bool, caplog: pytest.LogCaptureFixture
+    waiting: float, suggested: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    passed = PassFigures(
-        images=10, loss=1.0, accuracy=50.0, seconds=10.0, data_wait_s=waited, compute_s=9 - waited, save_s=0.0
-    )
-    result = Result(overrides=[], choices={}, epochs=[EpochRecord.of(0, passed, passed, None, None, None, [])])
+    record = {metric.name: 1.0 for metric in METRICS} | {"epoch": 0, "data_wait_pct": waiting}
     with caplog.at_level(logging.INFO):
-        advise(result)
-    assert ("30% of the training time was spent waiting for data; data/loader=auto measures" in caplog.text) == advised
+        suggest_loader(Result(overrides=[], choices={}, epochs=[record]))
+    assert ("30% of the training time was spent waiting for data; data/loader=auto" in caplog.text) == suggested
 
 
 def test_a_loader_is_judged_by_how_fast_it_makes_batches() -> None:
@@ -369,3 +366,21 @@ def test_a_step_that_fails_is_not_blamed_on_the_loaders() -> None:
 
     with pytest.raises(ZeroDivisionError, match="of the user"):
         make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, step=step)
+
+
+def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:
+    class Counted(torch.utils.data.Dataset):
+        reads = 0
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            Counted.reads += 1
+            time.sleep(0.001)
+            return torch.full((3,), float(index)), index
+
+    with make_loader("auto", Counted(), batch_size=10, device="cpu", seed=0, candidates=["ram"], batches=3) as loader:
+        assert sum(len(labels) for _, labels in loader.epoch(0)) == 100
+    # Each sample once, the first once for its size, and two samples of each probe for randomness.
+    assert Counted.reads <= 100 + 1 + 2 * 32

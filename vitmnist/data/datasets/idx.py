@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import write_whole
+from vitmnist.runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class IdxFile:
                     return self.unpacked
                 log.warning("%s was damaged and is unpacked again from %s", self.unpacked, self.path)
             self.unpacked.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.unpacked, content)
+            write_atomic(self.unpacked, content)
         except OSError as error:
             raise DataError(
                 f"cannot unpack {self.path.name} into {self.unpacked.parent}: {error.strerror}; "

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class Choice:
     """The chosen loader, the reason, and the table.
 
     `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
+    `loader` is the one that was timed, if building it again would decode the set again.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Choice:
     reason: str
     candidates: list[Candidate]
     model_alone_s: float | None
+    loader: Loader | None = None
 
     @property
     def built(self) -> dict[str, str]:
@@ -123,8 +125,8 @@ def auto(
     with preserved_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         choice = choose(options, data, sampler, device, "", new_trial=new_trial)
     print(choice.table(), file=sys.stderr)
-    loader = LOADERS.build(choice.values, data, sampler, device)
-    loader.choice = choice
+    loader = choice.loader or LOADERS.build(choice.values, data, sampler, device)
+    loader.choice = replace(choice, loader=None)
     return loader
 
 
@@ -158,22 +160,28 @@ def choose(
             raise ConfigError(f"{join(key, f'candidates.{name}')}: auto cannot be its own candidate")
     bench = Bench(options, data, sampler, device, new_trial, also)
     model_alone_s = bench.time_model() if new_trial and len(sampler) else None
-    table = [bench.time_loader(name, values) for name, values in candidates.items()]
+    table: list[Candidate] = []
+    for name, values in candidates.items():
+        # What `ram` holds in memory already, `cache` would only decode again.
+        if options.candidates or name != "cache" or not any(row.name == "ram" and not row.refused for row in table):
+            table.append(bench.time_loader(name, values))
     _add_worker_counts(bench, candidates, table)
     timed = [row for row in table if not row.refused]
     if not timed:
         raise ConfigError("no candidate can be used:\n" + "\n".join(str(row.refused) for row in table))
     fastest = min(timed, key=lambda row: row.epoch_s)
     chosen = next(row for row in timed if row.epoch_s <= fastest.epoch_s * (1 + TIE))
-    return Choice(chosen.name, dict(candidates[chosen.name]), _reason(chosen, fastest, timed), table, model_alone_s)
+    reason = _reason(chosen, fastest, timed)
+    loader = bench.decoded.get(chosen.name)
+    return Choice(chosen.name, dict(candidates[chosen.name]), reason, table, model_alone_s, loader)
 
 
 def _default_names(data: Data) -> list[str]:
     """All registered loaders that suit the data, the simplest first.
 
-    `cache` is left out unless the data are memory-mapped already: it would write a copy of the set to the disk.
+    `cache` is left out for tensors in memory: it would write a copy of them to the disk.
     """
-    unsuited = ("auto",) if isinstance(data, TensorSet) and data.mapped else ("auto", "cache")
+    unsuited = ("auto", "cache") if isinstance(data, TensorSet) and not data.mapped else ("auto",)
     names = [*SIMPLEST_FIRST, *(name for name in LOADERS.names() if name not in SIMPLEST_FIRST)]
     return [name for name in names if name not in unsuited]
 
@@ -189,6 +197,8 @@ class Bench:
     new_trial: Callable[[], Trial] | None
     also: Sequence[tuple[Data, EpochSampler]]
     model_memory: Memory = field(default_factory=Memory)
+    decoded: dict[str, Loader] = field(default_factory=dict)
+    """Loaders of a data set that is read sample by sample; closed, they can be used again."""
 
     def time_model(self) -> float:
         """Seconds of an epoch over one batch that is already on the device; also measures the model's memory."""
@@ -210,6 +220,8 @@ class Bench:
                 setup_s = time.perf_counter() - started
                 trial = self.new_trial() if self.new_trial else time_batches(self.device)
                 timing = measure(loader, self.options.batches, self.options.seconds, trial)
+            if not isinstance(self.data, TensorSet):
+                self.decoded[name] = loader
         except Exception as error:  # whatever it is, the other candidates may work
             reason = str(error) or type(error).__name__
             return Candidate(name, refused=reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")

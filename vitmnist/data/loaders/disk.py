@@ -24,8 +24,9 @@ from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import LoadingError, UserError
+from vitmnist.errors import UserError
 from vitmnist.runtime.device import accelerator_of
+from vitmnist.runtime.failures import worker_error
 
 log = logging.getLogger(__name__)
 
@@ -214,19 +215,3 @@ def _handle_signals(worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: threading.Timer(GRACE_S, os._exit, [0]).start())
-
-
-def worker_error(error: BaseException) -> LoadingError | None:
-    """Explain torch's error about a worker that died or hangs; None for any other error."""
-    message = str(error)
-    if message.startswith("DataLoader timed out"):
-        return LoadingError(
-            f"disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
-            f"(null waits for ever): {message}"
-        )
-    if message.startswith("DataLoader worker (pid") or isinstance(error, (ConnectionError, EOFError)):
-        return LoadingError(
-            f"disk: {message.strip().rstrip('.')}. A worker that was killed often met the limit of memory; "
-            "try fewer with data.loader.num_workers=N"
-        )
-    return None
