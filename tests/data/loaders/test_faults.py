@@ -53,7 +53,7 @@ def test_a_device_that_is_out_of_memory_gives_advice_and_the_sweep_goes_on(tmp_p
     results = [result_of(folder) for folder in sorted((tmp_path / "sweep").glob("*-*"))]
     assert [result["status"] for result in results] == ["failed", "completed"]
     assert results[0]["error"].startswith(
-        "out of memory: CUDA out of memory. Tried to allocate 20.00 GiB.; try a batch_size"
+        "out of memory: CUDA out of memory. Tried to allocate 20.00 GiB.; try a smaller batch_size"
     )
     assert "Traceback" not in ended.stderr
 
