@@ -73,7 +73,7 @@ def test_a_divergence_that_evaluation_sees_first_names_its_place(
 ) -> None:
     ended = train_here(*quick, "batch_size=23", "optimizer.lr=1e30", "hydra.run.dir=here")
     assert ended.returncode == 1
-    assert re.search(r"the validation loss is (nan|inf) after epoch 1, step 1, at learning rate 1e\+30", ended.stderr)
+    assert re.search(r"the evaluation loss is (nan|inf) after epoch 1, at learning rate 1e\+30", ended.stderr)
     assert "failed; results: here" in ended.stdout
     assert result_of(tmp_path / "here")["status"] == "failed"
 
@@ -132,7 +132,7 @@ MISTAKES = {
     "trainer.micro_batch=all": "trainer.micro_batch=all: must be a whole number or auto or null",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be a whole number or auto or null",
     "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, tf32, bf16",
-    "device=cpu trainer.precision=tf32": "trainer.precision=tf32: is CUDA's, and the run's device is cpu",
+    "device=cpu trainer.precision=tf32": "trainer.precision=tf32: needs a CUDA device, and the run's is cpu",
     "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "device=cpu trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "+trainer.fuse=true": "trainer.fuse: there is no such key; did you mean 'fused'?",

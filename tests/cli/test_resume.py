@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped: Path, trai
     before = sorted((tmp_path / "cut" / "checkpoints").iterdir())
     refused = train_here("resume=cut", "max_minutes=null")
     assert refused.returncode == 1
-    assert "last.pt: was written by another version of the program (format 1, this one has 2)" in refused.stderr
+    assert "last.pt: was written by another version of the program (checkpoint format 1; this" in refused.stderr
     assert "start a new run, or resume it with that version" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert sorted((tmp_path / "cut" / "checkpoints").iterdir()) == before
@@ -249,8 +249,8 @@ def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(
     )
     (file,) = tmp_path.glob("outputs/runs/*/*/checkpoints/last.pt")
     kept = torch.load(file, weights_only=True)
-    assert all(value.isfinite().all() for value in kept["model"].values() if value.is_floating_point())
-    assert json.loads(kept["facts"])["config"]["optimizer"]["lr"] == 1e30
+    assert all(value.isfinite().all() for value in kept["step"]["model"].values() if value.is_floating_point())
+    assert json.loads(kept["model_info"])["config"]["optimizer"]["lr"] == 1e30
 
 
 def test_a_run_may_be_stopped_while_it_starts(quick: list[str], tmp_path: Path) -> None:

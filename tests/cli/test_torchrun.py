@@ -172,7 +172,7 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, t
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw", test=8)
     codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'there'}"}, **MACHINES).ended()
     assert codes == [1, 1]
-    assert "test_images, test_labels are not the same on each machine" in "".join(outputs)
+    assert "test_images, test_labels differ between the machines" in "".join(outputs)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, t
         ([], {1: "sead=7"}, "sead: there is no such key"),
         (["sead=7"], {}, "sead: there is no such key"),
         (["-m", "seed=1,2"], {}, "-m: is for one process"),
-        (["trainer.cuda_graph=true"], {}, "trainer.cuda_graph=true: is for one process alone"),
+        (["trainer.cuda_graph=true"], {}, "trainer.cuda_graph=true: works with one process only"),
         (["resume=nowhere"], {}, "nowhere: holds no run"),
         (["distributed.timeout_s=0"], {}, "distributed.timeout_s=0.0: must be above 0"),
     ],

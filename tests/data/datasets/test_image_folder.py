@@ -250,7 +250,7 @@ def test_training_on_ones_own_pictures(
     assert evaluated(run, capsys).err == ""
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
-    assert "warning: the pictures have changed since training: " in evaluated(run, capsys).err
+    assert "warning: the images have changed since training: " in evaluated(run, capsys).err
     assert result["dataset"]["skipped"] == 1
     assert result["choices"]["dataset"] == "image_folder"
     refused = train_here(*arguments, "epochs=1")
