@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Iterator
@@ -16,23 +15,18 @@ from vitmnist import make_loader
 from vitmnist.data.loaders import LOADERS, Loader, auto
 from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
 from vitmnist.data.loaders.base import Batches
-from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
-from vitmnist.data.loaders.ram import RamOptions
 from vitmnist.data.loaders.timing import measure
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
-from vitmnist.tracking.log import suggest_loader
-from vitmnist.tracking.metrics import METRICS
-from vitmnist.tracking.result import Result
+from vitmnist.runtime.memory import Memory
 
 CPU = torch.device("cpu")
-ORDER = EpochSampler(23, 2, 0)
-ARRAYS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
-MAPPED = TensorSet(ARRAYS.images, ARRAYS.labels, mapped=True)
+SAMPLER = EpochSampler(23, 2, 0)
+TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=True)
 
 
 @pytest.fixture
@@ -66,9 +60,12 @@ def complete(name: str) -> dict[str, object]:
     return LOADERS.complete({"name": name})
 
 
-def chosen(*names: str, data: TensorSet = ARRAYS, **options: object) -> Choice:
+def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> Choice:
     return choose(
-        AutoOptions(candidates={name: LOADERS.complete({"name": name}) for name in names}, **options), data, ORDER, CPU
+        AutoOptions(candidates={name: LOADERS.complete({"name": name}) for name in names}, **options),
+        data,
+        SAMPLER,
+        CPU,
     )
 
 
@@ -94,7 +91,7 @@ def test_among_equals_the_first_is_chosen() -> None:
         return 0.1 * len(list(loader.epoch(0))), 0.0
 
     same = AutoOptions(candidates={label: complete("ram") for label in "abc"}, batches=4)
-    assert choose(same, ARRAYS, ORDER, CPU, new_trial=lambda: trial).name == "a"
+    assert choose(same, TENSORS, SAMPLER, CPU, new_trial=lambda: trial).name == "a"
 
 
 @pytest.mark.usefixtures("slow")
@@ -110,7 +107,7 @@ def test_timing_takes_about_as_long_as_it_may() -> None:
         return trial
 
     options = AutoOptions(batches=30, seconds=0.65, candidates={"ram": complete("ram")})
-    choice = choose(options, ARRAYS, ORDER, CPU, new_trial=counting)
+    choice = choose(options, TENSORS, SAMPLER, CPU, new_trial=counting)
     # The model alone and the candidate: two batches of warm-up, what 0.65 s allow in blocks, and more where data are
     # waited for.
     assert asked == [2, *[1, 1, 1, 1, 2], 2] * 2
@@ -129,44 +126,15 @@ def test_mistaken_candidates_are_named() -> None:
     with pytest.raises(ConfigError, match=r"data\.loader\.candidates\.rem\.name=rem: not known; did you mean 'ram'"):
         chosen("rem")
     with pytest.raises(ConfigError, match=r"candidates\.auto: auto cannot be its own candidate"):
-        choose(AutoOptions(candidates={"auto": LOADERS.complete({"name": "auto"})}), ARRAYS, ORDER, CPU)
+        choose(AutoOptions(candidates={"auto": LOADERS.complete({"name": "auto"})}), TENSORS, SAMPLER, CPU)
     with pytest.raises(ConfigError, match=r"^worker_counts: -1 must be at least 0"):
-        make_loader("auto", ARRAYS, worker_counts=[2, -1], batch_size=1, device="cpu", seed=0)
+        make_loader("auto", TENSORS, worker_counts=[2, -1], batch_size=1, device="cpu", seed=0)
     with pytest.raises(
         ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or null"
     ):
-        make_loader("auto", ARRAYS, worker_counts=4, batch_size=1, device="cpu", seed=0)
+        make_loader("auto", TENSORS, worker_counts=4, batch_size=1, device="cpu", seed=0)
     with pytest.raises(ConfigError, match=r"prefetch cannot wrap auto"):
-        make_loader("prefetch", ARRAYS, base="auto", batch_size=1, device="cpu", seed=0)
-
-
-@pytest.mark.parametrize("name", ["ram", "gpu_slice"])
-def test_a_set_that_does_not_fit_is_refused_with_numbers_and_what_would_work(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
-    with pytest.raises(
-        DoesNotFitError,
-        match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
-    ):
-        make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
-    # What is in memory already takes no more of it.
-    make_loader("ram", ARRAYS, batch_size=2, device="cpu", seed=0).close()
-
-
-def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**32, device=2**30))
-    others = ("ram", "cache", "disk")
-    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29), others)
-    with pytest.raises(
-        DoesNotFitError,
-        match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
-        r"needs 512\.0 MiB too; data/loader=ram or data/loader=cache or data/loader=disk would work",
-    ):
-        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
-    with pytest.raises(DoesNotFitError, match="; data/loader=cache or data/loader=disk would work"):
-        check_fits("gpu_slice", Memory(device=2**33), cuda, others=others)
+        make_loader("prefetch", TENSORS, base="auto", batch_size=1, device="cpu", seed=0)
 
 
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,48 +151,10 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
     wanted: list[dict[str, object]] = [{"name": "ram"}, {"name": "gpu_slice"}, {"name": "disk", "num_workers": 0}]
     values = {values["name"]: LOADERS.complete(values) for values in wanted}
-    choice = choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU, new_trial=hungry)
+    choice = choose(AutoOptions(candidates=values), MAPPED, SAMPLER, CPU, new_trial=hungry)
     assert choice.name == "disk"
     assert re.search(r"refused: ram: the set takes .*, and the model needs 1\d\d\.\d MiB too", choice.table())
-    assert choose(AutoOptions(candidates=values), MAPPED, ORDER, CPU).name != "disk"
-
-
-def test_a_sets_memory_is_judged_at_its_real_dtype() -> None:
-    needs = GpuSliceLoader.needs
-    for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
-        arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
-        permutation = 23 * 8
-        assert needs(NoOptions(), arrays, ORDER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
-    samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
-    assert LOADERS.member(complete("ram"))[0].needs(RamOptions(), samples, ORDER, CPU).host == 23 * (3 * 8 + 4)
-
-
-def test_free_and_peak_memory_are_those_of_the_machine() -> None:
-    free = free_memory(CPU)
-    assert 2**20 < free.host < 2**50
-    assert free.device == 0
-    peak, result = peak_memory(lambda: torch.ones(2**25).sum().item(), CPU)
-    assert result == 2**25
-    assert 2**26 < peak.host < 2**28  # 128 MiB
-
-
-def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of both versions of control groups; what is only a cache of files is free."""
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
-    assert free_memory(CPU).host > 2**20
-    for line, folder, (limit, used, cached) in (
-        ("0::/inner", "inner", memory.GROUP_FILES[""]),
-        ("7:memory:/on/the/host", "memory", memory.GROUP_FILES["memory"]),
-    ):
-        (tmp_path / "groups").write_text(f"1:cpu,cpuacct:/x\n{line}\n")
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / limit).write_text("5000\n")
-        (tmp_path / folder / used).write_text("2000\n")
-        (tmp_path / folder / "memory.stat").write_text(f"anon 100\n{cached} 700\n")
-        assert free_memory(CPU).host == 3700
-        (tmp_path / folder / limit).write_text("max\n")
-        assert free_memory(CPU).host > 2**20
+    assert choose(AutoOptions(candidates=values), MAPPED, SAMPLER, CPU).name != "disk"
 
 
 def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root: Path, tmp_path: Path) -> None:
@@ -244,16 +174,6 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root
     losses = [result_of(folder)["epochs"][0] for folder in (automatic, by_hand)]
     assert losses[0]["train_loss"] == losses[1]["train_loss"]
     assert losses[0]["eval_loss"] == losses[1]["eval_loss"]
-
-
-@pytest.mark.parametrize(("waiting", "suggested"), [(30.0, True), (5.0, False)])
-def test_a_run_that_waits_for_data_is_told_what_helps(
-    waiting: float, suggested: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    record = {metric.name: 1.0 for metric in METRICS} | {"epoch": 0, "data_wait_pct": waiting}
-    with caplog.at_level(logging.INFO):
-        suggest_loader(Result(overrides=[], choices={}, epochs=[record]))
-    assert ("30% of the training time was spent waiting for data; data/loader=auto" in caplog.text) == suggested
 
 
 def test_a_loader_is_judged_by_how_fast_it_makes_batches() -> None:
@@ -281,7 +201,7 @@ def test_a_loader_is_judged_by_how_fast_it_makes_batches() -> None:
 def test_the_test_sets_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes + 1))
     options = AutoOptions(candidates={name: complete(name) for name in ("ram", "cache")})
-    assert choose(options, MAPPED, ORDER, CPU, also=[(MAPPED, ORDER)]).name == "cache"
+    assert choose(options, MAPPED, SAMPLER, CPU, also=[(MAPPED, SAMPLER)]).name == "cache"
 
 
 def test_differences_within_the_noise_are_called_that() -> None:
@@ -294,7 +214,7 @@ def test_differences_within_the_noise_are_called_that() -> None:
         return lambda loader: (next(following) * len(list(loader.epoch(0))), 0.0)
 
     options = AutoOptions(candidates={label: complete("ram") for label in durations}, batches=5, worker_counts=[])
-    choice = choose(options, ARRAYS, ORDER, CPU, new_trial=new_trial)
+    choice = choose(options, TENSORS, SAMPLER, CPU, new_trial=new_trial)
     assert (choice.name, choice.model_alone_s) == ("noisy", 0.0)
     assert choice.reason.endswith("the least; within noise of it: also")
     assert [(row.epoch_s_low, row.epoch_s_high) for row in choice.candidates[:2]] == [(12.0, 36.0), (24.0, 48.0)]
@@ -320,7 +240,7 @@ def test_more_workers_are_tried_as_long_as_that_pays(
         return Candidate(name, epoch_s=seconds(values["num_workers"]))
 
     monkeypatch.setattr(auto.Bench, "time_loader", timed)
-    choice = choose(AutoOptions(worker_counts=asked, candidates={"disk": complete("disk")}), ARRAYS, ORDER, CPU)
+    choice = choose(AutoOptions(worker_counts=asked, candidates={"disk": complete("disk")}), TENSORS, SAMPLER, CPU)
     assert [row.name for row in choice.candidates] == ["disk", *(f"disk, {workers} workers" for workers in tried)]
     assert choice.values["name"] == "disk"
 
@@ -328,7 +248,7 @@ def test_more_workers_are_tried_as_long_as_that_pays(
 def test_more_workers_are_not_tried_where_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"ram": Candidate("ram", epoch_s=1.0, data_wait_s=0.01), "disk": Candidate("disk", epoch_s=1.2)}
     monkeypatch.setattr(auto.Bench, "time_loader", lambda bench, name, values: rows[name])
-    choice = choose(AutoOptions(candidates={name: complete(name) for name in rows}), ARRAYS, ORDER, CPU)
+    choice = choose(AutoOptions(candidates={name: complete(name) for name in rows}), TENSORS, SAMPLER, CPU)
     assert choice.candidates == list(rows.values())
 
 
@@ -336,11 +256,11 @@ def test_candidates_may_be_names(capsys: pytest.CaptureFixture[str]) -> None:
     common = {"batch_size": 5, "device": "cpu", "seed": 0}
     for candidates in (None, ["ram", "gpu_slice"], {"a": "ram", "b": {"name": "disk", "num_workers": 0}}):
         given = {"candidates": candidates} if candidates else {}
-        with make_loader("auto", ARRAYS, **common, **given, batches=3, worker_counts=[]) as loader:
+        with make_loader("auto", TENSORS, **common, **given, batches=3, worker_counts=[]) as loader:
             assert len(list(loader.epoch(0))) == 5
         assert re.search(r"candidate +set-up, s +epoch, s +range\n(.*\n)+chosen: ", capsys.readouterr().err)
     with pytest.raises(ConfigError, match=r"candidates\.a=5: must be a loader's name, or a dict"):
-        make_loader("auto", ARRAYS, **common, candidates={"a": 5})
+        make_loader("auto", TENSORS, **common, candidates={"a": 5})
 
 
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,7 +273,7 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
 
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    with make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, candidates=["ram"], step=step) as loader:
+    with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, candidates=["ram"], step=step) as loader:
         assert loader.choice.candidates[0].data_wait_s is not None
     assert set(calls) == {5}
     assert torch.equal(before, torch.get_rng_state()), "how much a step draws depends on the time that it takes"
@@ -365,7 +285,7 @@ def test_a_step_that_fails_is_not_blamed_on_the_loaders() -> None:
         raise ZeroDivisionError("of the user")
 
     with pytest.raises(ZeroDivisionError, match="of the user"):
-        make_loader("auto", ARRAYS, batch_size=5, device="cpu", seed=0, step=step)
+        make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, step=step)
 
 
 def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:

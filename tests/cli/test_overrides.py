@@ -1,0 +1,97 @@
+"""A resumed run has the recorded overrides and the new ones, and refuses those that may not change."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Train, overrides_for, result_of, weights, write_mnist_like
+from tests.support.processes import TrainProcess
+from vitmnist.checkpoint import storage as checkpoint
+
+
+def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
+    quick: list[str], train_here: Train, tmp_path: Path
+) -> None:
+    first = train_here(*quick, "resume=auto", "max_minutes=0")
+    assert "no unfinished run of this configuration; a new one begins" in first.stdout
+    assert train_here(*quick, "seed=1", "max_minutes=0").returncode == 0
+    folders = {result_of(folder)["seed"]: folder for folder in (tmp_path / "outputs" / "runs").glob("*/*")}
+    again = train_here(*quick, "resume=auto", "max_minutes=null")
+    assert again.returncode == 0, again.stderr
+    assert f"resume=auto: resuming {folders[42].relative_to(tmp_path)}" in again.stdout
+    assert result_of(folders[42])["status"] == "completed"
+    assert result_of(folders[1])["status"] == "interrupted"
+    assert "a new one begins" in train_here(*quick, "resume=auto", "max_minutes=0").stdout
+
+
+@pytest.fixture(scope="module")
+def stopped(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder above a run `cut`, stopped after its first batch."""
+    folder = tmp_path_factory.mktemp("stopped")
+    settings = overrides_for(tiny_root, "batch_size=10", "optimizer=adamw")
+    ended = TrainProcess(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()
+    assert ended[0] == 0, ended[1]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resume=cut", "batch_size=7"], "batch_size=7 (it was 10); only epochs, data.loader"),
+        (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
+        (["resume=cut", "data/dataset=mnist"], "data.dataset.name=mnist (it was kmnist)"),
+        (["resume=cut", "optimizer.lr=1"], "optimizer.lr=1 (it was 0.003)"),
+        (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
+        (["resume=nowhere"], "nowhere: holds no run; name a folder such as outputs/runs/"),
+        (["resume=cut", "-m"], "resume=cut: resumes one run, and -m starts several"),
+    ],
+)
+def test_what_may_not_change_is_refused_by_name(stopped: Path, arguments: list[str], message: str) -> None:
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.suffix != ".log"}
+    code, output = TrainProcess(stopped, *arguments).ended()
+    assert code == 1
+    assert message in output
+    assert "Traceback" not in output
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped: Path, train_here: Train, tmp_path: Path) -> None:
+    shutil.copytree(stopped / "cut", tmp_path / "cut")
+    kept = checkpoint.load(tmp_path / "cut")
+    checkpoint.save(tmp_path / "cut", {**kept, "format": 1})
+    before = sorted((tmp_path / "cut" / "checkpoints").iterdir())
+    refused = train_here("resume=cut", "max_minutes=null")
+    assert refused.returncode == 1
+    assert "last.pt: was written by another version of the program (checkpoint format 1; this" in refused.stderr
+    assert "start a new run, or resume it with that version" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert sorted((tmp_path / "cut" / "checkpoints").iterdir()) == before
+
+
+def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path: Path) -> None:
+    write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
+    code, output = TrainProcess(stopped, "resume=cut", f"data.root={tmp_path}").ended()
+    assert code == 1, output
+    assert "the data set is not the one that the run began with: train_images, train_labels" in output, output
+
+
+def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    assert train_here(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
+    assert train_here("resume=cut", "epochs=3", "max_minutes=0", "data/loader=gpu_slice").returncode == 0
+    ended = train_here("resume=cut", "max_minutes=null")
+    assert "epoch 3/3" in ended.stdout
+    assert "gpu_slice loader" in ended.stdout
+
+
+def test_fewer_epochs_than_are_done_are_refused(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    assert train_here(*quick, "epochs=2", "hydra.run.dir=cut").returncode == 0
+    before = weights(tmp_path / "cut"), result_of(tmp_path / "cut")
+    refused = train_here("resume=cut", "epochs=1")
+    assert refused.returncode == 1
+    assert "epochs=1: the run has begun its epoch 2; type epochs=2 or more" in refused.stderr
+    assert result_of(tmp_path / "cut") == before[1]
+    assert all(torch.equal(value, before[0][name]) for name, value in weights(tmp_path / "cut").items())

@@ -1,0 +1,91 @@
+"""A set that does not fit into memory is refused before it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitmnist import make_loader
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
+from vitmnist.data.loaders.ram import RamOptions
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.registry import NoOptions
+from vitmnist.runtime import memory
+from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
+
+CPU = torch.device("cpu")
+SAMPLER = EpochSampler(23, 2, 0)
+TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=True)
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice"])
+def test_a_set_that_does_not_fit_is_refused_with_numbers_and_what_would_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
+    ):
+        make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
+    # What is in memory already takes no more of it.
+    make_loader("ram", TENSORS, batch_size=2, device="cpu", seed=0).close()
+
+
+def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**32, device=2**30))
+    others = ("ram", "cache", "disk")
+    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29), others)
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
+        r"needs 512\.0 MiB too; data/loader=ram or data/loader=cache or data/loader=disk would work",
+    ):
+        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
+    with pytest.raises(DoesNotFitError, match="; data/loader=cache or data/loader=disk would work"):
+        check_fits("gpu_slice", Memory(device=2**33), cuda, others=others)
+
+
+def test_a_sets_memory_is_judged_at_its_real_dtype() -> None:
+    needs = GpuSliceLoader.needs
+    for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
+        arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
+        permutation = 23 * 8
+        assert needs(NoOptions(), arrays, SAMPLER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
+    samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
+    ram, _ = LOADERS.member(LOADERS.complete({"name": "ram"}))
+    assert ram.needs(RamOptions(), samples, SAMPLER, CPU).host == 23 * (3 * 8 + 4)
+
+
+def test_free_and_peak_memory_are_those_of_the_machine() -> None:
+    free = free_memory(CPU)
+    assert 2**20 < free.host < 2**50
+    assert free.device == 0
+    peak, result = peak_memory(lambda: torch.ones(2**25).sum().item(), CPU)
+    assert result == 2**25
+    assert 2**26 < peak.host < 2**28  # 128 MiB
+
+
+def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both versions of control groups; what is only a cache of files is free."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
+    assert free_memory(CPU).host > 2**20
+    for line, folder, (limit, used, cached) in (
+        ("0::/inner", "inner", memory.GROUP_FILES[""]),
+        ("7:memory:/on/the/host", "memory", memory.GROUP_FILES["memory"]),
+    ):
+        (tmp_path / "groups").write_text(f"1:cpu,cpuacct:/x\n{line}\n")
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / limit).write_text("5000\n")
+        (tmp_path / folder / used).write_text("2000\n")
+        (tmp_path / folder / "memory.stat").write_text(f"anon 100\n{cached} 700\n")
+        assert free_memory(CPU).host == 3700
+        (tmp_path / folder / limit).write_text("max\n")
+        assert free_memory(CPU).host > 2**20
