@@ -48,7 +48,7 @@ def composed(overrides: list[str]) -> DictConfig:
 def train_once(overrides: list[str]) -> dict[str, Any]:
     """Train and evaluate once; returns accuracy in percent, seconds of the warm clock, options and environment."""
     from vitmnist.runtime.device import choose_device
-    from vitmnist.runtime.distributed import ALONE
+    from vitmnist.runtime.distributed import SINGLE_PROCESS
     from vitmnist.runtime.timer import synchronize
     from vitmnist.tracking.environment import describe_environment
     from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
@@ -57,7 +57,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     config = typed(Config, composed(overrides))
     device = choose_device(config.device)
     with ExitStack() as stack:
-        setup = build_setup(config, device, stack, ALONE)
+        setup = build_setup(config, device, stack, SINGLE_PROCESS)
         step, loader = setup.step, setup.train_loader
         setup.capture_graph()
         synchronize(device)

@@ -23,7 +23,7 @@ from vitmnist.config.validation import typed
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.report.runs import read_run
-from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.failures import classify, worker_error
 from vitmnist.runtime.files import ClaimedError, claim, write_atomic
 from vitmnist.runtime.profiler import profiled
@@ -32,41 +32,41 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.log import log_completed, log_epoch, log_setup, suggest_loader
-from vitmnist.tracking.metrics import EpochRecord
+from vitmnist.tracking.metrics import epoch_record
 from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.metrics import Predictions
-from vitmnist.training.ranks import connect_ranks
+from vitmnist.training.ranks import connect_process_group
 from vitmnist.training.setup import TrainSetup, build_setup
 
 log = logging.getLogger(__name__)
 
 
 def run(
-    composed: DictConfig, folder: Path, overrides: list[str], stop: StopSignal, world: SingleProcess = ALONE
+    composed: DictConfig, folder: Path, overrides: list[str], stop: StopSignal, world: SingleProcess = SINGLE_PROCESS
 ) -> Result:
-    """Train and evaluate as configured, or resume what `folder` holds, and leave the records there.
+    """Train and evaluate as configured, or resume the run in `folder`; write its records there.
 
-    With several processes all call this; rank 0 writes the records.
+    With several processes, all of them call this; rank 0 writes the records.
 
     Args:
         composed: the configuration, as composed from `conf/`.
         folder: an existing folder; gets `result.json`, a TensorBoard event file and checkpoints.
-        overrides: as typed, for the record.
-        stop: tells when to stop before the end.
+        overrides: command-line overrides, stored in `result.json`.
+        stop: asks the run to stop before its end.
 
     Raises:
         ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
         PeerError: another process failed before the run began; nothing is recorded.
         TrainingError: training cannot continue; recorded.
-        RunInterrupted: the run was told to stop; recorded and saved.
+        RunInterrupted: the run was asked to stop; recorded and saved.
     """
     started = time.perf_counter()
     config = typed(Config, composed)
     result = Result(overrides=overrides, choices=choices_of(composed), config=plain(config))
-    with ExitStack() as until_recorded, outcome_recorded(result, config, folder, stop, world):
+    with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         stop.after_minutes(config.max_minutes)
         with ExitStack() as stack:
             context = begin(config, folder, result, stop, world, stack)
@@ -78,9 +78,9 @@ def run(
             setup = context.setup
             for epoch in range(len(result.epochs), config.epochs):
                 progress, began_at = context.start_epoch(epoch), time.time()
-                with context.accompany(progress, is_training=True) as after_step:
+                with context.instrument(progress, is_training=True) as after_step:
                     train = train_epoch(setup.step, setup.train_loader, progress, after_step)
-                with context.accompany(progress, is_training=False) as after_step:
+                with context.instrument(progress, is_training=False) as after_step:
                     evaluation, predictions = evaluate(
                         setup.step.eval_model, setup.eval_loader, setup.eval_preprocess, after_step, world
                     )
@@ -92,7 +92,7 @@ def run(
 
 @dataclass
 class RunContext:
-    """A run that is set up: what is trained, and everything that accompanies the training loop."""
+    """A run that is set up, with its checkpoints, records and progress bar."""
 
     config: Config
     folder: Path
@@ -112,11 +112,8 @@ class RunContext:
         return progress or EpochProgress(epoch, sampler, step.device, self.config.tensorboard.every_steps, self.world)
 
     @contextmanager
-    def accompany(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
-        """Accompany a pass over the training or the evaluation loader; yields what to call after each step.
-
-        That is what training itself does not need: progress bar, profiler, checkpoints, signals.
-        """
+    def instrument(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
+        """Set up progress bar, profiler and checkpoints around a pass; yields what to call after each step."""
         loader, name, done = self.setup.eval_loader, self.setup.dataset.eval_split, 0
         profiler: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
         if is_training:
@@ -135,7 +132,8 @@ class RunContext:
             try:
                 yield after_step
             except TrainingError as error:
-                raise TrainingError(f"{error}{self.checkpoints.describe_last()}") from error
+                error.args = (f"{error}{self.checkpoints.describe_last()}",)
+                raise
 
     def finish_epoch(
         self,
@@ -145,7 +143,7 @@ class RunContext:
         predictions: Predictions,
         began_at: float,
     ) -> None:
-        """Record, show and save a completed epoch.
+        """Record, log and save a completed epoch.
 
         Raises:
             TrainingError: the evaluation loss is not finite.
@@ -158,21 +156,19 @@ class RunContext:
                 f"{self.setup.step.lr:g}; try a smaller optimizer.lr{self.checkpoints.describe_last()}"
             )
         save_s = train["save_s"] + evaluation["save_s"]
-        record: EpochRecord = {
-            "epoch": epoch,
-            "epoch_s": train["train_s"] + evaluation["eval_s"] + save_s,
+        metrics = {
             **train,
             **evaluation,
+            "epoch_s": train["train_s"] + evaluation["eval_s"] + save_s,
             "save_s": save_s,
             "host_peak_mib": self.hardware.host_peak_mib(),
             "gpu_peak_mib": self.hardware.gpu_peak_mib(),
             "gpu_util_pct": self.hardware.gpu_util_pct(began_at),
-            "ended_at": time.time(),
-            "steps": progress.logged_steps(),
         }
+        record = epoch_record(epoch, metrics, progress.logged_steps())
         self.result.epochs.append(record)
         is_last, every = epoch + 1 == config.epochs, config.tensorboard.images_every_epochs
-        if self.board:  # before the checkpoint: what is written of an epoch without one is purged on resuming
+        if self.board:  # before the checkpoint: on resuming, events after the last checkpoint are purged
             self.board.add_epoch(record)
             if every and (is_last or (epoch + 1) % every == 0):
                 self.board.add_images(self.setup, predictions, epoch)
@@ -184,20 +180,20 @@ class RunContext:
 def begin(
     config: Config, folder: Path, result: Result, stop: StopSignal, world: SingleProcess, stack: ExitStack
 ) -> RunContext | None:
-    """Set a run up, and note in `result` what is known of it.
+    """Set up a run, and record in `result` what is known so far.
 
     Args:
         stack: closes what must be closed at the end of the run.
 
     Returns:
-        None if the run has completed all its epochs before.
+        None if the run is already complete.
 
     Raises:
         ConfigError: something in the configuration is unknown, does not fit together, or may not change on resuming.
         DataError: the data or the checkpoints cannot be read.
     """
     gc.collect()  # a compiled step of the previous job of a sweep is a reference cycle that holds memory
-    device = connect_ranks(config, world)
+    device = connect_process_group(config, world)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     result.distributed = {"ranks": world.size} if world.size > 1 else None
     if world.is_main:
@@ -254,7 +250,7 @@ def prepare_folder(folder: Path, config: Config, setup: TrainSetup, result: Resu
 
 
 @contextmanager
-def outcome_recorded(
+def recording_outcome(
     result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
 ) -> Iterator[None]:
     """Record how a run ended, and let the other ranks know of a failure."""

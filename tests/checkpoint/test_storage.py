@@ -66,7 +66,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
     assert not last.exists()  # renamed, or the next save would make it previous.pt
     if damage is not Path.unlink:
         assert f"{last}: is damaged" in caplog.text
-        assert "checksum does not match; trying the one before it" in caplog.text
+        assert "checksum does not match; falling back to the previous checkpoint" in caplog.text
     damage(tmp_path / "checkpoints" / "previous.pt")
     if damage is Path.unlink:
         assert storage.load(tmp_path) is None
@@ -130,7 +130,10 @@ def test_a_disk_that_is_full_leaves_the_one_before(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"cannot write the checkpoint .*\.pt.*: No space left on device; .* is kept"):
+    with pytest.raises(
+        DataError,
+        match=r"cannot write the checkpoint .*\.pt.*: No space left on device; the previous checkpoint is kept",
+    ):
         storage.save(tmp_path, state(1))
     monkeypatch.undo()
     assert numbers(tmp_path) == 0

@@ -132,7 +132,7 @@ MISTAKES = {
     "trainer.micro_batch=all": "trainer.micro_batch=all: must be a whole number or auto or null",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be a whole number or auto or null",
     "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, tf32, bf16",
-    "device=cpu trainer.precision=tf32": "trainer.precision=tf32: needs a CUDA device, and the run's is cpu",
+    "device=cpu trainer.precision=tf32": "trainer.precision=tf32: needs a CUDA device, but this run uses cpu",
     "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "device=cpu trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "+trainer.fuse=true": "trainer.fuse: there is no such key; did you mean 'fused'?",

@@ -76,7 +76,7 @@ def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path
     write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
     code, output = TrainProcess(stopped, "resume=cut", f"data.root={tmp_path}").ended()
     assert code == 1, output
-    assert "the data set is not the one that the run began with: train_images, train_labels" in output, output
+    assert "the data set has changed since the run began: train_images, train_labels" in output, output
 
 
 def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train_here: Train, tmp_path: Path) -> None:

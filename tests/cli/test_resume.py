@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(
     )
     assert ended.returncode == 1
     assert re.search(
-        r"in epoch 1, step \d+, .*; \S+/checkpoints/last\.pt is from before it, after epoch 0", ended.stderr
+        r"in epoch 1, step \d+, .*; the last checkpoint, \S+/checkpoints/last\.pt, has 0 completed epochs", ended.stderr
     )
     (file,) = tmp_path.glob("outputs/runs/*/*/checkpoints/last.pt")
     kept = torch.load(file, weights_only=True)

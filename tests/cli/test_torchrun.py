@@ -181,7 +181,7 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, t
         (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
         (["device=cuda"], {}, "has no GPU: torch sees none here, for 2 processes"),
         (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; type device=cuda"),
-        ([], {1: "seed=7"}, "rank 1 was started differently: seed=7 (rank 0: 42); type the same for each"),
+        ([], {1: "seed=7"}, "rank 1 was started differently: seed=7 (rank 0: 42); start every rank with the same"),
         ([], {1: "sead=7"}, "sead: there is no such key"),
         (["sead=7"], {}, "sead: there is no such key"),
         (["-m", "seed=1,2"], {}, "-m: is for one process"),

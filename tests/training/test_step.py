@@ -52,9 +52,10 @@ def make_step(
     decay: float | None = None,
     smoothing: float = 0.0,
     device: torch.device = CPU,
+    steps: int = 9,
     **options: object,
 ) -> TrainStep:
-    """A step of a one-cycle schedule over nine steps."""
+    """A step of a one-cycle schedule."""
     config = StepConfig(**{"fused": True, "micro_batch": 4, **options})
     model = (model or make_vit()).to(device)
     built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
@@ -63,7 +64,7 @@ def make_step(
         model,
         Preprocess(data.train, augment).to(device),
         built,
-        SCHEDULES.build(one_cycle, built, 9),
+        SCHEDULES.build(one_cycle, built, steps),
         BATCH,
         config,
         smoothing,
@@ -301,3 +302,12 @@ def test_a_restored_step_continues_to_the_bit(tiny: Dataset) -> None:
     train(second, batches, 1, first=1)
     check_same_weights(second.model, uninterrupted.model, tolerance=0)
     check_same_weights(second.eval_model, uninterrupted.eval_model, tolerance=0)
+
+
+def test_a_step_restored_into_a_longer_run_has_the_rates_of_its_schedule(tiny: Dataset) -> None:
+    short, long, restored = make_step(tiny), make_step(tiny, steps=18), make_step(tiny, steps=18)
+    batches = make_loader(tiny, "ram")
+    train(short, batches, 2)
+    train(long, batches, 2)
+    restored.load_state_dict(copy.deepcopy(short.state_dict()))
+    assert restored.lr == long.lr != short.lr

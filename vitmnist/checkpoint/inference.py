@@ -63,10 +63,10 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         names = weights or "final, best or last"
         raise ConfigError(f"{folder}: holds no {names} weights in {storage.FOLDER}/; name the folder of a run")
     try:
-        facts, tensors = _read(path)
-        shape, classes = tuple(map(int, facts["shape"])), tuple(map(str, facts["classes"]))
-        mean, std = (tuple(map(float, facts[key][: shape[0]])) for key in ("mean", "std"))
-        model = MODELS.build(facts["config"]["model"], shape, len(classes))
+        info, tensors = _read(path)
+        shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
+        mean, std = (tuple(map(float, info[key][: shape[0]])) for key in ("mean", "std"))
+        model = MODELS.build(info["config"]["model"], shape, len(classes))
         model.load_state_dict(tensors)
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
     except UNREADABLE as error:
@@ -74,10 +74,10 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The configuration and facts that a file stores as JSON, and its weights; the averaged ones if there are any."""
+    """The configuration and info that a file stores as JSON, and its weights; the averaged ones if there are any."""
     if path.suffix == ".pt":
         state = storage.read(path)
         return json.loads(state["model_info"]), (state["step"]["ema"] or state["step"])["model"]
     with safe_open(path, framework="pt") as file:
-        facts = json.loads((file.metadata() or {})["vitmnist"])
-        return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()
+        info = json.loads((file.metadata() or {})["vitmnist"])
+        return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()

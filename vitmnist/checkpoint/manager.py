@@ -40,7 +40,8 @@ MAY_CHANGE = (
 class Checkpoint:
     """Everything that a run needs to continue bit for bit.
 
-    A field that is added later needs a default, which is used for the checkpoints without it.
+    A field that is added later needs a default, which is used for checkpoints without it. Where no default would be
+    right, increase `storage.FORMAT`.
 
     Args:
         model_info: JSON, see `model_info`.
@@ -132,15 +133,15 @@ class CheckpointManager:
             DataError: the data set is another one, or the checkpoint does not fit the configuration.
         """
         checksums = (self._result.dataset or {})["sha256"]
-        if differing := [name for name, sum in checksums.items() if checkpoint.dataset_sha256.get(name) != sum]:
-            raise DataError(f"the data set is not the one that the run began with: {', '.join(differing)} differ")
+        if differing := [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]:
+            raise DataError(f"the data set has changed since the run began: {', '.join(differing)} differ")
         step, progress = self._setup.step, None
         self._saved_epochs = len(checkpoint.epochs)
         try:
             step.load_state_dict(checkpoint.step)
             if self._world.is_main:
                 set_rng_state(checkpoint.rng)
-            elif self._world.rank <= len(checkpoint.rank_rng):  # a rank that is new keeps the seed of its own
+            elif self._world.rank <= len(checkpoint.rank_rng):  # a new rank keeps its own seed
                 set_torch_rng_state(checkpoint.rank_rng[self._world.rank - 1], step.device)
             if checkpoint.progress:
                 sampler = self._setup.train_loader.sampler
@@ -165,7 +166,7 @@ class CheckpointManager:
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self._world.all_reduce_max([self._exit_request(), is_due])
         self._steps_since_save += 1
-        if self._world.size > 1 and self._steps_since_save == 1:  # the ranks voted for this save before the last one
+        if self._world.size > 1 and self._steps_since_save == 1:  # this vote was cast before the previous save
             saving = 0
         if stopping or saving:
             timer.begin("saving")
@@ -173,7 +174,7 @@ class CheckpointManager:
             self.save(progress)
             timer.begin("other")
         if stopping:
-            self._world.barrier()  # until rank 0 has written: torchrun kills the others when one has ended
+            self._world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
             raise self._stop.agree(stopping - 1)
 
     def after_epoch(self, is_last: bool) -> None:
@@ -206,10 +207,11 @@ class CheckpointManager:
             raise DataError(f"cannot write {path}: {error.strerror}") from error
 
     def describe_last(self) -> str:
-        """For a message about failed training: where the last checkpoint is; empty if there is none."""
+        """Where the last checkpoint is, for an error message; empty if there is none."""
         if self._saved_epochs is None:
             return ""
-        return f"; {self._folder / storage.FOLDER / 'last.pt'} is from before it, after epoch {self._saved_epochs}"
+        path = self._folder / storage.FOLDER / "last.pt"
+        return f"; the last checkpoint, {path}, has {self._saved_epochs} completed epochs"
 
     def _exit_request(self) -> int:
         """0 to go on; else 1 + the exit code."""
@@ -226,11 +228,11 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
         DataError: the checkpoint cannot be read.
     """
     if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
-        raise ConfigError(f"resume={config.resume}: Hydra cannot read this name; rename the folder")
+        raise ConfigError(f"resume={config.resume}: Hydra cannot parse this path; rename the folder")
     state = world.broadcast_tensors(lambda: storage.load(folder))
     if state is None:
         if (folder / "result.json").exists():
-            raise ConfigError(f"resume={config.resume}: has records, but no checkpoint to resume from")
+            raise ConfigError(f"resume={config.resume}: contains records but no checkpoint")
         return None
     try:
         del state["format"]
@@ -241,7 +243,15 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
         raise _does_not_fit(folder, error) from error
     check_resumable(before, plain(config))
     if config.epochs < done:
-        raise ConfigError(f"epochs={config.epochs}: the run has begun its epoch {done}; type epochs={done} or more")
+        raise ConfigError(
+            f"epochs={config.epochs}: the run has already started epoch {done}; type epochs={done} or more"
+        )
+    if config.epochs != before["epochs"] and config.schedule["name"] != "constant":
+        log.warning(
+            "epochs=%d (it was %d): schedule=%s continues at this step of the new curve, so the run differs from one "
+            "that was started with epochs=%d",
+            *(config.epochs, before["epochs"], config.schedule["name"], config.epochs),
+        )
     return checkpoint
 
 
@@ -261,4 +271,4 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _does_not_fit(folder: Path, error: Exception) -> DataError:
-    return DataError(f"{folder / storage.FOLDER}: the checkpoint is not one of this configuration: {error}")
+    return DataError(f"{folder / storage.FOLDER}: the checkpoint does not match this configuration: {error}")

@@ -61,7 +61,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         new.replace(last)
     except OSError as error:
         raise DataError(
-            f"cannot write the checkpoint {error.filename or place}: {error.strerror}; the one before it is kept"
+            f"cannot write the checkpoint {error.filename or place}: {error.strerror}; the previous checkpoint is kept"
         ) from error
 
 
@@ -72,7 +72,7 @@ def load(folder: Path) -> dict[str, Any] | None:
         DataError: all checkpoints are damaged, or one is of another version of the program.
     """
     place = folder / FOLDER
-    for unfinished in place.glob(".*"):  # left by a process that was killed while it wrote
+    for unfinished in place.glob(".*"):  # left by a process that was killed while writing
         if unfinished.is_file():
             unfinished.unlink()
     damage = []
@@ -85,7 +85,7 @@ def load(folder: Path) -> dict[str, Any] | None:
             raise
         except DataError as error:
             damage.append(str(error))
-            log.warning("%s; trying the one before it", error)
+            log.warning("%s; falling back to the previous checkpoint", error)
             if path.name != "previous.pt":
                 path.replace(path.with_name(f"{path.name}.damaged"))  # or the next save makes it previous.pt
     if damage:
@@ -106,7 +106,7 @@ def read(path: Path) -> dict[str, Any]:
     content, digest = stored[:-DIGEST_SIZE], stored[-DIGEST_SIZE:]
     is_verified = hashlib.sha256(content).digest() == digest
     try:
-        # Those of versions before this trailer are read too, to say what they are.
+        # Also load files of older versions, without a checksum, to report their format.
         state = torch.load(io.BytesIO(content if is_verified else stored), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         reason = "holds more than plain values and tensors" if is_verified else "its checksum does not match"

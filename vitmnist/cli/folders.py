@@ -112,7 +112,7 @@ class Outputs(Callback):
         """Show where the results are."""
         if kwargs["job_return"].status == JobStatus.COMPLETED:
             shown = display_path(config.hydra.run.dir)
-            log.info("Results: %s Inspect with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
+            log.info("Results: %s\nView them with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the command line of a sweep, create its folder, and keep other processes out of it."""

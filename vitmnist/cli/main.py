@@ -18,7 +18,7 @@ from vitmnist.cli.messages import describe
 from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_folder, release_ranks
 from vitmnist.config.labels import CONF
 from vitmnist.report.runs import read_run
-from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.signals import StopSignal
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 # Hydra passes nothing but the configuration to its task.
 _stop = StopSignal()
-_world: SingleProcess = ALONE
+_world: SingleProcess = SINGLE_PROCESS
 
 
 class TaskError(BaseException):
@@ -61,7 +61,7 @@ def train(composed: DictConfig) -> float | None:
 def main() -> None:
     """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
     global _world  # noqa: PLW0603
-    _world, folders.current = ALONE, None
+    _world, folders.current = SINGLE_PROCESS, None
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
@@ -108,7 +108,8 @@ def end(error: BaseException) -> NoReturn:
         sys.exit(failure.exit_code)
     if SHOW_TRACEBACK or not failure.is_user_error:
         raise error
-    sys.exit(f"error: {failure.message}")
+    print(f"error: {failure.message}", file=sys.stderr)
+    sys.exit(failure.exit_code)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.cli.overrides import expand, quoted, split
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.distributed import ALONE, SingleProcess, launched
+from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess, launched
 
 
 def connect_ranks() -> SingleProcess:
@@ -22,7 +22,7 @@ def connect_ranks() -> SingleProcess:
         ConfigError: they cannot be reached.
     """
     if not launched():
-        return ALONE
+        return SINGLE_PROCESS
     from vitmnist.runtime.torch_distributed import TorchDistributed  # imports torch
 
     return TorchDistributed()

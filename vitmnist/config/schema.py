@@ -84,7 +84,7 @@ class DistributedConfig:
 
 
 class Objective(str, Enum):
-    """What a search looks for; see `vitmnist.sweep`."""
+    """What a search looks for; see `vitmnist.cli.sweep`."""
 
     eval_acc = "eval_acc"
     seconds_to_target = "seconds_to_target"

@@ -1,4 +1,8 @@
-"""The learning-rate schedules, built with (options, optimizer, steps in the whole run); each moves once a step."""
+"""The learning-rate schedules, built with (options, optimizer, steps in the whole run); each moves once a step.
+
+The learning rate must be a function of the step alone, as with `LambdaLR`: a resumed run may have another number of
+steps, and torch's schedulers that compute a rate from the one before it would continue the old curve.
+"""
 
 from __future__ import annotations
 

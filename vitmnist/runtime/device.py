@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 
 
 class Accelerator:
@@ -131,7 +131,7 @@ def accelerator_of(device: torch.device) -> Accelerator:
     return ACCELERATORS[device.type](device)
 
 
-def choose_device(name: str, world: SingleProcess = ALONE) -> torch.device:
+def choose_device(name: str, world: SingleProcess = SINGLE_PROCESS) -> torch.device:
     """The device that `device=` names; `auto` is the first CUDA device, or the CPU.
 
     With several ranks on a machine, each gets its own CUDA device.

@@ -90,7 +90,7 @@ class SingleProcess:
         """Close the process group after success. After a failure it would wait for the rank that failed."""
 
 
-ALONE = SingleProcess()
+SINGLE_PROCESS = SingleProcess()
 
 
 def launched() -> bool:

@@ -72,4 +72,5 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (worker_error, lambda error: Failure(str(worker_error(error)))),
     (OSError, _os_error),  # a full disk, a folder that was removed during the run
 )
-"""What to recognise (a type or a predicate), and its `Failure`; the first row that fits counts."""
+"""What to recognise (a type or a predicate), and its `Failure`. The first row that fits counts, so a subclass of
+`UserError` must come before it."""

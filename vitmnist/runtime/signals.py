@@ -12,7 +12,7 @@ from typing import Any
 
 
 class RunInterrupted(BaseException):
-    """The run was asked to stop and has saved a checkpoint.
+    """The run was asked to stop; once training has begun, it has saved a checkpoint.
 
     Like `KeyboardInterrupt` not an `Exception`, so that `except Exception` in a library does not swallow it.
     """

@@ -1,10 +1,12 @@
 """The metrics of an epoch: one table for `result.json`, TensorBoard and the report.
 
-To add a metric, add a row here, and put its value into the dict that `train_epoch`, `evaluate` or `run` returns for it.
+To add a metric, add a row here, and its value to the dict of `EpochProgress.compute` or `evaluate` (both in
+`vitmnist/training/loop.py`), or of `RunContext.finish_epoch` (`vitmnist/run.py`); with several ranks, summed over them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -53,6 +55,18 @@ METRICS = (
     Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
     Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0),
 )
+
+
+def epoch_record(epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]]) -> EpochRecord:
+    """The record of an epoch that has just ended.
+
+    Raises:
+        KeyError: a metric of the table was not measured, or one that was is not in the table.
+    """
+    if differing := metrics.keys() ^ {metric.name for metric in METRICS}:
+        raise KeyError(f"measured metrics and METRICS differ: {', '.join(sorted(differing))}")
+    return {"epoch": epoch, **metrics, "ended_at": time.time(), "steps": steps}
+
 
 SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS if metric.column}
 """The metrics that also describe a run as a whole, by their keys in its summary."""

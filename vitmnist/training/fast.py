@@ -106,13 +106,14 @@ def _check_supported(config: TrainerConfig, device: torch.device, ranks: int) ->
             raise ConfigError("trainer.cuda_graph=true: works with one process only; type trainer.cuda_graph=false")
         if device.type != "cuda":
             raise ConfigError(
-                f"trainer.cuda_graph=true: needs a CUDA device, and the run's is {device}; type trainer.cuda_graph=auto"
+                f"trainer.cuda_graph=true: needs a CUDA device, but this run uses {device}; "
+                "type trainer.cuda_graph=auto"
             )
         if config.fused is False:  # only a fused optimizer takes its learning rate from a tensor
             raise ConfigError("trainer.cuda_graph=true: needs trainer.fused=true")
     if config.precision == Precision.tf32 and device.type != "cuda":
         raise ConfigError(
-            f"trainer.precision=tf32: needs a CUDA device, and the run's is {device}; "
+            f"trainer.precision=tf32: needs a CUDA device, but this run uses {device}; "
             "type trainer.precision=fp32 or trainer.precision=auto"
         )
     if config.precision == Precision.bf16 and device.type == "cuda" and not _has_bf16(device):

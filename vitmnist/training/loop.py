@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.runtime.distributed import ALONE, SingleProcess
+from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.timer import EpochTimer, Phase
 from vitmnist.training.metrics import MetricAccumulator, Predictions, non_finite_loss
 from vitmnist.training.step import TrainStep
@@ -52,7 +52,7 @@ def train_epoch(
 
 
 class EpochProgress:
-    """A training epoch and how much of it is done: its metrics, times and logged steps. Can be saved at any step.
+    """A training epoch and its progress: metrics, times and logged steps. Can be saved at any step.
 
     Args:
         epoch: counted from 0.
@@ -66,7 +66,7 @@ class EpochProgress:
         sampler: EpochSampler,
         device: torch.device,
         log_every: int | None = None,
-        world: SingleProcess = ALONE,
+        world: SingleProcess = SINGLE_PROCESS,
     ) -> None:
         self.epoch, self.world = epoch, world
         self.metrics = MetricAccumulator(sampler, device, world)
@@ -75,7 +75,7 @@ class EpochProgress:
         self._seconds_before: dict[str, float] = {}  # of the processes that trained on this epoch before
 
     def start_timer(self, step: TrainStep) -> EpochTimer:
-        """Start timing with the device at rest. What `step` compiles from now on does not count."""
+        """Start timing with the device at rest. Compilation from now on is excluded from the computing time."""
         self._step, self._compile_s = step, step.compile_s
         self.timer = EpochTimer(self._device)
         return self.timer
@@ -149,7 +149,7 @@ def evaluate(
     loader: Loader,
     preprocess: Preprocess,
     after_step: AfterStep = lambda timer: None,
-    world: SingleProcess = ALONE,
+    world: SingleProcess = SINGLE_PROCESS,
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32.
 
@@ -165,7 +165,7 @@ def evaluate(
     timer = EpochTimer(device)
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # A rank without an image of the last batch was given one that does not count.
+            # A rank without an image of the last batch has received a padding image.
             valid, size = sampler.num_valid(metrics.steps), sampler.global_sampler.num_valid(metrics.steps)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             probability, label = logits.softmax(dim=1).max(dim=1)
@@ -186,7 +186,7 @@ def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: SingleProcess)
     """The predictions of all ranks, in split order."""
     if world.size == 1:
         return own
-    # The image that does not count, where a rank was given one, is its last.
+    # A padding image, if there is one, is the rank's last image.
     indices = sampler.indices(0, device=own.labels.device)[: len(own.labels)]
     size = sampler.global_sampler.size
     return Predictions(

@@ -16,7 +16,7 @@ from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.distributed import SingleProcess
 
 
-def connect_ranks(config: Config, world: SingleProcess) -> torch.device:
+def connect_process_group(config: Config, world: SingleProcess) -> torch.device:
     """Connect the ranks and check that all were started alike; returns this rank's device.
 
     Raises:
@@ -40,7 +40,10 @@ def connect_ranks(config: Config, world: SingleProcess) -> torch.device:
         if rank["device"] != first["device"]:
             differing.append(f"device is {rank['device']} (rank 0: {first['device']})")
         if differing:
-            raise ConfigError(f"rank {number} was started differently: {', '.join(differing)}; type the same for each")
+            raise ConfigError(
+                f"rank {number} was started differently: {', '.join(differing)}; "
+                "start every rank with the same arguments"
+            )
     world.connect(device, config.distributed.timeout_s)
     return device
 

@@ -49,18 +49,15 @@ class TrainSetup:
     eval_preprocess: Preprocess
     choice: Choice | None = None
 
-    def capture_graph(self, loader: Loader | None = None) -> None:
+    def capture_graph(self) -> None:
         """Capture the step as a CUDA graph if configured; after a run was restored, and before it trains.
-
-        Args:
-            loader: delivers the batches; the training loader if None.
 
         Raises:
             ConfigError: the step cannot be captured, and `trainer.cuda_graph=true` was typed.
         """
         if self.step_config.cuda_graph:
             accelerator = accelerator_of(self.step.device)
-            self._attempt("cuda_graph", lambda: capture_step(self.step, loader or self.train_loader, accelerator))
+            self._attempt("cuda_graph", lambda: capture_step(self.step, self.train_loader, accelerator))
 
     def compile_step(self, inputs: Inputs, keys: Tensor | None) -> None:
         """Compile the step for batches like this one, if configured.
@@ -74,7 +71,7 @@ class TrainSetup:
             log.info("compilation took %.1f s, which no epoch includes", self.step.compile_s)
 
     def _attempt(self, option: str, action: Callable[[], None]) -> None:
-        """Turn an option off that was `auto` and fails; fail if it was asked for by name."""
+        """Run `action`; if it fails, disable the option if it was `auto`, else raise `ConfigError`."""
         try:
             action()
         except torch.OutOfMemoryError:
@@ -134,7 +131,7 @@ def build_setup(
         with closing(train_loader.epoch(0)) as batches:
             setup.compile_step(next(batches), first_keys(step, sampler))
     step.distribute(world)
-    # What a model draws in training, as for dropout, must differ between ranks, which have different images.
+    # Random layers such as dropout must differ between ranks, which have different images.
     (rank_seed,) = np.random.SeedSequence(config.seed, spawn_key=(world.rank, 4)).generate_state(1, np.uint64)
     torch.manual_seed(int(rank_seed) if world.rank else config.seed)
     return setup
@@ -158,7 +155,7 @@ def build_step(
     """Build model, optimizer, schedule, EMA, and the step that uses them."""
     preprocess = Preprocess(split, AUGMENTS.build(config.data.augment)).to(device)
     _, channels, height, width = split.images.shape
-    # The weights are drawn on the CPU, so that they are the same for every device.
+    # Weights are initialised on the CPU, so they are identical on every device.
     torch.manual_seed(config.seed)
     model = MODELS.build(config.model, (channels, height, width), len(split.classes)).to(device)
     optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
@@ -223,7 +220,7 @@ def train_sampler(config: Config, dataset: Dataset) -> EpochSampler:
     sampler = EpochSampler(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
     if not len(sampler):
         raise ConfigError(
-            f"batch_size={config.batch_size} is above the set's {sampler.size} images, so data.drop_last=true leaves "
+            f"batch_size={config.batch_size} exceeds the {sampler.size} training images, so data.drop_last=true leaves "
             f"no batch; type batch_size={sampler.size} or less, or data.drop_last=false"
         )
     return sampler

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from vitmnist.config.schema import Precision
 from vitmnist.data.loaders import Loader
@@ -35,8 +35,8 @@ Inputs = tuple[Tensor, ...]
 class TrainStep:
     """Trains a model on one batch at a time.
 
-    Whatever the options, the gradient is that of the mean loss of the whole batch in float32, but for rounding: sums in
-    another order, or products of fewer digits. For the articles' transformer the difference is below 1e-5 of the
+    Whatever the options, the gradient is that of the mean loss of the whole batch in float32, up to rounding (summation
+    order, lower-precision products). For the articles' transformer the difference is below 1e-5 of the
     gradient's norm with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This
     does not hold for models whose output for an image depends on its batch (batch normalisation) or is random.
 
@@ -73,7 +73,7 @@ class TrainStep:
         self.compile_s = 0.0
         """Seconds spent on compilation and graph capture."""
         self.pad = False
-        """Pad short microbatches with images that do not count, because compiled code and graphs need fixed shapes."""
+        """Pad short microbatches with images without loss, because compiled code and graphs need fixed shapes."""
         self._graph: GraphedStep | None = None
         self._eager = _ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self._forward: nn.Module = self._eager  # or compiled, or wrapped by DDP
@@ -95,7 +95,7 @@ class TrainStep:
         source = self._graph if self._graph and self._graph.gathers else loader
         batches: Iterable[Inputs] = source.epoch(epoch, start)
         if self._world_size > 1:
-            batches = _without_loss_where_not_valid(batches, loader.sampler, start)
+            batches = _ignore_padding(batches, loader.sampler, start)
         return zip(batches, self.preprocess.keys(loader.sampler, epoch, start), strict=False)
 
     def __call__(self, inputs: Inputs, keys: Tensor | None = None, size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ class TrainStep:
         Args:
             inputs: images and labels, as `batches` gives them.
             keys: int64 `[B]`, the random keys of the batch's augmentation.
-            size: images of the global batch, if other ranks have some of them.
+            size: images in the global batch; by default, in this batch.
 
         Returns:
             The batch's loss (this rank's share of the global mean), and its number of correct predictions.
@@ -207,6 +207,10 @@ class TrainStep:
             group.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
+        if isinstance(self.schedule, LambdaLR):  # if the run has another number of epochs now, so has the curve
+            rates = zip(self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
+            for group, base_lr, factor in rates:
+                group["lr"] = base_lr * factor(self.schedule.last_epoch)
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 
@@ -243,7 +247,7 @@ class _ModelAndLoss(nn.Module):
         return loss, (logits.detach().argmax(dim=1) == labels).sum()
 
 
-def _without_loss_where_not_valid(batches: Iterable[Inputs], sampler: EpochSampler, start: int) -> Iterator[Inputs]:
+def _ignore_padding(batches: Iterable[Inputs], sampler: EpochSampler, start: int) -> Iterator[Inputs]:
     """Ignore the labels of a batch of which this rank has no valid image."""
     for batch, (images, labels) in enumerate(batches, start):
         yield images, labels if sampler.num_valid(batch) else torch.full_like(labels, IGNORED)
