@@ -41,7 +41,7 @@ from vitmnist.data.loaders import LOADERS
 from vitmnist.data.loaders.timing import resident_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import UserError, first_line
+from vitmnist.errors import UserError
 from vitmnist.models.vit import ViT
 from vitmnist.optim.optimizers import AdamOptions, adam
 from vitmnist.optim.schedules import SCHEDULES
@@ -102,7 +102,7 @@ def new_step(loader: Loader, split: Split, device: torch.device, config: StepCon
             with closing(loader.epoch(0)) as batches:
                 step.compile(next(batches), None)
         except RuntimeError as error:
-            raise UserError(f"--compile: {first_line(error)}") from error
+            raise UserError(f"--compile: {error}") from error
     if config.cuda_graph:
         capture_step(step, loader, accelerator_of(device))
     return step

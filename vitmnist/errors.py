@@ -37,6 +37,10 @@ class TrainingError(UserError):
     """Training cannot continue, for example because the loss is not finite."""
 
 
+class UnsupportedStepError(RuntimeError):
+    """The training step cannot be compiled, or captured as a CUDA graph."""
+
+
 class PeerError(UserError):
     """Another rank of the same run has failed; the message gives its reason."""
 
@@ -56,4 +60,4 @@ def nearest(wrong: str, allowed: Iterable[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of a message, without the details that OmegaConf and torch add below it."""
-    return str(error).partition("\n")[0]
+    return str(error).strip().partition("\n")[0]

@@ -104,6 +104,7 @@ class RunContext:
     world: SingleProcess
     resumed_progress: EpochProgress | None
     profile_next_epoch: bool
+    is_first_epoch: bool = True  # since the start or resume of this process
 
     def start_epoch(self, epoch: int) -> EpochProgress:
         """The progress of an epoch: that of the checkpoint if it was saved in the middle, else a new one."""
@@ -165,7 +166,8 @@ class RunContext:
             "gpu_peak_mib": self.hardware.gpu_peak_mib(),
             "gpu_util_pct": self.hardware.gpu_util_pct(began_at),
         }
-        record = epoch_record(epoch, metrics, progress.logged_steps())
+        record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
+        self.is_first_epoch = False
         self.result.epochs.append(record)
         is_last, every = epoch + 1 == config.epochs, config.tensorboard.images_every_epochs
         if self.board:  # before the checkpoint: on resuming, events after the last checkpoint are purged
@@ -180,13 +182,7 @@ class RunContext:
 def begin(
     config: Config, folder: Path, result: Result, stop: StopSignal, world: SingleProcess, stack: ExitStack
 ) -> RunContext | None:
-    """Set up a run, and record in `result` what is known so far.
-
-    Args:
-        stack: closes what must be closed at the end of the run.
-
-    Returns:
-        None if the run is already complete.
+    """Set up a run, and record in `result` what is known so far; returns None if the run is already complete.
 
     Raises:
         ConfigError: something in the configuration is unknown, does not fit together, or may not change on resuming.
@@ -196,14 +192,16 @@ def begin(
     device = connect_process_group(config, world)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     result.distributed = {"ranks": world.size} if world.size > 1 else None
+    # Before `claim`: reading may open the lock file, and closing it would drop this process's lock.
+    is_completed = config.resume and world.broadcast_object(lambda: read_run(folder).status == "completed")
     if world.is_main:
         stack.enter_context(claim(folder))
     checkpoint = load_checkpoint(config, folder, world) if config.resume else None
     if checkpoint:
         result.epochs = checkpoint.epochs
-        is_completed = world.broadcast_object(lambda: read_run(folder).status == "completed")
         if is_completed and len(result.epochs) == config.epochs:
             log_completed(result, config)
+            result.status = "completed"
             return None
     step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
     setup = build_setup(config, device, stack, world, step_config)
@@ -216,8 +214,8 @@ def begin(
     log_setup(config, setup, result, device, world)
     board = None
     if world.is_main:
-        prepare_folder(folder, config, setup, result)
         board = stack.enter_context(TensorBoard(folder, result))
+        prepare_folder(folder, config, setup, result)
     profiles = config.profile and world.is_main
     return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, progress, profiles)
 

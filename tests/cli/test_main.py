@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import REPOSITORY, Train, result_of
-from vitmnist.cli.main import main
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.config.labels import CONF
 from vitmnist.tracking.metrics import METRICS
@@ -168,16 +167,14 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_gets_one_message_and_leaves_nothing(
-    mistake: str, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mistake: str, tiny_root: Path, tmp_path: Path, train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.chdir(tmp_path)
     base = [] if "root" in mistake else [f"data.root={tiny_root}"]
     monkeypatch.setattr("vitmnist.cli.main.SHOW_TRACEBACK", False)
-    monkeypatch.setattr(sys, "argv", ["train.py", "data/dataset=kmnist", *base, *mistake.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    message = str(ended.value.code)  # Python prints it to stderr and exits with 1
+    ended = train_here("data/dataset=kmnist", *base, *mistake.split())
+    assert ended.returncode == 1
+    message = ended.stderr.strip()
     assert message.startswith("error: ")
     assert MISTAKES[mistake] in message
     assert message.count("\n") <= 1

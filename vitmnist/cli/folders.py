@@ -25,7 +25,7 @@ from vitmnist.runtime.files import claim, display_path
 
 log = logging.getLogger(__name__)
 
-RECORDS = ("result.json", "checkpoints/*.pt", "*/result.json", "*/checkpoints/*.pt")  # of a run, or the jobs of a sweep
+RECORDS = ("result.json", "checkpoints/*.pt")
 
 
 class OutputFolder:
@@ -58,7 +58,8 @@ class OutputFolder:
 
     def has_records(self) -> bool:
         """Whether a run has left a result or a checkpoint here, or a job of a sweep has."""
-        return any(any(self.path.glob(pattern)) for pattern in RECORDS)
+        prefix = "**/" if self.is_sweep else ""
+        return any(any(self.path.glob(f"{prefix}{pattern}")) for pattern in RECORDS)
 
     def remove_unused(self) -> None:
         """Remove the folder and its empty parents if this command created them and left no records."""
@@ -68,9 +69,16 @@ class OutputFolder:
                 with suppress(OSError):  # not empty: another run uses it
                     parent.rmdir()
 
-    def end_failed(self) -> None:
-        """After a failure, remove the folder or name it; one that was typed to be resumed is known."""
-        self.remove_unused()
+    def end_failed(self, is_refused: bool) -> None:
+        """After a failure, remove the folder or name it; one that was typed to be resumed is known.
+
+        Args:
+            is_refused: whether the run or sweep was refused before it began.
+        """
+        if is_refused:
+            self.remove_unused()
+        if all(path.name.startswith("rank-") for path in self.path.glob("*")):  # rank 0 has removed it
+            shutil.rmtree(self.path, ignore_errors=True)
         if not self.is_sweep and not self.config.resume and self.path.exists():
             log.info("failed; results: %s", display_path(self.path))
 

@@ -17,6 +17,7 @@ from vitmnist.cli import folders, sweep
 from vitmnist.cli.messages import describe
 from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_folder, release_ranks
 from vitmnist.config.labels import CONF
+from vitmnist.errors import ConfigError, DataError, PeerError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.signals import StopSignal
@@ -44,11 +45,13 @@ def train(composed: DictConfig) -> float | None:
     folder = Path(job.runtime.output_dir)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
     if job.mode == RunMode.MULTIRUN:
-        if not sweep.is_completed_job(composed, folder):
-            with sweep.recorded_job(composed, folder, overrides, _stop):
-                sweep.prepare_job(composed, folder)
-                run(composed, folder, overrides, _stop)
-        return sweep.objective(composed, read_run(folder))
+        if sweep.is_completed_job(composed, folder):
+            return sweep.objective(composed, read_run(folder))
+        with sweep.recorded_job(composed, folder, overrides, _stop):
+            sweep.prepare_job(composed, folder)
+            run(composed, folder, overrides, _stop)
+            return sweep.objective(composed, read_run(folder))
+        return None
     _stop.check()
     publish_folder(_world, folder)
     try:
@@ -103,7 +106,7 @@ def end(error: BaseException) -> NoReturn:
             print(failure.message, file=sys.stderr)
         sys.exit(failure.exit_code)
     if output:  # also on other ranks, which may have created the folder again after rank 0 removed it
-        output.end_failed()
+        output.end_failed(isinstance(error, ConfigError | DataError | PeerError))
     if not is_first:
         sys.exit(failure.exit_code)
     if SHOW_TRACEBACK or not failure.is_user_error:

@@ -16,12 +16,13 @@ import psutil
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from vitmnist.cli.messages import describe
 from vitmnist.config.labels import CONF, RESUMED, is_under, leaves, resolved
 from vitmnist.errors import ConfigError
 from vitmnist.report.runs import read_run
-from vitmnist.runtime.files import display_path
+from vitmnist.runtime.files import display_path, is_claimed
 
 RUNS = Path("outputs/runs")
 MULTIRUN = {"-m", "--multirun"}
@@ -113,8 +114,13 @@ def recorded_overrides(folder: Path) -> list[str]:
         is_sweep = (folder / "multirun.yaml").is_file()
         hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
         raise ConfigError(f"{folder}: holds no run; {hint}")
-    recorded: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
-    return [str(override) for override in recorded or [] if _key(str(override)) != "resume"]
+    try:
+        recorded: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
+    except (OSError, ValueError, YAMLError) as error:
+        raise ConfigError(f"{files[0]}: is damaged; start a new run") from error
+    if not isinstance(recorded, list):
+        raise ConfigError(f"{files[0]}: is damaged, it is not a list of overrides; start a new run")
+    return [str(override) for override in recorded if _key(str(override)) != "resume"]
 
 
 def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
@@ -130,7 +136,7 @@ def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
         saved = [path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")]
         record = folder / ".hydra" / "config.yaml"
         if saved and record.is_file() and record.stat().st_mtime >= since:
-            is_done = read_run(folder).status in ("completed", "running")
+            is_done = read_run(folder).status == "completed" or is_claimed(folder)
             if not is_done and _comparable(OmegaConf.load(record)) == wanted:
                 found.append((max(saved), folder))
     return max(found)[1] if found else None
@@ -150,7 +156,7 @@ def _run_before_restart(overrides: list[str]) -> Path | None:
         return folder
     # It failed before its first checkpoint and starts again, in the same folder if one was named.
     for result in (named / "result.json" for named in _named_folders(overrides)):
-        if result.exists() and result.stat().st_mtime >= since:
+        if result.exists() and result.stat().st_mtime >= since and not is_claimed(result.parent):
             result.unlink()
     return None
 

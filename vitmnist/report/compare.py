@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.report.intervals import ERROR, PairedRatio, Spread
-from vitmnist.report.runs import OVER_EPOCHS, Run
+from vitmnist.report.runs import METRIC_BY_NAME, Run
 
 LOADER = "data/loader"
 OPTION = "data.loader."
@@ -67,7 +67,7 @@ class Configuration:
 
     def spread(self, name: str) -> Spread | None:
         """A metric over the ranked runs (over all runs, if none is ranked), or its final value over the seeds."""
-        if OVER_EPOCHS[name] == "last" and (by_seed := self.by_seed(name)):
+        if METRIC_BY_NAME[name].over_epochs == "last" and (by_seed := self.by_seed(name)):
             return Spread.of([[value] for value in by_seed.values()])
         return Spread.of([_values(runs, name) for runs in self.rounds.values() or [self.runs]])
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,10 +17,10 @@ from yaml import YAMLError
 from vitmnist.config.labels import leaves, resolved
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import is_claimed
-from vitmnist.tracking.metrics import METRICS, EpochRecord
+from vitmnist.tracking.metrics import METRICS, EpochRecord, over_epochs, steady_epochs
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
-OVER_EPOCHS = {metric.name: metric.over_epochs for metric in METRICS}
+METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 PARTS = (("data_wait_s", "train_s"), ("compute_s", "train_s"), ("train_s", "epoch_s"))  # part, whole
 ROUNDING = 1 + 1e-6
 
@@ -61,11 +60,8 @@ class Run:
 
     @cached_property
     def steady(self) -> list[EpochRecord]:
-        """The epochs whose times are compared: all but the first, and the first after a resume, which warm up."""
-        warmup = {0}
-        if self.is_resumed:
-            warmup.add(sum(epoch["ended_at"] <= self.result["began_at"] for epoch in self.epochs))
-        return [epoch for number, epoch in enumerate(self.epochs) if number not in warmup]
+        """The epochs whose times are compared."""
+        return steady_epochs(self.epochs)
 
     @property
     def is_ranked(self) -> bool:
@@ -81,16 +77,8 @@ class Run:
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def value(self, name: str) -> float | None:
-        """A metric of the run, over its epochs as `METRICS` says; None if it was not measured.
-
-        Medians are over the steady epochs, or over all if none is steady.
-        """
-        how = OVER_EPOCHS[name]
-        epochs = {"median": self.steady or self.epochs, "max": self.epochs, "last": self.epochs[-1:]}[how]
-        values: list[float] = [epoch[name] for epoch in epochs if epoch.get(name) is not None]
-        if not values:
-            return None
-        return max(values) if how == "max" else median(values)
+        """A metric of the run, over its epochs as `METRICS` says; None if it was not measured."""
+        return over_epochs(METRIC_BY_NAME[name], self.epochs)
 
     def seconds_to(self, target: float) -> float | None:
         """Seconds of compiling and of all epochs up to the first that reached an accuracy; None if none did."""
@@ -163,7 +151,7 @@ def check_result(result: Any) -> None:
     _require(bool(epochs) or result["status"] != "completed", "status is completed, but there are no epochs")
     for number, epoch in enumerate(epochs, 1):
         where = f"epoch {number}: "
-        _check_numbers(epoch, [*OVER_EPOCHS, "ended_at"], where, required=["epoch_s", "train_s", "ended_at"])
+        _check_numbers(epoch, [*METRIC_BY_NAME, "ended_at"], where, required=["epoch_s", "train_s", "ended_at"])
         for part, whole in PARTS:
             small, large = epoch.get(part) or 0.0, epoch[whole]
             _require(large >= 1e-9, f"{where}{whole} is {large:.4g}")  # ratios divide by it

@@ -47,7 +47,7 @@ def worker_error(error: BaseException) -> LoadingError | None:
             "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
             f"(null waits forever): {message}"
         )
-    if message.startswith("DataLoader worker (pid") or isinstance(error, (ConnectionError, EOFError)):
+    if message.startswith("DataLoader worker (pid"):
         return LoadingError(
             f"disk: {message}. A killed worker often exceeded the memory limit; "
             "try fewer with data.loader.num_workers=N"

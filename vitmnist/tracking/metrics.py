@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), a value for each of `METRICS` (None: this machine cannot measure
-it), `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
+it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,20 @@ METRICS = (
 )
 
 
-def epoch_record(epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]]) -> EpochRecord:
+def epoch_record(
+    epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]], first_of_start: bool
+) -> EpochRecord:
     """The record of an epoch that has just ended.
+
+    Args:
+        first_of_start: whether it is the first since the run was started or resumed.
 
     Raises:
         KeyError: a metric of the table was not measured, or one that was is not in the table.
     """
     if differing := metrics.keys() ^ {metric.name for metric in METRICS}:
         raise KeyError(f"measured metrics and METRICS differ: {', '.join(sorted(differing))}")
-    return {"epoch": epoch, **metrics, "ended_at": time.time(), "steps": steps}
+    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
 SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS if metric.column}
@@ -74,13 +79,19 @@ SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS i
 
 def summarize(epochs: Sequence[EpochRecord]) -> dict[str, float | None]:
     """A number for each metric of `SUMMARY`; None where no epoch has one."""
-    return {key: _over_epochs(metric, epochs) for key, metric in SUMMARY.items()}
+    return {key: over_epochs(metric, epochs) for key, metric in SUMMARY.items()}
 
 
-def _over_epochs(metric: Metric, epochs: Sequence[EpochRecord]) -> float | None:
+def over_epochs(metric: Metric, epochs: Sequence[EpochRecord]) -> float | None:
+    """A metric of a run, as `metric.over_epochs` says; medians are over the steady epochs, or all if none is steady."""
     if metric.over_epochs == "median":
-        epochs = epochs[1:] or epochs  # the first epoch warms up caches and allocators
+        epochs = steady_epochs(epochs) or epochs
     values: list[float] = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
     if not values or metric.over_epochs == "last":
         return values[-1] if values else None
     return max(values) if metric.over_epochs == "max" else median(values)
+
+
+def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
+    """All epochs but the first of each start, which warms up caches and allocators."""
+    return [epoch for number, epoch in enumerate(epochs) if number and not epoch.get("first_of_start")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from vitmnist.tracking.metrics import METRICS, EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.training.metrics import Predictions
 from vitmnist.training.setup import TrainSetup
+
+log = logging.getLogger(__name__)
 
 # TensorBoard reads the event files of a folder in the order of their names: these two come before and after
 # SummaryWriter's `events.out.tfevents.…`.
@@ -58,7 +61,9 @@ class TensorBoard:
         # TensorBoard keeps the first configuration and status that it reads of a run, so a resumed run replaces both.
         (folder / STATUS).unlink(missing_ok=True)
         config = f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"
-        _write_events(folder / CONFIG, *hparams.session_start(result), text("config", config), custom_scalars(LAYOUT))
+        with self._naming_errors():
+            start = hparams.session_start(result)
+            _write_events(folder / CONFIG, *start, text("config", config), custom_scalars(LAYOUT))
         # Hide what an interrupted run wrote after its last checkpoint. TensorBoard drops all tags from this step on, so
         # the `step/…` tags, which count faster than epochs, are written again from the records.
         first = len(result.epochs) + 1
@@ -73,14 +78,19 @@ class TensorBoard:
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         # HParams has no status for a run that may be resumed; without one it shows "unknown".
         interrupted = kind is not None and issubclass(kind, RunInterrupted | KeyboardInterrupt)
-        with self._naming_errors():
-            try:
-                self._writer.close()
-            finally:
-                threading.excepthook = self._excepthook
-            if not interrupted and self._folder.exists():
-                status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
-                _write_events(self._folder / STATUS, hparams.session_end(status))
+        try:
+            with self._naming_errors():
+                try:
+                    self._writer.close()
+                finally:
+                    threading.excepthook = self._excepthook
+                if not interrupted and self._folder.exists():
+                    status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
+                    _write_events(self._folder / STATUS, hparams.session_end(status))
+        except DataError as error:
+            if kind is None:
+                raise
+            log.warning("%s", error)  # the run has ended for another reason
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Write an epoch's scalars, before its checkpoint is saved; `record` is the last one of the result."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vitmnist.data.loaders import Loader
+from vitmnist.errors import UnsupportedStepError, first_line
 from vitmnist.runtime.device import Accelerator
 from vitmnist.training.step import IGNORED, Inputs, TrainStep
 
@@ -26,7 +27,7 @@ def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> N
         loader: delivers the batches that the step will be called with.
 
     Raises:
-        RuntimeError: the model does something that cannot be captured; the step stays as it was.
+        UnsupportedStepError: the model does something that cannot be captured; the step stays as it was.
     """
     started, pad = time.perf_counter(), step.pad
     step.model.train()
@@ -34,9 +35,11 @@ def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> N
     try:
         with step.preserved_generators():
             step.use_graph(GraphedStep(step, loader, accelerator))
-    except RuntimeError:
-        step.pad = pad
+    except torch.OutOfMemoryError:
         raise
+    except RuntimeError as error:
+        step.pad = pad
+        raise UnsupportedStepError(first_line(error)) from error
     step.compile_s += time.perf_counter() - started
 
 

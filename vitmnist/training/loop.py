@@ -36,7 +36,7 @@ def train_epoch(
     metrics, sampler = progress.metrics, loader.sampler
     step.model.train()
     step.on_gradients = progress.log_gradients
-    timer = progress.start_timer(step)
+    timer = progress.start_timer()
     for inputs, keys in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
         lr, batch = step.lr, metrics.steps
         loss, correct = step(inputs, keys, sampler.global_sampler.num_valid(batch))
@@ -74,9 +74,8 @@ class EpochProgress:
         self._gradient_norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until they are read
         self._seconds_before: dict[str, float] = {}  # of the processes that trained on this epoch before
 
-    def start_timer(self, step: TrainStep) -> EpochTimer:
-        """Start timing with the device at rest. Compilation from now on is excluded from the computing time."""
-        self._step, self._compile_s = step, step.compile_s
+    def start_timer(self) -> EpochTimer:
+        """Start timing, with the device at rest."""
         self.timer = EpochTimer(self._device)
         return self.timer
 
@@ -136,7 +135,6 @@ class EpochProgress:
 
     def _seconds(self) -> dict[str, float]:
         now = _phases(self.timer)
-        now["computing"] -= self._step.compile_s - self._compile_s  # compiling happens while computing
         return {phase: self._seconds_before.get(phase, 0.0) + seconds for phase, seconds in now.items()}
 
     def _read_norms(self) -> dict[int, float]:

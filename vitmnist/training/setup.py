@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import random
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
 from vitmnist.data.loaders.timing import Trial, resident_loader, time_batches
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, first_line
+from vitmnist.errors import ConfigError, UnsupportedStepError
 from vitmnist.models import MODELS
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
@@ -74,10 +75,8 @@ class TrainSetup:
         """Run `action`; if it fails, disable the option if it was `auto`, else raise `ConfigError`."""
         try:
             action()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # TorchDynamoException is one
-            reason = f"failed: {first_line(error)}"
+        except UnsupportedStepError as error:
+            reason = f"failed: {error}"
             if option not in self.step_config.reasons:
                 raise ConfigError(f"trainer.{option}=true: {reason}; type trainer.{option}=false") from error
             log.info("trainer.%s=false: %s", option, reason)
@@ -131,10 +130,16 @@ def build_setup(
         with closing(train_loader.epoch(0)) as batches:
             setup.compile_step(next(batches), first_keys(step, sampler))
     step.distribute(world)
-    # Random layers such as dropout must differ between ranks, which have different images.
-    (rank_seed,) = np.random.SeedSequence(config.seed, spawn_key=(world.rank, 4)).generate_state(1, np.uint64)
-    torch.manual_seed(int(rank_seed) if world.rank else config.seed)
+    seed_generators(config.seed, world.rank)
     return setup
+
+
+def seed_generators(seed: int, rank: int) -> None:
+    """Seed what random layers such as dropout draw from; it must differ between ranks, which have different images."""
+    (rank_seed,) = np.random.SeedSequence(seed, spawn_key=(rank, 4)).generate_state(1, np.uint64)
+    torch.manual_seed(int(rank_seed) if rank else seed)
+    random.seed(int(rank_seed))
+    np.random.seed(int(rank_seed) % 2**32)
 
 
 def agree_on_step_config(

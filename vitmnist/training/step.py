@@ -19,6 +19,7 @@ from vitmnist.config.schema import Precision
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import UnsupportedStepError, first_line
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.training.fast import StepConfig
@@ -154,7 +155,7 @@ class TrainStep:
         Nothing changes but `compile_s`: the gradients are dropped, the random generators restored.
 
         Raises:
-            torch._dynamo.exc.TorchDynamoException: the model cannot be compiled; the step stays as it was.
+            UnsupportedStepError: the model cannot be compiled; the step stays as it was.
         """
         started = time.perf_counter()
         images, labels = inputs
@@ -168,9 +169,11 @@ class TrainStep:
             try:
                 for _ in range(2):  # the second call finds gradients where the first found none
                     self.forward_backward(images, labels, keys, len(labels))
-            except Exception:
-                self._forward, self.pad = self._eager, False
+            except torch.OutOfMemoryError:
                 raise
+            except Exception as error:  # dynamo and inductor raise many types
+                self._forward, self.pad = self._eager, False
+                raise UnsupportedStepError(first_line(error)) from error
             finally:
                 self.model.zero_grad()
         self.compile_s += time.perf_counter() - started

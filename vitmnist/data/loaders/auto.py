@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 from vitmnist.config.validation import bounded, join
 from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
+from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.loaders.timing import NOTICEABLE_WAIT, Step, Trial, measure, resident_loader, time_batches
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
@@ -69,7 +70,7 @@ class Choice:
     """The chosen loader, the reason, and the table.
 
     `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
-    `loader` is the one that was timed, if building it again would decode the set again.
+    `decoded` is the set as a trial has decoded it; None if the chosen loader does not need it.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Choice:
     reason: str
     candidates: list[Candidate]
     model_alone_s: float | None
-    loader: Loader | None = None
+    decoded: Data | None = None
 
     @property
     def built(self) -> dict[str, str]:
@@ -125,8 +126,8 @@ def auto(
     with preserved_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         choice = choose(options, data, sampler, device, "", new_trial=new_trial)
     print(choice.table(), file=sys.stderr)
-    loader = choice.loader or LOADERS.build(choice.values, data, sampler, device)
-    loader.choice = replace(choice, loader=None)
+    loader = LOADERS.build(choice.values, choice.decoded or data, sampler, device)
+    loader.choice = replace(choice, decoded=None)
     return loader
 
 
@@ -172,8 +173,8 @@ def choose(
     fastest = min(timed, key=lambda row: row.epoch_s)
     chosen = next(row for row in timed if row.epoch_s <= fastest.epoch_s * (1 + TIE))
     reason = _reason(chosen, fastest, timed)
-    loader = bench.decoded.get(chosen.name)
-    return Choice(chosen.name, dict(candidates[chosen.name]), reason, table, model_alone_s, loader)
+    values = dict(candidates[chosen.name])
+    return Choice(chosen.name, values, reason, table, model_alone_s, bench.decoded if _decodes(values) else None)
 
 
 def _default_names(data: Data) -> list[str]:
@@ -197,8 +198,8 @@ class Bench:
     new_trial: Callable[[], Trial] | None
     also: Sequence[tuple[Data, EpochSampler]]
     model_memory: Memory = field(default_factory=Memory)
-    decoded: dict[str, Loader] = field(default_factory=dict)
-    """Loaders of a data set that is read sample by sample; closed, they can be used again."""
+    decoded: TensorSet | None = None
+    """A data set that is read sample by sample, once `ram` has decoded it."""
 
     def time_model(self) -> float:
         """Seconds of an epoch over one batch that is already on the device; also measures the model's memory."""
@@ -213,21 +214,27 @@ class Bench:
         """The expected times of an epoch, or the reason why the loader cannot be used."""
         try:
             # Checked before the loader and a model are built for the trial: what is free now is all there is.
-            needs = [needs_of(values, *each, self.device) for each in ((self.data, self.sampler), *self.also)]
+            data = self.decoded if self.decoded is not None and _decodes(values) else self.data
+            needs = [needs_of(values, *each, self.device) for each in ((data, self.sampler), *self.also)]
             check_fits(name, sum(needs, Memory()), self.device, self.model_memory)
             started = time.perf_counter()
-            with LOADERS.build(values, self.data, self.sampler, self.device) as loader:
+            with LOADERS.build(values, data, self.sampler, self.device) as loader:
                 setup_s = time.perf_counter() - started
                 trial = self.new_trial() if self.new_trial else time_batches(self.device)
                 timing = measure(loader, self.options.batches, self.options.seconds, trial)
-            if not isinstance(self.data, TensorSet):
-                self.decoded[name] = loader
+            if values["name"] == "ram" and isinstance(loader, HostLoader):
+                self.decoded = loader.tensors
         except Exception as error:  # whatever it is, the other candidates may work
             reason = str(error) or type(error).__name__
             return Candidate(name, refused=reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")
         size = len(self.sampler)
         waiting = timing.waiting * size if self.new_trial else None
         return Candidate(name, setup_s, timing.mean * size, timing.low * size, timing.high * size, waiting)
+
+
+def _decodes(values: Mapping[str, Any]) -> bool:
+    """Whether a loader is `ram`, or prefetches from it."""
+    return bool((values.get("base") or values)["name"] == "ram")
 
 
 def _add_worker_counts(bench: Bench, candidates: dict[str, Any], table: list[Candidate]) -> None:

@@ -24,7 +24,7 @@ from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import UserError
+from vitmnist.errors import LoadingError, UserError
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.failures import worker_error
 
@@ -145,7 +145,11 @@ class DiskLoader(Loader):
             # torch raises a worker's error again with the worker's traceback as its message.
             _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
             raise type(error)(message.strip()) from error
-        except (RuntimeError, ConnectionError, EOFError) as error:
+        except (ConnectionError, EOFError) as error:  # its pipe broke
+            raise LoadingError(
+                f"disk: a worker has ended: {error!r}; try fewer with data.loader.num_workers=N"
+            ) from error
+        except RuntimeError as error:
             # torch passes on an exception of the data set as "Caught …".
             if workers and not str(error).startswith("Caught ") and (explained := worker_error(error)):
                 raise explained from error
