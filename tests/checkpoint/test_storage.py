@@ -191,3 +191,16 @@ def test_a_field_that_is_missing_has_its_default() -> None:
         ("model_info", "dataset_sha256", "step", "step_config", "device", "ranks", "epochs", "rng")
     )
     assert Checkpoint(**required).progress is None
+
+
+def test_damage_anywhere_in_a_file_is_found_and_the_previous_checkpoint_used(tmp_path: Path) -> None:
+    """Also where it leads torch's unpickler to errors of any type."""
+    storage.save(tmp_path, state(0))
+    storage.save(tmp_path, state(1))
+    last = tmp_path / "checkpoints" / "last.pt"
+    content = last.read_bytes()
+    for offset in range(0, len(content), 61):
+        damaged = bytearray(content)
+        damaged[offset] ^= 1 << offset % 8
+        last.write_bytes(damaged)
+        assert numbers(tmp_path) == 0, offset

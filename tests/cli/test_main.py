@@ -16,6 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import REPOSITORY, Train, result_of
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.config.labels import CONF
+from vitmnist.errors import TrainingError
+from vitmnist.runtime import failures
 from vitmnist.tracking.metrics import METRICS
 
 
@@ -299,3 +301,13 @@ def test_the_wheel_carries_configuration_and_data(tmp_path: Path, quick: list[st
     )
     assert ended.returncode == 0, ended.stderr
     assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 1
+
+
+def test_a_failure_of_the_table_decides_the_exit_code(
+    quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverged = (TrainingError, lambda error: failures.Failure(f"diverged: {error}", 3))
+    monkeypatch.setattr(failures, "FAILURES", (diverged, *failures.FAILURES))
+    ended = train_here(*quick, "optimizer=sgd", "optimizer.lr=1e30")
+    assert ended.returncode == 3
+    assert "error: diverged: the loss is" in ended.stderr

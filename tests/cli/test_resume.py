@@ -28,6 +28,7 @@ from tests.conftest import (
     write_mnist_like,
 )
 from tests.support.processes import block_training, kill_and_resume
+from vitmnist.runtime.files import is_claimed
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +196,13 @@ def test_a_run_may_be_stopped_while_it_starts(quick: list[str], tmp_path: Path) 
             output = process.communicate(timeout=100)[0]
         assert process.returncode in (143, -signal.SIGTERM), output
         assert "Traceback" not in output
+
+
+def test_a_resumed_run_keeps_its_folder_locked(quick: list[str], start: Start, tmp_path: Path) -> None:
+    """Also after it has looked for the result that a killed run does not have."""
+    start(*quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 1/100000").ended(signal.SIGKILL)
+    start("resume=cut").until("epoch 3/100000")
+    assert is_claimed(tmp_path / "cut")
 
 
 def test_a_run_that_is_at_work_is_left_alone(quick: list[str], train: Train, start: Start, tmp_path: Path) -> None:

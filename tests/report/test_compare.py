@@ -95,6 +95,15 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     assert not {"GPU, MiB", "GPU busy, %", "× fastest", "spread", "saving, s"} & ram.keys()  # empty in all rows
 
 
+def test_the_first_epoch_of_each_start_does_not_count(tmp_path: Path) -> None:
+    times = [9.0, 2.0, 7.0, 4.0, 8.0, 3.0]  # resumed twice
+    epochs = [epoch(time, first_of_start=number % 2 == 0) for number, time in enumerate(times)]
+    run(tmp_path / "0", epochs=epochs)
+    assert rows(the_only(tmp_path))[0]["epoch, s"] == "3.00"
+    run(tmp_path / "1", "disk", epochs=epochs[:1] + epochs[2:3])
+    assert rows(the_only(tmp_path))[1]["status"] == "completed, first epoch only"
+
+
 def test_a_new_metric_is_a_column_of_the_table_and_of_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "vitmnist.report.table.METRICS", (*metrics.METRICS, metrics.Metric("eval_s", "s", "x", "evaluation, s"))

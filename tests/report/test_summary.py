@@ -221,13 +221,6 @@ def test_the_pairs_of_all_comparisons_of_a_report_count(tmp_path: Path) -> None:
         assert "7 are needed" in fastest(comparison)
 
 
-def test_the_first_epoch_after_a_resume_does_not_count(tmp_path: Path) -> None:
-    ends = [epoch(time, ended_at=end) for time, end in ((9.0, 10.0), (2.0, 12.0), (8.0, 110.0), (2.0, 112.0))]
-    folder = run(tmp_path / "0", epochs=ends, began_at=100.0, ended_at=112.0)
-    (folder / "resumed.yaml").touch()
-    assert fastest(the_only(tmp_path)) == "2.00 s per epoch (single run)."
-
-
 def test_the_shortest_time_to_an_accuracy_is_named_if_it_was_the_objective(tmp_path: Path) -> None:
     objective = {"objective": "seconds_to_target", "target_acc": 97.0}
     slow = [epoch(1.0, eval_acc=90.0), epoch(1.0, eval_acc=97.0)]
