@@ -33,7 +33,7 @@ from tqdm import tqdm
 from vitmnist.cli.messages import describe as describe_failure
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
-from vitmnist.config.validation import typed
+from vitmnist.config.validation import validate
 from vitmnist.errors import UserError
 
 RECIPE = "experiment=speedrun"
@@ -54,7 +54,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
     from vitmnist.training.setup import build_setup
 
-    config = typed(Config, composed(overrides))
+    config = validate(Config, composed(overrides))
     device = choose_device(config.device)
     with ExitStack() as stack:
         setup = build_setup(config, device, stack, SINGLE_PROCESS)
@@ -121,7 +121,7 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Run the processes; print and write the table."""
-    typed(Config, composed(arguments.overrides))  # report a mistake before anything starts
+    validate(Config, composed(arguments.overrides))  # report a mistake before anything starts
     runs, cold = [], []
     bar = tqdm(total=arguments.cold + arguments.seeds, desc="process")
     with tempfile.TemporaryDirectory() as shared:

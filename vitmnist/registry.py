@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Generic, TypeVar
 
-from vitmnist.config.validation import join, typed
+from vitmnist.config.validation import join, validate
 from vitmnist.errors import ConfigError, choices
 
 Built = TypeVar("Built")
@@ -76,7 +76,7 @@ class Registry(Generic[Built]):
         if not isinstance(name, str) or name not in self._members:
             raise ConfigError(f"{join(key, 'name')}={name}: not known; {choices(str(name), self._members)}")
         schema, builder = self._members[name]
-        return builder, typed(schema, options, key)
+        return builder, validate(schema, options, key)
 
     def build(self, values: Mapping[str, Any], *parts: Any, key: str | None = None) -> Built:
         """Build the member that `values["name"]` names, from its options and the given parts; raises as `member`."""

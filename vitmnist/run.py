@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
-from vitmnist.config.labels import RESUMED, plain
+from vitmnist.config.labels import RESUMED, to_plain_dict
 from vitmnist.config.schema import Config
-from vitmnist.config.validation import typed
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.report.runs import read_run
@@ -64,8 +64,8 @@ def run(
         RunInterrupted: the run was asked to stop; recorded and saved.
     """
     started = time.perf_counter()
-    config = typed(Config, composed)
-    result = Result(overrides=overrides, choices=choices_of(composed), config=plain(config))
+    config = validate(Config, composed)
+    result = Result(overrides=overrides, choices=choices_of(composed), config=to_plain_dict(config))
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         stop.after_minutes(config.max_minutes)
         with ExitStack() as stack:

@@ -218,8 +218,8 @@ def batches_are_kept(case: Case) -> None:
     expected = case.expected(0)
     with case.open() as loader:
         batches = list(loader.epoch(0))
-        for batch, wanted in zip(batches, expected, strict=True):
-            assert_same(case.copies([batch]), [wanted])
+        for batch, target in zip(batches, expected, strict=True):
+            assert_same(case.copies([batch]), [target])
             for tensor in batch:
                 tensor.zero_()
         assert_same(case.copies(loader.epoch(0)), expected)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.conftest import REPOSITORY
 from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config, DataConfig
-from vitmnist.config.validation import typed
+from vitmnist.config.validation import validate
 from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import DATASETS
 from vitmnist.data.loaders import LOADERS
@@ -96,20 +96,20 @@ def test_top_level_keys_are_the_schema() -> None:
 )
 def test_values_that_do_not_fit_are_refused(values: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        typed(ViTOptions, values, "model")
+        validate(ViTOptions, values, "model")
 
 
 def test_bounds_refuse_what_is_not_a_number() -> None:
     schema = OPTIMIZERS.options_of("adam")
     values = {"lr": float("nan"), "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.0}
     with pytest.raises(ConfigError, match="lr=nan: must be above 0"):
-        typed(schema, values)
+        validate(schema, values)
     with pytest.raises(ConfigError, match=r"beta1=1\.0: must be at least 0 and below 1"):
-        typed(schema, {**values, "lr": 0.1, "beta1": 1.0})
+        validate(schema, {**values, "lr": 0.1, "beta1": 1.0})
 
 
 def test_values_arrive_typed() -> None:
-    assert typed(ViTOptions, {**VIT, "depth": "3"}, "model") == ViTOptions(depth=3)
+    assert validate(ViTOptions, {**VIT, "depth": "3"}, "model") == ViTOptions(depth=3)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.rng import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
-from vitmnist.config.labels import is_under, leaves, plain
+from vitmnist.config.labels import flatten, is_under, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
@@ -68,16 +68,17 @@ class Checkpoint:
     progress: dict[str, Any] | None = None
 
     def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
-        """The options of the step, unless the run goes on in another way, for which they are resolved again."""
+        """The options of the step; None if `trainer`, device type or number of ranks have changed since."""
         before = json.loads(self.model_info)["config"]["trainer"], self.device, self.ranks
-        return StepConfig.from_dict(self.step_config) if before == (plain(config)["trainer"], device, ranks) else None
+        is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
+        return StepConfig.from_dict(self.step_config) if is_same else None
 
 
 def model_info(config: Config, train: Split) -> str:
     """What is needed to use the weights: configuration, image shape, classes and channel statistics, as JSON."""
     return json.dumps(
         {
-            "config": plain(config),
+            "config": to_plain_dict(config),
             "shape": list(train.images.shape[1:]),
             "classes": train.classes,
             "mean": train.mean,
@@ -190,7 +191,7 @@ class CheckpointManager:
             self._interrupted = self._stop.agree(stopping - 1)
 
     def raise_if_interrupted(self) -> None:
-        """Raise `RunInterrupted` if the run was told to stop when `after_epoch` was called."""
+        """Raise `RunInterrupted` if the run was asked to stop when `after_epoch` was called."""
         if self._interrupted:
             self._world.barrier()
             raise self._interrupted
@@ -241,7 +242,7 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
         done = len(checkpoint.epochs) + bool(checkpoint.progress)
     except (KeyError, TypeError, ValueError) as error:
         raise _does_not_fit(folder, error) from error
-    check_resumable(before, plain(config))
+    check_resumable(before, to_plain_dict(config))
     if config.epochs < done:
         raise ConfigError(
             f"epochs={config.epochs}: the run has already started epoch {done}; type epochs={done} or more"
@@ -257,7 +258,7 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
-    old, new = leaves(before), leaves(now)
+    old, new = flatten(before), flatten(now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())

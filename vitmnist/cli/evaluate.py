@@ -26,7 +26,7 @@ from torch import Tensor
 from vitmnist.checkpoint.inference import WEIGHTS, load_inference_model
 from vitmnist.cli.overrides import compose_again
 from vitmnist.config.schema import Config
-from vitmnist.config.validation import typed
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets import Dataset, Split, build_dataset
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.data.loaders import make_loader
@@ -92,7 +92,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = typed(Config, compose_again(folder, overrides))
+    config = validate(Config, compose_again(folder, overrides))
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = build_dataset(config.data.dataset, config.data.root)

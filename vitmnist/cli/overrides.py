@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from vitmnist.cli.messages import describe
-from vitmnist.config.labels import CONF, RESUMED, is_under, leaves, resolved
+from vitmnist.config.labels import CONF, RESUMED, flatten, is_under, resolved
 from vitmnist.errors import ConfigError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.files import display_path, is_claimed
@@ -130,14 +130,14 @@ def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
         since: Unix time in seconds; earlier runs do not count.
     """
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        wanted = _comparable(compose("config", overrides))
+        own = _comparable(compose("config", overrides))
     found = []
     for folder in _named_folders(overrides) or RUNS.glob("*/*"):
         saved = [path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")]
         record = folder / ".hydra" / "config.yaml"
         if saved and record.is_file() and record.stat().st_mtime >= since:
             is_done = read_run(folder).status == "completed" or is_claimed(folder)
-            if not is_done and _comparable(OmegaConf.load(record)) == wanted:
+            if not is_done and _comparable(OmegaConf.load(record)) == own:
                 found.append((max(saved), folder))
     return max(found)[1] if found else None
 
@@ -162,7 +162,7 @@ def _run_before_restart(overrides: list[str]) -> Path | None:
 
 
 def _comparable(composed: Any) -> dict[str, Any]:
-    return {key: value for key, value in leaves(resolved(composed)).items() if key not in ("resume", "max_minutes")}
+    return {key: value for key, value in flatten(resolved(composed)).items() if key not in ("resume", "max_minutes")}
 
 
 def _named_folders(overrides: list[str]) -> list[Path]:

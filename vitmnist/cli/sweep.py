@@ -19,9 +19,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict, read_write
 
 from vitmnist.cli.messages import describe
-from vitmnist.config.labels import PACKAGE, leaves, plain, resolved
+from vitmnist.config.labels import PACKAGE, flatten, resolved, to_plain_dict
 from vitmnist.config.schema import Config, Objective
-from vitmnist.config.validation import typed
+from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.report.runs import Run, find_runs, read_run
 from vitmnist.runtime.files import ClaimedError, display_path
@@ -144,9 +144,9 @@ def report_sweep(folder: Path) -> None:
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     """The keys in which a job differs from the one whose records its folder holds; none if it holds no records."""
-    recorded = leaves(before.result.get("config") or {})
+    recorded = flatten(before.result.get("config") or {})
     try:
-        now = leaves(plain(typed(Config, composed)))
+        now = flatten(to_plain_dict(validate(Config, composed)))
     except ConfigError:  # `run` will refuse the job for it
         return []
     return [key for key, value in recorded.items() if key != "resume" and now.get(key) != value]

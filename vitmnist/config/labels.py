@@ -43,11 +43,11 @@ def is_under(key: str, places: Sequence[str]) -> bool:
     return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
-def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a nested configuration by their full keys."""
     found: dict[str, Any] = {}
     for key, value in config.items():
-        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
@@ -67,7 +67,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 
 
-def plain(config: Any) -> dict[str, Any]:
+def to_plain_dict(config: Any) -> dict[str, Any]:
     """A configuration dataclass as JSON values."""
     as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return as_json

@@ -1,8 +1,7 @@
-"""The schema of the configuration, and the checks that Hydra lacks.
+"""The types and bounds of every configuration key that belongs to no registered option.
 
-Hydra composes `conf/*.yaml` over `Config`, so that a wrong type is refused before anything starts. The options of a
-group with several members (a model, a loader, an optimizer) stand beside the code that reads them, and the member's
-registry turns them into its dataclass with `typed`. This file imports no torch: `--help` answers at once.
+Hydra composes `conf/*.yaml` over `Config`. The options of a registered model, loader, optimizer, … are a dataclass next
+to its code. This module does not import torch, so `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from vitmnist.config.validation import bounded, or_auto
 
 
 class Shuffle(str, Enum):
-    """How an epoch is ordered; see `vitmnist.data.order`."""
+    """The order of the samples in an epoch; see `vitmnist.data.sampler`."""
 
     sample = "sample"
     batch = "batch"
@@ -29,7 +28,7 @@ class Shuffle(str, Enum):
 
 @dataclass
 class DataConfig:
-    """`data`: what is loaded, in which order, and how."""
+    """`data`: data set, order, loader and augmentation."""
 
     root: str = MISSING
     shuffle: Shuffle = MISSING
@@ -41,7 +40,7 @@ class DataConfig:
 
 
 class Precision(str, Enum):
-    """With how many digits products are computed; see `vitmnist.training.gradient`."""
+    """The precision of matrix products; see `vitmnist.training.step`."""
 
     auto = "auto"
     fp32 = "fp32"
@@ -51,7 +50,7 @@ class Precision(str, Enum):
 
 @dataclass
 class TrainerConfig:
-    """`trainer`: how a step is computed, which changes what is learnt by rounding alone."""
+    """`trainer`: how a step is computed. Changes the result by rounding only."""
 
     micro_batch: int | str | None = or_auto(at_least=1)
     compile: bool | str = or_auto()
@@ -62,7 +61,7 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """`checkpoint`: how often a run is saved, beside at its end and when it is stopped."""
+    """`checkpoint`: how often a run is saved, in addition to its end and a stop."""
 
     every_epochs: int | None = bounded(at_least=1)
     every_minutes: float | None = bounded(above=0)
@@ -70,7 +69,7 @@ class CheckpointConfig:
 
 @dataclass
 class TensorBoardConfig:
-    """`tensorboard`: how often what is not a figure of an epoch is written."""
+    """`tensorboard`: how often step metrics and images are written."""
 
     every_steps: int | None = bounded(at_least=1)
     images_every_epochs: int | None = bounded(at_least=1)
@@ -78,13 +77,13 @@ class TensorBoardConfig:
 
 @dataclass
 class DistributedConfig:
-    """`distributed`: several processes that train together, under `torchrun`."""
+    """`distributed`: training with several processes under `torchrun`."""
 
     timeout_s: float = bounded(above=0, at_most=1e6)
 
 
 class Objective(str, Enum):
-    """What a search looks for; see `vitmnist.cli.sweep`."""
+    """What a search optimises; see `vitmnist.cli.sweep`."""
 
     eval_acc = "eval_acc"
     seconds_to_target = "seconds_to_target"
@@ -92,7 +91,7 @@ class Objective(str, Enum):
 
 @dataclass
 class SweepConfig:
-    """`sweep`: how a sweep goes on, and what its jobs tell a search."""
+    """`sweep`: resuming a sweep, and the objective of a search."""
 
     resume: str | None = MISSING
     objective: Objective = MISSING
@@ -101,7 +100,7 @@ class SweepConfig:
 
 @dataclass
 class Config:
-    """The whole configuration. Defaults stand in `conf/`, where each key is explained."""
+    """The whole configuration. Defaults and the meaning of each key are in `conf/`."""
 
     batch_size: int = bounded(at_least=1)
     epochs: int = bounded(at_least=1)

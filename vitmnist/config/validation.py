@@ -28,7 +28,7 @@ def bounded(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field for a number whose bounds `typed` checks."""
+    """A dataclass field for a number whose bounds `validate` checks."""
     bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
@@ -38,7 +38,7 @@ def or_auto(default: Any = MISSING, **bounds: float) -> Any:
     return field(default=default, metadata={**bounded(**bounds).metadata, AUTO: True})
 
 
-def typed(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
+def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
     """`values` as an instance of the dataclass `schema`.
 
     Struct mode lets `+model.detph=3` through, and a key deleted with `~` would silently fall back to its default. So

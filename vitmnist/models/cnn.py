@@ -1,4 +1,4 @@
-"""A small convolutional network: fewer operations than the transformer, so that loading weighs more."""
+"""A small convolutional network: cheaper than the transformer, so that loading takes a larger share of the time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class CNN(nn.Module):
 
     Args:
         shape: channels, height and width of an image.
-        classes: how many logits it gives.
+        classes: number of logits.
 
     Raises:
-        ConfigError: the image is too small to be halved twice.
+        ConfigError: the image is too small for two poolings.
     """
 
     def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:

@@ -14,8 +14,8 @@ from vitmnist.errors import ConfigError
 from vitmnist.models.registry import MODELS
 
 FEW_TOKENS = 64
-"""Up to so many, the CPU's fused attention takes longer than two matrix products (17 tokens, 8 heads of 8, forward and
-backward of 250 images: 6.3 ms against 3.5); with more, what it saves is the memory of all pairs of tokens."""
+"""Up to this number of tokens the CPU's fused attention is slower than two matrix products (17 tokens, 8 heads of 8,
+forward and backward of 250 images: 6.3 ms and 3.5 ms); with more tokens it saves the memory of the attention matrix."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(inner, options.dim)
 
     def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
-        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: all tokens are attended to, the first ones ask."""
+        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: queries from the first tokens only."""
         if first is None:
             q, k, v = rearrange(self.to_qkv(tokens), "b t (qkv h d) -> qkv b h t d", qkv=3, h=self.heads)
         else:
@@ -58,7 +58,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: attention, then a GELU network, each added to its input."""
+    """Pre-norm transformer block: attention and a GELU MLP, each with a residual connection."""
 
     def __init__(self, options: ViTOptions) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
         )
 
     def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
-        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: the new states of the first tokens alone."""
+        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: the outputs of the first tokens only."""
         norm, attend = self.attention
         tokens = tokens[:, :first] + attend(norm(tokens), first)
         mixed: Tensor = tokens + self.mlp(tokens)
@@ -80,14 +80,14 @@ class Block(nn.Module):
 
 @MODELS.register("vit", ViTOptions)
 class ViT(nn.Module):
-    """Patches as tokens behind a class token, whose last state is classified.
+    """A class token and one token per patch; the class token's output is classified.
 
     Args:
         shape: channels, height and width of an image.
-        classes: how many logits it gives.
+        classes: number of logits.
 
-    Class token and positions are drawn with a standard deviation of 1, as in the articles, and not with the common
-    0.02, because their figures depend on it. Test accuracy with 20,000 training images of MNIST, Adam at 0.003:
+    Class token and position embeddings are initialised with a standard deviation of 1, as in the articles, instead of
+    the usual 0.02, because their results depend on it. Test accuracy with 20,000 MNIST training images, Adam at 0.003:
 
     - batch 500, 3 epochs, seeds 42 and 1: 93.5% and 94.2%; with 0.02 83.4% and 82.8%.
     - batch 5000, 8 epochs, seed 42: 62.4%; with 0.02 58.4%.
@@ -97,7 +97,7 @@ class ViT(nn.Module):
     """
 
     no_weight_decay = frozenset({"class_token", "positions"})
-    """Of more than one dimension, and yet no weights of a matrix product (see `vitmnist/optimizer.py`)."""
+    """Embeddings have more than one dimension but are no weights of a matrix product; see `decay_groups`."""
 
     def __init__(self, options: ViTOptions, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
@@ -126,6 +126,6 @@ class ViT(nn.Module):
         *blocks, last = self.blocks
         for block in blocks:
             tokens = block(tokens)
-        # Nothing reads the patches after the last block, so only the class token goes through it.
+        # Only the class token is read after the last block, so only it goes through.
         logits: Tensor = self.head(last(tokens, first=1)[:, 0])
         return logits

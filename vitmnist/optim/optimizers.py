@@ -1,6 +1,6 @@
-"""The optimizers, built with (options, model, fused): whether one call changes all weights of a group.
+"""The optimizers, built with (options, model, fused).
 
-What is fused differs from what is not by rounding alone.
+A fused optimizer updates all weights of a group with one kernel. The result differs by rounding only.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Two parameter groups: those that weight decay shrinks, and those that it leaves alone.
+    """Two parameter groups: with weight decay, and without.
 
-    It leaves alone parameters of fewer than two dimensions (biases, weights of norms), and those whose names are in the
-    model's `no_weight_decay`, as timm's `param_groups_weight_decay` does.
+    Exempt are parameters with fewer than two dimensions (biases, norm weights) and those named in the model's
+    `no_weight_decay`, as in timm's `param_groups_weight_decay`.
     """
     named = getattr(model, "no_weight_decay", ())
     decayed: list[nn.Parameter] = []
@@ -72,7 +72,7 @@ def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
         "betas": (options.beta1, options.beta2),
         "eps": options.eps,
         "weight_decay": options.weight_decay,
-        "fused": fused or None,  # False would also forbid torch its own choice
+        "fused": fused or None,  # False would also disable torch's foreach implementation
     }
 
 
@@ -81,7 +81,7 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """Stochastic gradient descent with momentum; weight decay is an L2 penalty on all parameters.
 
     Raises:
-        ConfigError: Nesterov's form without momentum.
+        ConfigError: Nesterov momentum without momentum.
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")

@@ -1,4 +1,4 @@
-"""The learning-rate schedules, built with (options, optimizer, steps in the whole run); each moves once a step.
+"""The learning-rate schedules, built with (options, optimizer, total steps) and stepped once per training step.
 
 The learning rate must be a function of the step alone, as with `LambdaLR`: a resumed run may have another number of
 steps, and torch's schedulers that compute a rate from the one before it would continue the old curve.
@@ -29,13 +29,13 @@ class OneCycleOptions:
 
 @SCHEDULES.register("constant")
 def constant(options: NoOptions, optimizer: Optimizer, steps: int) -> LRScheduler:
-    """The optimizer's learning rate all the way, as in the articles."""
+    """Constant learning rate, as in the articles."""
     return ConstantLR(optimizer, factor=1.0)
 
 
 @SCHEDULES.register("one_cycle", OneCycleOptions)
 def one_cycle(options: OneCycleOptions, optimizer: Optimizer, steps: int) -> LRScheduler:
-    """Up to the optimizer's learning rate and down again along cosines (Smith, Topin, arXiv:1708.07120).
+    """Cosine warm-up to the optimizer's learning rate and cosine decay (Smith, Topin, arXiv:1708.07120).
 
     A pure function of the step; torch's `OneCycleLR` divides by zero where the warm-up is a single step.
     """

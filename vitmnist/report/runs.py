@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from vitmnist.config.labels import leaves, resolved
+from vitmnist.config.labels import flatten, resolved
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import is_claimed
 from vitmnist.tracking.metrics import METRICS, EpochRecord, over_epochs, steady_epochs
@@ -185,4 +185,4 @@ def _hydra_config(folder: Path) -> dict[str, Any]:
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Values by full keys, with lists as text."""
-    return {key: str(value) if isinstance(value, list) else value for key, value in leaves(config).items()}
+    return {key: str(value) if isinstance(value, list) else value for key, value in flatten(config).items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from vitmnist.config.labels import leaves, plain
+from vitmnist.config.labels import flatten, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets import Dataset, build_dataset
 from vitmnist.data.rank_sampler import RankSampler
@@ -26,7 +26,7 @@ def connect_process_group(config: Config, world: SingleProcess) -> torch.device:
         device, reason = choose_device(config.device, world), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
-    ranks = world.all_gather_object({"config": leaves(plain(config)), "device": device.type, "reason": reason})
+    ranks = world.all_gather_object({"config": flatten(to_plain_dict(config)), "device": device.type, "reason": reason})
     first = ranks[0]
     for number, rank in enumerate(ranks):
         if rank["reason"]:
