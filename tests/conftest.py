@@ -151,7 +151,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def learned(folder: Path) -> list[dict]:
     """The recorded epochs without the metrics that depend on the machine."""
     return [
-        {name: value for name, value in epoch.items() if name not in (*TIMES, *MACHINE)}
+        {name: value for name, value in epoch.items() if name not in (*TIMES, *MACHINE, "first_of_start")}
         for epoch in result_of(folder)["epochs"]
     ]
 

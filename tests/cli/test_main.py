@@ -112,7 +112,7 @@ MISTAKES = {
     "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: cnn, vit",
     "data.loader.name=gpu_slce": "data.loader.name=gpu_slce: not known; did you mean 'gpu_slice'?",
     "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
-    "batch_size=24 data.drop_last=true": "batch_size=24 is above the set's 23 images",
+    "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 training images",
     "data.dataset.train_size=24": "data.dataset.train_size=24: the set has 23 images",
     "model.patch_size=5": "model.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7, 14, 28",
     "model.name=vitt": "model.name=vitt: not known; did you mean 'vit'? allowed: cnn, vit",

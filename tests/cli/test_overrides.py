@@ -92,6 +92,6 @@ def test_fewer_epochs_than_are_done_are_refused(quick: list[str], train_here: Tr
     before = weights(tmp_path / "cut"), result_of(tmp_path / "cut")
     refused = train_here("resume=cut", "epochs=1")
     assert refused.returncode == 1
-    assert "epochs=1: the run has begun its epoch 2; type epochs=2 or more" in refused.stderr
+    assert "epochs=1: the run has already started epoch 2; type epochs=2 or more" in refused.stderr
     assert result_of(tmp_path / "cut") == before[1]
     assert all(torch.equal(value, before[0][name]) for name, value in weights(tmp_path / "cut").items())

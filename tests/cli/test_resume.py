@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(quick: list[str], train: Train
     code, output = start("resume=cut", "epochs=6", before=limit).ended()
     assert code == 1
     assert re.search(
-        r"error: cannot write the checkpoint \S+/cut/checkpoints/\S+: File too large; the one before", output
+        r"error: cannot write the checkpoint \S+/cut/checkpoints/\S+: File too large; the previous", output
     )
     assert "Traceback" not in output
     assert last.read_bytes() == before

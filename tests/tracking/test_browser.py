@@ -69,7 +69,7 @@ def test_the_report_needs_no_other_file_or_server(sweep: Path, page: Page) -> No
     expect(page.get_by_role("heading", name="Report")).to_be_visible()
     table = page.get_by_role("table").first
     expect(table.get_by_role("row")).to_have_count(1 + len(LOADERS) * (len(SIZES) + 1))
-    expect(table.get_by_text("failed: batch_size=24 is above").first).to_be_visible()
+    expect(table.get_by_text("failed: batch_size=24 exceeds").first).to_be_visible()
     picture = page.get_by_role("img", name="Seconds per epoch")
     assert picture.evaluate("image => image.complete && image.naturalWidth > 600")
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.conftest import PLAIN, Train, result_of
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, UnsupportedStepError
 from vitmnist.training import fast, setup
 from vitmnist.training.fast import StepConfig, resolve_step_config
 
@@ -145,7 +145,7 @@ def test_a_capture_that_fails_is_an_error_only_if_asked_for_by_name(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*parts: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nDetails.")
+        raise UnsupportedStepError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(setup, "capture_step", fail)
     for reasons in ({}, {"cuda_graph": "one launch per step"}):

@@ -69,13 +69,13 @@ class OutputFolder:
                 with suppress(OSError):  # not empty: another run uses it
                     parent.rmdir()
 
-    def end_failed(self, is_refused: bool) -> None:
+    def end_failed(self, has_begun: bool) -> None:
         """After a failure, remove the folder or name it; one that was typed to be resumed is known.
 
         Args:
-            is_refused: whether the run or sweep was refused before it began.
+            has_begun: whether a run failed that had begun, so that its log is worth keeping.
         """
-        if is_refused:
+        if not has_begun:
             self.remove_unused()
         if all(path.name.startswith("rank-") for path in self.path.glob("*")):  # rank 0 has removed it
             shutil.rmtree(self.path, ignore_errors=True)

@@ -17,7 +17,7 @@ from vitmnist.cli import folders, sweep
 from vitmnist.cli.messages import describe
 from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_folder, release_ranks
 from vitmnist.config.labels import CONF
-from vitmnist.errors import ConfigError, DataError, PeerError
+from vitmnist.errors import TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.signals import StopSignal
@@ -106,7 +106,7 @@ def end(error: BaseException) -> NoReturn:
             print(failure.message, file=sys.stderr)
         sys.exit(failure.exit_code)
     if output:  # also on other ranks, which may have created the folder again after rank 0 removed it
-        output.end_failed(isinstance(error, ConfigError | DataError | PeerError))
+        output.end_failed(has_begun=isinstance(error, TrainingError))
     if not is_first:
         sys.exit(failure.exit_code)
     if SHOW_TRACEBACK or not failure.is_user_error:

@@ -145,13 +145,14 @@ class DiskLoader(Loader):
             # torch raises a worker's error again with the worker's traceback as its message.
             _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
             raise type(error)(message.strip()) from error
-        except (ConnectionError, EOFError) as error:  # its pipe broke
-            raise LoadingError(
-                f"disk: a worker has ended: {error!r}; try fewer with data.loader.num_workers=N"
-            ) from error
-        except RuntimeError as error:
+        except (RuntimeError, ConnectionError, EOFError) as error:
             # torch passes on an exception of the data set as "Caught …".
-            if workers and not str(error).startswith("Caught ") and (explained := worker_error(error)):
+            if not workers or str(error).startswith("Caught "):
+                raise
+            if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
+                reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
+                raise LoadingError(f"{reason}; try fewer with data.loader.num_workers=N") from error
+            if explained := worker_error(error):
                 raise explained from error
             raise
         finally:
