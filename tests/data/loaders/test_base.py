@@ -102,14 +102,24 @@ def test_the_disk_loader_reads_the_disk(tiny: Dataset, tmp_path: Path) -> None:
     assert torch.equal(before[1:], after[1:])
 
 
-def test_a_worker_that_fails_is_named_and_leaves_no_process(tiny: Dataset, tmp_path: Path) -> None:
+Workers = Callable[[], "set[multiprocessing.Process]"]
+
+
+@pytest.fixture
+def workers() -> Workers:
+    """The processes that this one has started since the test began: earlier tests may have left a pool."""
+    before = set(multiprocessing.active_children())
+    return lambda: set(multiprocessing.active_children()) - before
+
+
+def test_a_worker_that_fails_is_named_and_leaves_no_process(tiny: Dataset, tmp_path: Path, workers: Workers) -> None:
     """Even while somebody keeps the exception, whose traceback refers to the iterator."""
     split = on_its_own_file(tiny.train, tmp_path / "images")
     loader = make_loader("disk", split, batch_size=5, device="cpu", seed=1, num_workers=2)
     (tmp_path / "images").unlink()
     with pytest.raises(FileNotFoundError, match="images") as kept:
         list(loader.epoch(0))
-    assert not multiprocessing.active_children()
+    assert not workers()
     assert kept.value.__traceback__ is not None
 
 
@@ -125,7 +135,7 @@ class Sleeps(torch.utils.data.Dataset):
         return index, index
 
 
-def test_a_worker_that_hangs_is_an_error_in_seconds() -> None:
+def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
     sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
     with (
         make_loader("disk", Sleeps(), num_workers=1, timeout_s=1.0, **sampler) as loader,
@@ -133,13 +143,13 @@ def test_a_worker_that_hangs_is_an_error_in_seconds() -> None:
     ):
         list(loader.epoch(0))
     deadline = time.monotonic() + 10
-    while multiprocessing.active_children() and time.monotonic() < deadline:
+    while workers() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 @pytest.mark.parametrize("wrapper", [None, "prefetch"])
-def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None) -> None:
+def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, workers: Workers) -> None:
     sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
     disk = {"num_workers": 1, "prefetch_factor": 1}
     if wrapper:
@@ -151,10 +161,10 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None) -> Non
     with loader, pytest.raises(wanted, match=r"killed|exited unexpectedly") as caught:  # noqa: PT012
         for number, _ in enumerate(loader.epoch(0)):
             if number == 1:
-                for worker in multiprocessing.active_children():
+                for worker in workers():
                     os.kill(worker.pid, signal.SIGKILL)
     assert wrapper or "try fewer with data.loader.num_workers=N" in str(caught.value)
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_a_default_device_of_torch_is_no_matter() -> None:
