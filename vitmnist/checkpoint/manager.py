@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self._world.is_main:
-            storage.save(self._folder, {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}, best)
+            storage.save(self._folder, vars(checkpoint), best)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
         self._saved_epochs = len(self._result.epochs)
 

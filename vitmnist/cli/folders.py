@@ -77,8 +77,9 @@ class OutputFolder:
         """
         if not has_begun:
             self.remove_unused()
-        if all(path.name.startswith("rank-") for path in self.path.glob("*")):  # rank 0 has removed it
-            shutil.rmtree(self.path, ignore_errors=True)
+            logs = [path.name.startswith("rank-") for path in self.path.glob("*")]
+            if launched() and logs and all(logs):  # rank 0 has removed the folder, and a log created it again
+                shutil.rmtree(self.path, ignore_errors=True)
         if not self.is_sweep and not self.config.resume and self.path.exists():
             log.info("failed; results: %s", display_path(self.path))
 

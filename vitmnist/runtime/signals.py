@@ -29,7 +29,7 @@ class StopSignal:
     """Records that the run shall stop; `check` raises `RunInterrupted` where stopping is safe.
 
     The first signal is recorded and acted upon by `check` after a step; outside of `deferred` it raises at once. A
-    second Ctrl-C raises `KeyboardInterrupt` wherever it comes.
+    second Ctrl-C raises `KeyboardInterrupt` at any point.
     """
 
     def __init__(self) -> None:

@@ -40,8 +40,8 @@ def train_epoch(
     for inputs, keys in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
         lr, batch = step.lr, metrics.steps
         loss, correct = step(inputs, keys, sampler.global_sampler.num_valid(batch))
-        # Reading a loss waits for the device, so a GPU is asked at the end of the epoch. Neither may one rank raise
-        # here, while the others wait for its gradients.
+        # Only where it is free: on a GPU the check would wait for the device, and a rank that raised here would leave
+        # the others waiting for its gradients. There `compute` checks all losses at the end of the epoch.
         if step.device.type == "cpu" and progress.world.size == 1 and not loss.isfinite():
             raise non_finite_loss(float(loss), progress.epoch, batch, lr)
         metrics.update(loss, correct, lr)

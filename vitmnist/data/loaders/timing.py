@@ -90,11 +90,13 @@ def measure(loader: Loader, batches: int, seconds: float, trial: Trial) -> Timin
         timed = min(max(affordable, LEAST), batches)
         blocks = [run(size) for size in _split(timed, BLOCKS)]
         missing = max(LEAST_WAITING, loader.buffered) - timed
-        if missing > 0 and sum(wait for *_, wait in blocks) > NOTICEABLE_WAIT * sum(taken for _, taken, _ in blocks):
+        if missing > 0 and sum(wait for *_, wait in blocks) > NOTICEABLE_WAIT * sum(
+            block_s for _, block_s, _ in blocks
+        ):
             blocks.append(run(missing))
-    sizes, taken, waits = zip(*blocks, strict=True)
-    means = [block_s / size for size, block_s in zip(sizes, taken, strict=True)]
-    return Timing(sum(taken) / sum(sizes), min(means), max(means), sum(waits) / sum(sizes))
+    sizes, seconds_of_blocks, waits = zip(*blocks, strict=True)
+    means = [block_s / size for size, block_s in zip(sizes, seconds_of_blocks, strict=True)]
+    return Timing(sum(seconds_of_blocks) / sum(sizes), min(means), max(means), sum(waits) / sum(sizes))
 
 
 def _full_batches(loader: Loader) -> Batches:
