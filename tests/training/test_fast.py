@@ -29,8 +29,8 @@ def test_plain_turns_every_option_off() -> None:
 @pytest.mark.parametrize(
     ("device", "has_bf16", "ranks", "images", "expected"),
     [
-        (CPU, False, 1, 999_999, StepConfig(256, False, Precision.fp32, True, False)),
-        (CPU, True, 2, 1_000_000, StepConfig(256, True, Precision.bf16, True, False)),
+        (CPU, False, 1, 999_999, StepConfig(500, False, Precision.fp32, True, False)),
+        (CPU, True, 2, 1_000_000, StepConfig(500, True, Precision.bf16, True, False)),
         (CUDA, True, 1, 1, StepConfig(None, True, Precision.bf16, True, True)),
         (CUDA, False, 2, 1, StepConfig(None, True, Precision.fp32, True, False)),
     ],
@@ -52,7 +52,13 @@ def test_fast_follows_static_rules(
 
 
 def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cache, batch, expected in ((2**20, 500, 8), (2**10, 500, 1), (2**25, 100, 100), (None, 500, 256)):
+    for cache, batch, expected in (
+        (2**20, 500, 64),
+        (2**10, 500, 1),
+        (2**25, 5000, 2048),
+        (2**25, 100, 100),
+        (None, 5000, 2048),
+    ):
         monkeypatch.setattr(fast, "last_level_cache", lambda cache=cache: cache)
         assert resolve_step_config(FAST, CPU, batch, 1).micro_batch == expected
 

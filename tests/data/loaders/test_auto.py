@@ -61,12 +61,7 @@ def complete(name: str) -> dict[str, object]:
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> Choice:
-    return choose(
-        AutoOptions(candidates={name: LOADERS.complete({"name": name}) for name in names}, **options),
-        data,
-        SAMPLER,
-        CPU,
-    )
+    return choose(AutoOptions(candidates={name: complete(name) for name in names}, **options), data, SAMPLER, CPU)
 
 
 @pytest.mark.usefixtures("slow")
@@ -108,8 +103,7 @@ def test_timing_takes_about_as_long_as_it_may() -> None:
 
     options = AutoOptions(batches=30, seconds=0.65, candidates={"ram": complete("ram")})
     choice = choose(options, TENSORS, SAMPLER, CPU, new_trial=counting)
-    # The model alone and the candidate: two batches of warm-up, what 0.65 s allow in blocks, and more where data are
-    # waited for.
+    # The model alone and the candidate: two batches of warm-up, what 0.65 s allow in blocks, and more where data wait.
     assert asked == [2, *[1, 1, 1, 1, 2], 2] * 2
     assert choice.model_alone_s == pytest.approx(1.2)
     assert choice.candidates[0].epoch_s == pytest.approx(1.2)
