@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import struct
@@ -32,6 +34,7 @@ TIMES = (
     "train_s",
     "eval_s",
     "save_s",
+    "first_batch_s",
     "data_wait_s",
     "data_wait_pct",
     "compute_s",
@@ -40,9 +43,16 @@ TIMES = (
 )
 MACHINE = ("host_peak_mib", "gpu_peak_mib", "gpu_util_pct")
 
+CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., TrainProcess]
 StartRanks = Callable[..., TrainRanks]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is imported from garbage collection: each run that a test starts here collects twice."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
 
 
 def write_idx(path: Path, array: torch.Tensor) -> None:
@@ -99,22 +109,30 @@ def quick(tiny_root: Path) -> list[str]:
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Train:
+def train(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """Run `train.py` in an empty folder with the given arguments, as a process."""
-    return partial(start_program, tmp_path)
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        output, errors = (tmp_path_factory.mktemp("output") / name for name in ("stdout", "stderr"))
+        process = TrainProcess(tmp_path, *arguments, output=str(output), errors=str(errors), environment=environment)
+        code, printed = process.ended()
+        return subprocess.CompletedProcess(arguments, code, printed, errors.read_text())
+
+    yield run
+    kill_leftovers()
 
 
 @pytest.fixture
-def train_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Train:
-    """The same as `train` within this process, which has imported torch already."""
+def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CallHere:
+    """Call the `main` of a program with arguments, in an empty folder but within this process."""
 
-    def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(tmp_path)
+    def call(program: Callable[[], None], *arguments: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         capsys.readouterr()
         code: object = 0
         try:
-            main()
+            program()
         except SystemExit as ended:
             code = ended.code
         printed = capsys.readouterr()
@@ -122,7 +140,13 @@ def train_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             return subprocess.CompletedProcess(arguments, 1, printed.out, f"{printed.err}{code}\n")
         return subprocess.CompletedProcess(arguments, code or 0, printed.out, printed.err)
 
-    return start
+    return call
+
+
+@pytest.fixture
+def train_here(call_here: CallHere) -> Train:
+    """The same as `train` within this process, which has imported torch already."""
+    return partial(call_here, main)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
     "loaders": ([*IMAGES, "--epochs=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
     "ranks": (["--rounds=1", "model.depth=1", PLAIN, *FEW], ["1", "2"]),
+    "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
     "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
 }
 
@@ -69,7 +70,15 @@ def small(arguments: list[str], folder: Path) -> list[str]:
     return [*arguments, *few]
 
 
-@pytest.mark.parametrize("arguments", commands("python train.py"), ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    # A launcher starts processes that import torch.
+    [
+        pytest.param(arguments, marks=pytest.mark.slow if "launcher" in " ".join(arguments) else ())
+        for arguments in commands("python train.py")
+    ],
+    ids=" ".join,
+)
 def test_documented_train_commands_run(
     arguments: list[str], train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +89,7 @@ def test_documented_train_commands_run(
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_documented_torchrun_command_trains_in_two_processes(tmp_path: Path) -> None:
     (arguments,) = commands("torchrun")
     launcher = ["-m", "torch.distributed.run", "--standalone", arguments[0], REPOSITORY / "train.py"]
@@ -133,6 +143,7 @@ def test_readme_training_loop_learns(tmp_path: Path) -> None:
     assert second < first < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", BENCHMARKS)
 def test_benchmarks_write_their_table(script: str, tmp_path: Path) -> None:
     documented = next(iter(commands(f"python benchmarks/{script}.py")), [])
@@ -200,6 +211,7 @@ def extended_copy(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_documented_loader_model_and_metric_pass_our_own_tests(tmp_path: Path) -> None:
     folder = extended_copy(tmp_path)
     checks = [

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,28 +14,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.conftest import REPOSITORY, result_of
+from tests.conftest import CallHere, result_of
+from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import class_metrics, evaluate, main
+from vitmnist.cli.evaluate import class_metrics, evaluate
+from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.data.image_io import find_pictures
 from vitmnist.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
-
-
-def run(module: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"vitmnist.cli.{module}", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +35,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     sizes = ["data.dataset.train_size=2000", "data.dataset.test_size=300", f"data.root={folder / 'data'}"]
     settings = ["model=cnn", "batch_size=20", "epochs=2", "hydra.run.dir=run"]
-    program = [sys.executable, str(REPOSITORY / "train.py"), *sizes, *settings]
-    subprocess.run(program, cwd=folder, check=True, timeout=200, capture_output=True)
+    code, output = TrainProcess(folder, *sizes, *settings).ended()
+    assert code == 0, output
     return folder
 
 
-def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path) -> None:
-    ended = run("evaluate", "run", "--json", folder=trained)
+def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, call_here: CallHere) -> None:
+    ended = call_here(evaluate_main, "run", "--json", folder=trained)
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
     assert printed["accuracy"] == result_of(trained / "run")["epochs"][-1]["eval_acc"]
     assert printed["images"] == sum(map(sum, printed["confusion_matrix"])) == 300
     assert [row["class"] for row in printed["classes"]] == list("0123456789")
-    table = run("evaluate", "run", "data.dataset.test_size=100", folder=trained).stdout
+    table = call_here(evaluate_main, "run", "data.dataset.test_size=100", folder=trained).stdout
     assert "of 100 images" in table
     assert "confusion matrix" in table
 
@@ -72,24 +62,26 @@ def test_class_metrics_follow_their_definition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "message"),
+    ("program", "arguments", "message"),
     [
-        ("evaluate", ["nowhere"], "nowhere: holds no run"),
-        ("evaluate", ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
-        ("evaluate", ["run", "data.dataset.test_size=10001"], "the set has 10000 images"),
-        ("evaluate", ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
-        ("evaluate", ["run", "--mistakes", "no/a.csv"], "error: cannot write no/a.csv: No such file or directory"),
-        ("predict", ["run", "nothing.png"], "error: nothing.png: cannot be read as a picture"),
+        (evaluate_main, ["nowhere"], "nowhere: holds no run"),
+        (evaluate_main, ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
+        (evaluate_main, ["run", "data.dataset.test_size=10001"], "the set has 10000 images"),
+        (evaluate_main, ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
+        (evaluate_main, ["run", "--mistakes", "no/a.csv"], "error: cannot write no/a.csv: No such file or directory"),
+        (predict_main, ["run", "nothing.png"], "error: nothing.png: cannot be read as a picture"),
     ],
 )
-def test_errors_are_one_message(trained: Path, module: str, arguments: list[str], message: str) -> None:
-    ended = run(module, *arguments, folder=trained)
+def test_errors_are_one_message(
+    trained: Path, call_here: CallHere, program: Callable[[], None], arguments: list[str], message: str
+) -> None:
+    ended = call_here(program, *arguments, folder=trained)
     assert ended.returncode == 1
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_images_of_any_size_and_mode_are_classified(trained: Path) -> None:
+def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: CallHere) -> None:
     model = load_inference_model(trained / "run", CPU)
     test = load_dataset("mnist", root=str(trained / "data"), test_size=300).test
     paths = [trained / f"{index}.png" for index in range(20)]
@@ -105,9 +97,9 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path) -> None:
     Image.fromarray(255 - test.images[0, 0].numpy()).save(trained / "inverted.png")
     (inverted,) = predict(model, [trained / "inverted.png"], CPU, invert=True)
     assert inverted["all"] == pytest.approx(rows[0]["all"], abs=1e-5)
-    printed = run("predict", "run", "0.png", "1.png", folder=trained).stdout
+    printed = call_here(predict_main, "run", "0.png", "1.png", folder=trained).stdout
     assert [line.partition(":")[0] for line in printed.splitlines()] == ["0.png", "1.png"]
-    as_json = run("predict", "run", "--json", "0.png", folder=trained).stdout
+    as_json = call_here(predict_main, "run", "--json", "0.png", folder=trained).stdout
     assert json.loads(as_json)[0]["class"] == rows[0]["class"]
 
 
@@ -142,7 +134,7 @@ def test_every_mistake_is_listed_and_the_worst_are_drawn(
     options = ["--mistakes", "mistakes.csv", "--grid", "mistakes.png", "--json", "--predictions"]
     monkeypatch.chdir(trained)
     monkeypatch.setattr(sys, "argv", ["evaluate", "run", *options])
-    main()
+    evaluate_main()
     printed = json.loads(capsys.readouterr().out)
     rows = printed["predictions"]
     assert [row["image"] for row in rows] == list(range(300))

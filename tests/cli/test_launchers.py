@@ -8,22 +8,21 @@ from pathlib import Path
 import pytest
 from hydra.errors import MissingConfigException
 
-from tests.conftest import PLAIN, Train, result_of
+from tests.conftest import PLAIN, result_of, start_program
 from vitmnist.cli.messages import describe
 
 REMARK = "overlapping 2 of 2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "module"),
     [("parallel", "joblib_launcher"), ("submitit", "submitit_launcher"), ("cluster", "ray_launcher")],
 )
-def test_two_jobs_at_once_end_in_one_report(
-    launcher: str, module: str, train: Train, tiny_root: Path, tmp_path: Path
-) -> None:
+def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{module}")
     data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=200", PLAIN]
-    ended = train("-m", f"hydra/launcher={launcher}", *data, "seed=1,2", "hydra.sweep.dir=here")
+    ended = start_program(tmp_path, "-m", f"hydra/launcher={launcher}", *data, "seed=1,2", "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))]
     assert [(result["status"], result["seed"], len(result["epochs"])) for result in results] == [
@@ -33,7 +32,7 @@ def test_two_jobs_at_once_end_in_one_report(
     rows = list(csv.DictReader((tmp_path / "here" / "report.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == [f"completed, {REMARK}"]
     assert "2 runs overlapped with another run on the same machine" in ended.stdout
-    again = train("sweep.resume=here")
+    again = start_program(tmp_path, "sweep.resume=here")
     assert again.returncode == 0, again.stderr
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
 

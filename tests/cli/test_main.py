@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import REPOSITORY, Train, result_of
+from tests.conftest import Start, Train, result_of
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.config.labels import CONF
 from vitmnist.errors import TrainingError
@@ -262,45 +261,10 @@ def test_questions_are_answered_without_torch(flag: str) -> None:
     assert "data/loader" in ended.stdout or "batch_size: 500" in ended.stdout
 
 
-def test_two_runs_of_the_same_second_keep_apart(quick: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=1"]
-    processes = [
-        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0]
+def test_two_runs_of_the_same_second_keep_apart(quick: list[str], start: Start, tmp_path: Path) -> None:
+    processes = [start(*quick, "epochs=1", output=f"{number}.log") for number in range(2)]
+    assert [process.ended()[0] for process in processes] == [0, 0]
     assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 2
-
-
-def test_the_wheel_carries_configuration_and_data(tmp_path: Path, quick: list[str]) -> None:
-    """What pip installs works without the repository, from any folder."""
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path / "wheel"),
-    ]
-    subprocess.run([*build, str(REPOSITORY)], check=True, capture_output=True)
-    (wheel,) = (tmp_path / "wheel").glob("*.whl")
-    site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
-    names = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
-    assert {"vitmnist/py.typed", "vitmnist/conf/config.yaml", "vitmnist/data/mnist/README.md"} <= names
-    assert len([name for name in names if name.endswith("-ubyte.gz")]) == 4
-    assert not [name for name in names if name.startswith(("tests/", "outputs/", "conf/"))]
-    ended = subprocess.run(
-        [sys.executable, "-m", "vitmnist", *quick, "epochs=1"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 1
 
 
 def test_a_failure_of_the_table_decides_the_exit_code(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "torch.nn.parallel", "vitmnist.run"])
+multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "tests.support.preload"])
 TIMEOUT_S = 150
 
 
@@ -33,6 +33,7 @@ class TrainProcess(ForkServerProcess):
         folder: Its working directory.
         arguments: Its command line.
         output: The file in `folder` that receives stdout and stderr.
+        errors: The file that receives stderr instead.
         environment: Environment variables to set.
         before: Called in the process before the program; must be picklable.
     """
@@ -42,6 +43,7 @@ class TrainProcess(ForkServerProcess):
         folder: Path,
         *arguments: str,
         output: str = "output.log",
+        errors: str | None = None,
         environment: dict[str, str] | None = None,
         before: Callable[[], object] | None = None,
     ) -> None:
@@ -49,6 +51,7 @@ class TrainProcess(ForkServerProcess):
         self.folder = folder
         self.arguments = arguments
         self.file = folder / output
+        self.errors = folder / (errors or output)
         self.environment = {"HYDRA_FULL_ERROR": "0", **(environment or {})}
         self.before = before
         self.file.unlink(missing_ok=True)
@@ -57,10 +60,10 @@ class TrainProcess(ForkServerProcess):
     def run(self) -> None:
         os.setsid()
         os.chdir(self.folder)
-        output = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        for file, descriptor in ((self.file, 1), (self.errors, 2)):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.environ |= self.environment
+        multiprocessing.set_start_method("fork", force=True)  # of loader workers, as in a process that was not forked
         sys.argv = ["train.py", *self.arguments]
         if self.before:
             self.before()

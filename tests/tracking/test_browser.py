@@ -13,6 +13,7 @@ from tests.support.browser import CHROMIUM, chromium, open_custom_scalars, open_
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 LOADERS, SIZES = ("ram", "disk"), (6, 12)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.tracking.images import training_batch, worst_mistakes
+from vitmnist.tracking import images as drawing
+from vitmnist.tracking.images import confusion_matrix, training_batch, worst_mistakes
 from vitmnist.training.metrics import Predictions
 
 
@@ -19,28 +22,55 @@ from vitmnist.training.metrics import Predictions
 def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str) -> None:
     sampler, options = EpochSampler(23, 6, 3, shuffle), LOADERS.complete({"name": "ram"})
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
-        grid = training_batch(tiny.train, loader, Preprocess(tiny.train), 1)
+        grid = np.asarray(training_batch(tiny.train, loader, Preprocess(tiny.train), 1))
         images, _ = next(iter(loader.epoch(1)))
-    assert grid.shape == (3, 2 + 28 + 2, 2 + 6 * 30)
+    assert grid.shape == (30, 8 * 30, 3)
     for place, image in enumerate(images):
-        shown = grid[0, 2:30, 2 + 30 * place : 30 + 30 * place]
-        torch.testing.assert_close(shown, image[0] / 255, atol=1e-6, rtol=0)
+        shown = grid[1:29, 30 * place + 1 : 30 * place + 29]
+        assert (shown == image[0].numpy()[..., None]).all()
 
 
-def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
+def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions: list[list[str]] = []
+    make = drawing._caption
+    monkeypatch.setattr(drawing, "_caption", lambda *parts: captions.append(make(*parts)) or captions[-1])
     actual, classes = tiny.test.labels, tiny.test.classes
     confidence = torch.linspace(0.2, 0.8, len(actual))
     assert worst_mistakes(tiny.test, Predictions(actual, confidence)) is None
     predicted = actual.clone()
     predicted[[1, 4]] = (actual[[1, 4]] + 1) % 10
     for files in (None, ["a" * 90 + f"/{index}.png" for index in range(len(actual))]):
-        figure = worst_mistakes(replace(tiny.test, files=files), Predictions(predicted, confidence))
-        titles = [axis.get_title() for axis in figure.axes]
-        assert titles[:2] == [
-            f"{'a' * 14}…{'a' * 8}/{index}.png\n" * bool(files)  # both ends of a long name
-            + f"{index}\n" * (not files)
-            + f"true: {classes[actual[index]]}\n"
-            + f"predicted: {classes[predicted[index]]}, {100 * confidence[index]:.1f}%"
+        captions.clear()
+        picture = np.asarray(worst_mistakes(replace(tiny.test, files=files), Predictions(predicted, confidence)))
+        assert captions == [
+            [
+                f"{'a' * 14}…{'a' * 8}/{index}.png" if files else f"{index}",  # both ends of a long name
+                f"true: {classes[actual[index]]}",
+                f"predicted: {classes[predicted[index]]}, {100 * confidence[index]:.1f}%",
+            ]
             for index in (4, 1)
         ]
-        assert not any(titles[2:])
+        for tile, index in enumerate((4, 1)):
+            enlarged = Image.fromarray(tiny.test.images[index, 0].numpy()).resize((180, 180), Image.Resampling.NEAREST)
+            shown = picture[61:241, 212 * tile + 16 : 212 * tile + 196, 0]
+            assert (shown == np.asarray(enlarged)).all()
+
+
+def test_the_confusion_matrix_is_coloured_by_the_share_of_each_row(tiny: Dataset) -> None:
+    """All images of a class are taken for the next one: dark above the diagonal, white elsewhere."""
+    predictions = Predictions((tiny.test.labels + 1) % 10, torch.ones(len(tiny.test)))
+    picture = np.asarray(confusion_matrix(tiny.test, predictions)).astype(int)
+    cell = 44
+    corner = picture.shape[0] - 8 - 10 * cell
+    seen = tiny.test.labels.unique().tolist()
+    for row in range(10):
+        for column in range(10):
+            # Next to a corner of the cell, where no number is drawn.
+            pixel = picture[corner + row * cell + 3, corner + column * cell + 3]
+            assert (pixel == ([8, 48, 107] if row in seen and column == (row + 1) % 10 else [255] * 3)).all()
+
+
+def test_many_classes_have_no_names_and_few_pixels(tiny: Dataset) -> None:
+    test = replace(tiny.test, classes=tuple(f"class {number}" for number in range(300)))
+    predictions = Predictions(test.labels, torch.ones(len(test)))
+    assert max(confusion_matrix(test, predictions).size) < 700

@@ -178,7 +178,7 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
     statistics = channel_statistics(tiny.train.images[:18])
     assert (apart.train.mean, apart.train.std) == (apart.test.mean, apart.test.std) == statistics
     assert statistics != (tiny.train.mean, tiny.train.std)
-    assert len({*apart.sha256().values(), *tiny.sha256().values()}) == 4 + 4
+    assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
     for split in (apart.train, apart.test):
         pictures = split.open_reader()
         for index in (0, len(split) - 1):

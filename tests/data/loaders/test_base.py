@@ -135,6 +135,7 @@ class Sleeps(torch.utils.data.Dataset):
         return index, index
 
 
+@pytest.mark.slow  # torch waits five seconds for a worker that does not end
 def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
     sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
     with (

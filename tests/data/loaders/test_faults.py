@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import PLAIN, REPOSITORY, Train, result_of
+from tests.conftest import PLAIN, REPOSITORY, Start, Train, result_of
 from vitmnist.data.datasets.idx import IdxFile, parse_idx
 from vitmnist.errors import DataError
 
@@ -65,20 +64,13 @@ def test_a_model_larger_than_memory_gives_advice(train_here: Train, tmp_path: Pa
     assert "Traceback" not in ended.stderr
 
 
-def test_two_runs_may_prepare_the_same_data_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, str(REPOSITORY / "train.py"), *SMALL, f"data.root={tmp_path / 'data'}"]
+def test_two_runs_may_prepare_the_same_data_at_once(start: Start, tmp_path: Path) -> None:
     started = [
-        subprocess.Popen(
-            [*command, f"data/loader={loader}"],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for loader in ("disk", "disk", "cache", "cache")
+        start(*SMALL, f"data.root={tmp_path / 'data'}", f"data/loader={loader}", output=f"{number}.log")
+        for number, loader in enumerate(("disk", "disk", "cache", "cache"))
     ]
-    errors = [process.communicate(timeout=200)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * 4, errors
+    ended = [process.ended() for process in started]
+    assert [code for code, _ in ended] == [0] * 4, ended
     folders = list((tmp_path / "outputs" / "runs").glob("*/*"))
     assert len(folders) == 4  # also those that began in the same second
     assert len({result_of(folder)["epochs"][0]["train_loss"] for folder in folders}) == 1
@@ -95,11 +87,15 @@ HEADERS = st.builds(
 )
 
 
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(header=st.one_of(HEADERS, st.binary(max_size=20)), body=st.binary(max_size=100))
-def test_hostile_files_end_in_clean_errors_and_take_no_memory(header: bytes, body: bytes) -> None:
+@pytest.mark.parametrize("files", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_hostile_files_end_in_clean_errors_and_take_no_memory(files: int) -> None:
     """Also those whose header promises terabytes."""
-    content = header + body
+    contents = st.tuples(st.one_of(HEADERS, st.binary(max_size=20)), st.binary(max_size=100)).map(b"".join)
+    limits = settings(max_examples=files, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    limits(given(contents)(parse_hostile))()
+
+
+def parse_hostile(content: bytes) -> None:
     tracemalloc.start()
     elements, message = 0, "hostile"
     try:

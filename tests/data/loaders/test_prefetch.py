@@ -213,7 +213,9 @@ for epoch in range(10_000):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(("blocks", "sign"), [("index == 4", "blocked"), ("False", "batch")])
+@pytest.mark.parametrize(
+    ("blocks", "sign"), [("index == 4", "blocked"), pytest.param("False", "batch", marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
     """In the middle of an epoch, and while the source blocks for ever; no worker survives it."""
     program = PROGRAM.format(workers=workers, blocks=blocks)
