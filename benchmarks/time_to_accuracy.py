@@ -25,13 +25,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from rounds import check_output, describe, publish, table
 from tqdm import tqdm
 
 from vitmnist.cli.messages import describe as describe_failure
-from vitmnist.config.labels import CONF
+from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import UserError
@@ -41,8 +40,7 @@ RECIPE = "experiment=speedrun"
 
 def composed(overrides: list[str]) -> DictConfig:
     """Compose the recipe with overrides."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [RECIPE, *overrides])
+    return compose([RECIPE, *overrides])
 
 
 def train_once(overrides: list[str]) -> dict[str, Any]:

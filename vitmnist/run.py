@@ -45,7 +45,12 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    composed: DictConfig, folder: Path, overrides: list[str], stop: StopSignal, world: SingleProcess = SINGLE_PROCESS
+    composed: DictConfig,
+    folder: Path,
+    overrides: list[str],
+    stop: StopSignal,
+    world: SingleProcess = SINGLE_PROCESS,
+    began_at: float | None = None,
 ) -> Result:
     """Train and evaluate as configured, or resume the run in `folder`; write its records there.
 
@@ -56,6 +61,7 @@ def run(
         folder: an existing folder; gets `result.json`, a TensorBoard event file and checkpoints.
         overrides: command-line overrides, stored in `result.json`.
         stop: asks the run to stop before its end.
+        began_at: the start of the process or job, in seconds since 1970; None: now.
 
     Raises:
         ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
@@ -63,16 +69,16 @@ def run(
         TrainingError: training cannot continue; recorded.
         RunInterrupted: the run was asked to stop; recorded and saved.
     """
-    started = time.perf_counter()
+    began_at = began_at or time.time()
     config = validate(Config, composed)
-    result = Result(overrides=overrides, choices=choices_of(composed), config=to_plain_dict(config))
+    result = Result(overrides=overrides, choices=choices_of(composed), config=to_plain_dict(config), began_at=began_at)
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         stop.after_minutes(config.max_minutes)
         with ExitStack() as stack:
             context = begin(config, folder, result, stop, world, stack)
             if context is None:
                 return result
-            result.setup_s = time.perf_counter() - started - (result.compile_s or 0.0)
+            result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # the first batch is added later
             # From here on a signal takes effect after a step, when the run can be saved.
             until_recorded.enter_context(stop.deferred())
             setup = context.setup
@@ -167,6 +173,8 @@ class RunContext:
             "gpu_util_pct": self.hardware.gpu_util_pct(began_at),
         }
         record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
+        if self.is_first_epoch and self.result.setup_s is not None:
+            self.result.setup_s += progress.timer.first_wait()
         self.is_first_epoch = False
         self.result.epochs.append(record)
         is_last, every = epoch + 1 == config.epochs, config.tensorboard.images_every_epochs
@@ -232,7 +240,7 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
         "train_size": len(dataset.train),
         "test_size": len(dataset.test),
         "skipped": dataset.skipped,
-        "sha256": world.broadcast_object(dataset.sha256),
+        "sha256": world.broadcast_object(lambda: dataset.sha256),
     }
     result.environment = describe_environment(device) if world.is_main else None
 

@@ -183,9 +183,10 @@ class CheckpointManager:
         accuracies = [record["eval_acc"] for record in self._result.epochs]
         # Selecting by the test split would bias the accuracy on it.
         best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
-        every = self._options.every_epochs
-        stopping, _ = self._world.all_reduce_max([self._exit_request(), 0], at_once=True)
-        if is_last or best or stopping or (every and len(accuracies) % every == 0):
+        interval = self._options.min_interval_s
+        is_due = interval is not None and time.monotonic() - self._saved_at >= interval
+        stopping, saving = self._world.all_reduce_max([self._exit_request(), is_due], at_once=True)
+        if is_last or best or stopping or saving:
             self.save(None, best)
         if stopping and not is_last:
             self._interrupted = self._stop.agree(stopping - 1)

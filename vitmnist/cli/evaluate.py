@@ -34,6 +34,7 @@ from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import DataError, UserError
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import write_atomic
+from vitmnist.tracking.images import worst_mistakes
 from vitmnist.training import loop
 from vitmnist.training.metrics import Predictions
 
@@ -72,13 +73,11 @@ class Evaluation:
 
     def grid_png(self) -> bytes | None:
         """The mistakes with the highest confidence, captioned; None if there are none."""
-        from vitmnist.tracking.images import worst_mistakes  # importing matplotlib takes most of a second
-
-        figure = worst_mistakes(self.split, self.predictions)
-        if figure is None:
+        picture = worst_mistakes(self.split, self.predictions)
+        if picture is None:
             return None
         png = io.BytesIO()
-        figure.savefig(png, format="png", dpi=150)
+        picture.save(png, format="png")
         return png.getvalue()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+import psutil
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +21,7 @@ from vitmnist.config.labels import CONF
 from vitmnist.errors import TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
+from vitmnist.runtime.imports import import_large
 from vitmnist.runtime.signals import StopSignal
 
 log = logging.getLogger(__name__)
@@ -38,9 +40,7 @@ class TaskError(BaseException):
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
-    with _stop.deferred():  # an import cannot be interrupted halfway; here, because --help needs no torch
-        from vitmnist.run import run
-
+    run = import_large("vitmnist.run").run  # here, because --help needs no torch
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
@@ -55,7 +55,7 @@ def train(composed: DictConfig) -> float | None:
     _stop.check()
     publish_folder(_world, folder)
     try:
-        run(composed, folder, overrides, _stop, _world)
+        run(composed, folder, overrides, _stop, _world, began_at=psutil.Process().create_time())
     except Exception as error:
         raise TaskError from error
     return None

@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from vitmnist.config.compose import compose
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import group_at, wrong_type
@@ -86,8 +86,7 @@ def refuse_flags(arguments: list[str]) -> None:
     override = f"{flag.lstrip('-').replace('-', '_')}={value}"
     hint = f"type {override}"
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            compose("config", [override.partition(",")[0]])  # the first value of a sweep
+        compose([override.partition(",")[0]])  # the first value of a sweep
     except Exception as error:
         hint = _one_line(describe(error).message)
     raise ConfigError(f"{flag}: keys are typed without dashes; {hint}")

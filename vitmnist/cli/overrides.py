@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from vitmnist.cli.messages import describe
-from vitmnist.config.labels import CONF, RESUMED, flatten, is_under, resolved
+from vitmnist.config.compose import compose
+from vitmnist.config.labels import RESUMED, flatten, is_under, resolved
 from vitmnist.errors import ConfigError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.files import display_path, is_claimed
@@ -96,11 +96,10 @@ def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
     Raises:
         ConfigError: the folder holds no run, or the overrides cannot be used.
     """
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        try:
-            return compose("config", _merged(recorded_overrides(folder), overrides))
-        except Exception as error:
-            raise ConfigError(describe(error).message) from error
+    try:
+        return compose(_merged(recorded_overrides(folder), overrides))
+    except Exception as error:
+        raise ConfigError(describe(error).message) from error
 
 
 def recorded_overrides(folder: Path) -> list[str]:
@@ -129,8 +128,7 @@ def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
     Args:
         since: Unix time in seconds; earlier runs do not count.
     """
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        own = _comparable(compose("config", overrides))
+    own = _comparable(compose(overrides))
     found = []
     for folder in _named_folders(overrides) or RUNS.glob("*/*"):
         saved = [path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")]

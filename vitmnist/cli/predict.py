@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 from PIL import ImageOps
-from torchvision.transforms.functional import pil_to_tensor
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.evaluate import run_parser
-from vitmnist.data.image_io import Mode, find_pictures, printable, read_picture
+from vitmnist.data.image_io import Mode, find_pictures, printable, read_picture, to_tensor
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import UserError
 from vitmnist.runtime.device import choose_device
@@ -53,7 +52,7 @@ def _read(trained: InferenceModel, paths: list[Path], invert: bool) -> torch.Ten
     """The images as the model's input: uint8 `[B, C, H, W]`."""
     channels, height, width = trained.shape
     images = [read_picture(path, (width, height), Mode.grey if channels == 1 else Mode.rgb) for path in paths]
-    return torch.stack([pil_to_tensor(ImageOps.invert(image) if invert else image) for image in images])
+    return torch.stack([to_tensor(ImageOps.invert(image) if invert else image) for image in images])
 
 
 def main() -> None:

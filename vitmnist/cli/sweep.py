@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -19,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict, read_write
 
 from vitmnist.cli.messages import describe
-from vitmnist.config.labels import PACKAGE, flatten, resolved, to_plain_dict
+from vitmnist.config.labels import flatten, resolved, to_plain_dict
 from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, TrainingError
@@ -174,15 +171,10 @@ def _log_traceback(error: Exception) -> None:
 
 
 def _refresh_report(folder: Path) -> None:
-    """Write the report of a sweep so far, in another process: plotting would add to the memory peak of the next job."""
-    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = subprocess.run(
-        [sys.executable, "-m", "vitmnist.report", str(folder), "--quiet"],
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,  # Ctrl-C is meant for the sweep
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        log.warning("the report could not be written: %s", ended.stderr.strip().rpartition("\n")[2])
+    """Write the report of a sweep so far, without its chart: importing matplotlib takes longer than a short job."""
+    from vitmnist.report.write import write_report
+
+    try:
+        write_report([folder], folder, with_chart=False)
+    except Exception as error:
+        log.warning("the report could not be written: %s", error)

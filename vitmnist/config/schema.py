@@ -6,15 +6,12 @@ to its code. This module does not import torch, so `--help` answers at once.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
-from vitmnist.config.labels import run_label
 from vitmnist.config.validation import bounded, or_auto
 
 
@@ -63,7 +60,7 @@ class TrainerConfig:
 class CheckpointConfig:
     """`checkpoint`: how often a run is saved, in addition to its end and a stop."""
 
-    every_epochs: int | None = bounded(at_least=1)
+    min_interval_s: float | None = bounded(at_least=0)
     every_minutes: float | None = bounded(above=0)
 
 
@@ -122,14 +119,3 @@ class Config:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     profile: bool = MISSING
-
-
-def register_schema() -> None:
-    """Make the schema and the resolvers of `conf/config.yaml` known to Hydra."""
-    ConfigStore.instance().store(name="config_schema", node=Config)
-    OmegaConf.register_new_resolver("run_label", run_label, replace=True)
-    # Two runs may start in the same second, in two containers with the same process id.
-    OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-
-
-register_schema()

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
-from torchvision.transforms.functional import pil_to_tensor
+
+from vitmnist.data.image_io import to_tensor
 
 
 def collate_samples(samples: Sequence[Any]) -> Any:
@@ -26,7 +27,7 @@ def collate_samples(samples: Sequence[Any]) -> Any:
 
 
 def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
-    return torch.stack([pil_to_tensor(image) for image in images])
+    return torch.stack([to_tensor(image) for image in images])
 
 
 def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:

@@ -1,4 +1,4 @@
-"""Finding image files, and reading one of any size and mode."""
+"""Finds image files, and reads one of any size and mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from glob import glob, has_magic
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from vitmnist.errors import DataError
 
@@ -43,6 +45,12 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode) -> Image.Image:
             return converted.resize(size, Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow's decoders raise the errors of many libraries
         raise DataError(f"{printable(path)}: cannot be read as a picture: {error}") from error
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """The pixels `[C, H, W]` of an image, a copy; uint8 for 8-bit modes."""
+    # As torchvision's pil_to_tensor; importing that takes 2 s.
+    return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1)
 
 
 def is_colour(path: Path) -> bool:

@@ -23,7 +23,6 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, help="folder of the report (default: DIR, or outputs/reports/TIME if there are several)"
     )
-    parser.add_argument("--quiet", action="store_true", help="print nothing")
     arguments = parser.parse_args()
     folders: list[Path] = arguments.folders
     default = folders[0] if len(folders) == 1 else Path("outputs/reports") / f"{datetime.now():%Y-%m-%d/%H-%M-%S}"
@@ -34,8 +33,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except OSError as error:
         sys.exit(f"error: {error.filename or output}: {error.strerror}; choose another folder with --output")
-    if not arguments.quiet:
-        print(f"{as_text(comparisons)}\n\nReport: {output / 'report.html'}")
+    print(f"{as_text(comparisons)}\n\nReport: {output / 'report.html'}")
 
 
 if __name__ == "__main__":

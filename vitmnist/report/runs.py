@@ -21,7 +21,13 @@ from vitmnist.tracking.metrics import METRICS, EpochRecord, over_epochs, steady_
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
-PARTS = (("data_wait_s", "train_s"), ("compute_s", "train_s"), ("train_s", "epoch_s"))  # part, whole
+PARTS = (
+    ("first_batch_s", "data_wait_s"),
+    ("data_wait_s", "train_s"),
+    ("compute_s", "train_s"),
+    ("train_s", "epoch_s"),
+)  # part, whole
+DIVISORS = ("train_s", "epoch_s")  # of ratios
 ROUNDING = 1 + 1e-6
 
 
@@ -116,18 +122,18 @@ def read_run(folder: Path) -> Run:
     """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
     file = folder / "result.json"
     status, reason, result = "not started", "", {}
-    config = _hydra_config(folder)
+    config: dict[str, Any] = {}
     if file.exists():
         try:
             result = json.loads(file.read_text(encoding="utf-8"))
             check_result(result)
-            config = _flat(result.get("config") or {}) or config
+            config = _flat(result.get("config") or {})
             status, reason = result["status"], result.get("error") or ""
         except (OSError, ValueError, RecursionError) as error:
             status, reason, result = "unreadable", f"{folder.name}/result.json: {error}", {}
     elif (folder / ".lock").exists():
         status, reason = ("running", "") if is_claimed(folder) else ("killed", "it left no result.json")
-    return Run(folder, status, reason, config, result)
+    return Run(folder, status, reason, config or _hydra_config(folder), result)
 
 
 def check_result(result: Any) -> None:
@@ -152,11 +158,13 @@ def check_result(result: Any) -> None:
     for number, epoch in enumerate(epochs, 1):
         where = f"epoch {number}: "
         _check_numbers(epoch, [*METRIC_BY_NAME, "ended_at"], where, required=["epoch_s", "train_s", "ended_at"])
+        for key in DIVISORS:
+            _require(epoch[key] >= 1e-9, f"{where}{key} is {epoch[key]:.4g}")
         for part, whole in PARTS:
-            small, large = epoch.get(part) or 0.0, epoch[whole]
-            _require(large >= 1e-9, f"{where}{whole} is {large:.4g}")  # ratios divide by it
-            message = f"{where}{part} is {small:.4g}, above {whole}, which is {large:.4g}"
-            _require(small <= large * ROUNDING, message)
+            if epoch.get(part) is not None and epoch.get(whole) is not None:
+                small, large = epoch[part], epoch[whole]
+                message = f"{where}{part} is {small:.4g}, above {whole}, which is {large:.4g}"
+                _require(small <= large * ROUNDING, message)
 
 
 def _check_numbers(node: Mapping[str, Any], keys: Iterable[str], where: str = "", required: Iterable[str] = ()) -> None:

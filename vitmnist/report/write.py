@@ -14,7 +14,6 @@ from tabulate import tabulate
 
 from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
-from vitmnist.report.plot import draw
 from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, articles_table, as_csv, table
@@ -42,8 +41,11 @@ pass. Accuracy: after the last epoch, median over the seeds. Memory: peak reside
 """
 
 
-def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
+def write_report(folders: Iterable[Path], output: Path, with_chart: bool = True) -> list[Comparison]:
     """Write the report on all runs in or below some folders, and return its comparisons.
+
+    Args:
+        with_chart: draw the chart, which imports matplotlib; otherwise an earlier one is removed.
 
     Raises:
         DataError: a folder does not exist, or contains no runs.
@@ -53,19 +55,26 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     output.mkdir(parents=True, exist_ok=True)
     with FileLock(output / ".report.lock"):  # jobs of a sweep may end at the same time
         comparisons = compare([read_run(folder) for folder in found])
-        picture = draw(comparisons)
-        text = as_markdown(comparisons)
-        write_atomic(output / "report.png", picture)
+        text = as_markdown(comparisons, with_chart)
+        picture = b""
+        if with_chart:
+            from vitmnist.report.plot import draw  # imports matplotlib, which takes a second
+
+            picture = draw(comparisons)
+            write_atomic(output / "report.png", picture)
+        else:
+            (output / "report.png").unlink(missing_ok=True)
         write_atomic(output / "report.csv", as_csv(comparisons).encode())
         write_atomic(output / "report.md", text.encode())
         write_atomic(output / "report.html", as_html(text, picture).encode())
     return comparisons
 
 
-def as_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The report as Markdown; it refers to `report.png` in the same folder."""
+def as_markdown(comparisons: Sequence[Comparison], with_chart: bool = True) -> str:
+    """The report as Markdown; its chart is `report.png` in the same folder."""
+    chart = ["![Seconds per epoch](report.png)"] if with_chart else []
     blocks = (_rendered(block, _escape, "github") for block in _blocks(comparisons))
-    return "\n\n".join(["# Report", "![Seconds per epoch](report.png)", *blocks, LEGEND.lstrip()])
+    return "\n\n".join(["# Report", *chart, *blocks, LEGEND.lstrip()])
 
 
 def as_text(comparisons: Sequence[Comparison]) -> str:
@@ -74,7 +83,11 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
 
 
 def as_html(text: str, picture: bytes) -> str:
-    """The Markdown report as a single self-contained page."""
+    """The Markdown report as a single self-contained page.
+
+    Args:
+        picture: the PNG of the chart, if the report has one.
+    """
     body = markdown(text, extensions=["tables"], output_format="html")
     embedded = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
     return PAGE.replace("BODY", body).replace('src="report.png"', f'src="{embedded}"')

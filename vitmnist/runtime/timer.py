@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import torch
 
@@ -57,11 +57,19 @@ class EpochTimer:
         synchronize(self._device)
         self.begin("other")
 
-    def seconds(self, phase: Phase) -> float:
-        """Seconds of a phase up to the last `begin` or `stop`; synchronises the device."""
+    def seconds(self) -> dict[Phase, float]:
+        """Seconds of each phase up to the last `begin` or `stop`; synchronises the device."""
         synchronize(self._device)
-        spans = zip(self._phases, pairwise(self._marks), strict=False)  # the last phase is still open
-        return sum(_seconds(begin, end) for charged, (begin, end) in spans if charged == phase)
+        seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
+        for phase, (begin, end) in zip(self._phases, pairwise(self._marks), strict=False):  # the last is still open
+            seconds[phase] += _seconds(begin, end)
+        return seconds
+
+    def first_wait(self) -> float:
+        """Seconds from the first `waiting` to the mark after it; 0 if there is none. Synchronises the device."""
+        synchronize(self._device)
+        spans = zip(self._phases, pairwise(self._marks), strict=False)
+        return next((_seconds(begin, end) for phase, (begin, end) in spans if phase == "waiting"), 0.0)
 
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:

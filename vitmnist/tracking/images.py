@@ -1,15 +1,15 @@
-"""Images for TensorBoard and `evaluate --grid`: the model's input, its worst mistakes, the confusion matrix."""
+"""Images for TensorBoard and `evaluate --grid`: the model's input, its worst mistakes, the confusion matrix.
+
+Drawn with Pillow, because importing matplotlib takes longer than training on a small set.
+"""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torchvision.utils import make_grid
 
 from vitmnist.data.datasets import Split
 from vitmnist.data.image_io import printable
@@ -18,15 +18,22 @@ from vitmnist.data.preprocess import Preprocess
 from vitmnist.training.metrics import Predictions
 
 GRID_IMAGES = 64
+GRID_COLUMNS = 8
 MISTAKES = 16
-COLUMNS = 4
-CAPTION_WIDTH = 28  # characters per line
+MISTAKE_COLUMNS = 4
+MISTAKE_SIZE = 180  # pixels of the longer side
+CAPTION_LENGTH = 28  # characters per line
 MAX_NAMED_CLASSES = 20
-literal_text = rc_context({"text.parse_math": False})  # a `$` in a file or class name is no formula
+CELL = 44  # pixels of a cell of the confusion matrix with named classes
+MATRIX_SIZE = 600  # pixels of one with more classes
+FONT_SIZE = 13
+LINE = FONT_SIZE + 4
+GAP = 8
+DARK_BLUE = (8, 48, 107)
 
 
-def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: int) -> Tensor:
-    """The first images of an epoch as the model saw them, augmented: float `[3, H, W]`, 0 to 1, on the CPU.
+def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: int) -> Image.Image:
+    """The first images of an epoch as the model saw them, augmented.
 
     They are read by their indices; the loader's own iteration is not disturbed.
     """
@@ -35,56 +42,97 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
     images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         inputs = preprocess(images, None if keys is None else keys[:GRID_IMAGES])
-        grid: Tensor = make_grid((inputs * preprocess.std + preprocess.mean).clamp(0, 1), nrow=8)
-    return grid.cpu()
+        pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
+    _, _, height, width = pixels.shape
+    rows = math.ceil(len(pixels) / GRID_COLUMNS)
+    grid = Image.new("RGB", (GRID_COLUMNS * (width + 2), rows * (height + 2)))
+    for number, image in enumerate(pixels):
+        row, column = divmod(number, GRID_COLUMNS)
+        grid.paste(_to_image(image), (column * (width + 2) + 1, row * (height + 2) + 1))
+    return grid
 
 
-@literal_text
-def worst_mistakes(test: Split, predictions: Predictions) -> Figure | None:
+def worst_mistakes(test: Split, predictions: Predictions) -> Image.Image | None:
     """The misclassified images with the highest confidence, captioned; None if every prediction is correct."""
     worst = predictions.mistakes(test.labels)[:MISTAKES]
     if not worst:
         return None
-    rows = math.ceil(len(worst) / COLUMNS)
-    figure = _figure(8, 2.4 * rows)
-    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-    for axis in axes:
-        axis.axis("off")
-    for axis, index in zip(axes, worst, strict=False):
-        axis.imshow(test.images[index].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255)
-        actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
-        confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
-        lines = (printable(str(test.name(index))), f"true: {actual}", f"predicted: {predicted}, {confidence}")
-        axis.set_title("\n".join(map(_shorten, lines)), fontsize=8)
-    return figure
+    _, _, height, width = test.images.shape
+    scale = MISTAKE_SIZE / max(height, width)
+    tile_width, tile_height = MISTAKE_SIZE + 4 * GAP, MISTAKE_SIZE + 3 * LINE + 2 * GAP
+    rows = math.ceil(len(worst) / MISTAKE_COLUMNS)
+    canvas, draw = _canvas(MISTAKE_COLUMNS * tile_width, rows * tile_height)
+    for number, index in enumerate(worst):
+        row, column = divmod(number, MISTAKE_COLUMNS)
+        x, y = column * tile_width, row * tile_height + GAP
+        for line, text in enumerate(_caption(test, predictions, index)):
+            draw.text((x + tile_width / 2, y + line * LINE), text, "black", anchor="ma")
+        image = _to_image(test.images[index]).resize(
+            (round(width * scale), round(height * scale)), Image.Resampling.NEAREST
+        )
+        canvas.paste(image, (x + (tile_width - image.width) // 2, y + 3 * LINE + 2))
+    return canvas
 
 
-@literal_text
-def confusion_matrix(test: Split, predictions: Predictions) -> Figure:
+def confusion_matrix(test: Split, predictions: Predictions) -> Image.Image:
     """Counts of images by true (rows) and predicted class (columns), coloured by their share of the row."""
-    counts = predictions.confusion_matrix(test.labels, len(test.classes))
+    classes = len(test.classes)
+    counts = predictions.confusion_matrix(test.labels, classes)
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    figure = _figure(7, 6.4)
-    axis = figure.subplots()
-    axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
-    axis.set_xlabel("predicted class")
-    axis.set_ylabel("true class")
-    if len(test.classes) <= MAX_NAMED_CLASSES:
-        axis.set_xticks(range(len(test.classes)), test.classes, rotation=45, ha="right", fontsize=8)
-        axis.set_yticks(range(len(test.classes)), test.classes, fontsize=8)
+    # White for 0, dark blue for 1.
+    colours = 255 - shares.unsqueeze(0) * (255 - torch.tensor(DARK_BLUE)).view(3, 1, 1)
+    cell = CELL if classes <= MAX_NAMED_CLASSES else max(MATRIX_SIZE // classes, 1)
+    matrix = _to_image(colours.round().byte()).resize((classes * cell, classes * cell), Image.Resampling.NEAREST)
+    names = [_shorten(name) for name in test.classes] if classes <= MAX_NAMED_CLASSES else []
+    margin = max((round(ImageFont.load_default(FONT_SIZE).getlength(name)) for name in names), default=0) + GAP
+    left = top = margin + LINE + GAP
+    canvas, draw = _canvas(left + matrix.width + GAP, top + matrix.height + GAP)
+    canvas.paste(matrix, (left, top))
+    draw.text((left + matrix.width / 2, GAP), "predicted class", "black", anchor="ma")
+    _draw_rotated(canvas, "true class", (GAP, top + matrix.height // 2))
+    for number, name in enumerate(names):
+        middle = number * cell + cell // 2
+        draw.text((left - GAP, top + middle), name, "black", anchor="rm")
+        _draw_rotated(canvas, name, (left + middle - LINE // 2, top - GAP), is_bottom=True)
+    if names:
         for row, column in counts.nonzero().tolist():
             colour = "white" if shares[row, column] > 0.5 else "black"
-            axis.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=8)
-    return figure
+            place = (left + column * cell + cell / 2, top + row * cell + cell / 2)
+            draw.text(place, f"{counts[row, column]:,}", colour, anchor="mm")
+    return canvas
 
 
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # without pyplot, whose figures stay in memory until they are closed
-    return figure
+def _caption(test: Split, predictions: Predictions, index: int) -> list[str]:
+    """File name or index, true class, and predicted class with its probability."""
+    actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
+    confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
+    lines = (printable(str(test.name(index))), f"true: {actual}", f"predicted: {predicted}, {confidence}")
+    return [_shorten(line) for line in lines]
+
+
+def _to_image(pixels: Tensor) -> Image.Image:
+    """A uint8 image `[C, H, W]` on the CPU, of one or three channels, as an image of mode RGB."""
+    return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+
+
+def _canvas(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    canvas = Image.new("RGB", (width, height), "white")
+    draw = ImageDraw.Draw(canvas)
+    draw.font = ImageFont.load_default(FONT_SIZE)
+    return canvas, draw
+
+
+def _draw_rotated(canvas: Image.Image, text: str, place: tuple[int, int], is_bottom: bool = False) -> None:
+    """Draw a line that reads upwards; `place` is its left edge, and its middle or its bottom."""
+    font = ImageFont.load_default(FONT_SIZE)
+    line, draw = _canvas(math.ceil(font.getlength(text)), LINE)
+    draw.text((0, LINE / 2), text, "black", anchor="lm")
+    rotated = line.rotate(90, expand=True)
+    x, y = place
+    canvas.paste(rotated, (x, y - (rotated.height if is_bottom else rotated.height // 2)))
 
 
 def _shorten(line: str) -> str:
     """Remove the middle of a long line: file names differ at their ends."""
-    half = CAPTION_WIDTH // 2
-    return line if len(line) <= CAPTION_WIDTH else f"{line[:half]}…{line[-half:]}"
+    half = CAPTION_LENGTH // 2
+    return line if len(line) <= CAPTION_LENGTH else f"{line[:half]}…{line[-half:]}"

@@ -43,6 +43,7 @@ METRICS = (
     Metric("train_s", "s", "time/train_s", "training, s"),
     Metric("eval_s", "s", "time/eval_s"),
     Metric("save_s", "s", "time/save_s", "saving, s"),
+    Metric("first_batch_s", "s", "time/first_batch_s", "first batch, s"),
     Metric("data_wait_s", "s", "time/data_wait_s", "waiting, s"),
     Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1),
     Metric("compute_s", "s", "time/compute_s"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2
@@ -102,15 +104,26 @@ class TensorBoard:
             self._writer.flush()
 
     def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
-        """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved."""
-        batch = training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch)
-        mistakes = worst_mistakes(setup.dataset.test, predictions)
+        """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved.
+
+        An image that cannot be drawn is left out with a warning.
+        """
+        train, test = setup.dataset.train, setup.dataset.test
+        images: dict[str, Callable[[], Image.Image | None]] = {
+            "training_batch": lambda: training_batch(train, setup.train_loader, setup.step.preprocess, epoch),
+            "worst_mistakes": lambda: worst_mistakes(test, predictions),
+            "confusion_matrix": lambda: confusion_matrix(test, predictions),
+        }
+        for name, draw in images.items():
+            try:
+                image = draw()
+            except Exception as error:  # not worth the run
+                log.warning("images/%s could not be drawn: %s: %s", name, type(error).__name__, error)
+                continue
+            if image is not None:
+                with self._naming_errors():
+                    self._writer.add_image(f"images/{name}", np.asarray(image), epoch + 1, dataformats="HWC")
         with self._naming_errors():
-            self._writer.add_image("images/training_batch", batch, epoch + 1)
-            if mistakes is not None:
-                self._writer.add_figure("images/worst_mistakes", mistakes, epoch + 1)
-            confusions = confusion_matrix(setup.dataset.test, predictions)
-            self._writer.add_figure("images/confusion_matrix", confusions, epoch + 1)
             self._writer.flush()
 
     def _add_steps(self, record: EpochRecord, first: int = 1) -> None:

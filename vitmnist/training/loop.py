@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
-from vitmnist.runtime.timer import EpochTimer, Phase
+from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.metrics import MetricAccumulator, Predictions, non_finite_loss
 from vitmnist.training.step import TrainStep
 
@@ -72,7 +72,9 @@ class EpochProgress:
         self.metrics = MetricAccumulator(sampler, device, world)
         self._device, self._log_every, self._steps_per_epoch = device, log_every, len(sampler)
         self._gradient_norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until they are read
-        self._seconds_before: dict[str, float] = {}  # of the processes that trained on this epoch before
+        # Of the processes that trained on this epoch before:
+        self._seconds_before: dict[str, float] = {}
+        self._first_batch_before: float | None = None
 
     def start_timer(self) -> EpochTimer:
         """Start timing, with the device at rest."""
@@ -116,6 +118,7 @@ class EpochProgress:
             "train_loss": loss,
             "train_acc": accuracy,
             "train_s": train_s,
+            "first_batch_s": self._first_batch_s(),
             "data_wait_s": seconds["waiting"],
             "data_wait_pct": 100 * seconds["waiting"] / train_s,
             "compute_s": seconds["computing"],
@@ -125,17 +128,27 @@ class EpochProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """The progress as plain values and CPU tensors; waits for the device."""
-        return {"metrics": self.metrics.state_dict(), "seconds": self._seconds(), "norms": self._read_norms()}
+        return {
+            "metrics": self.metrics.state_dict(),
+            "seconds": self._seconds(),
+            "first_batch_s": self._first_batch_s(),
+            "norms": self._read_norms(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
         self._seconds_before = dict(state["seconds"])
+        self._first_batch_before = state["first_batch_s"]
         self._gradient_norms = {step: torch.tensor(norm, device=self._device) for step, norm in state["norms"].items()}
 
     def _seconds(self) -> dict[str, float]:
-        now = _phases(self.timer)
+        now = self.timer.seconds()
         return {phase: self._seconds_before.get(phase, 0.0) + seconds for phase, seconds in now.items()}
+
+    def _first_batch_s(self) -> float:
+        """Seconds that the first step of the epoch waited for its batch."""
+        return self.timer.first_wait() if self._first_batch_before is None else self._first_batch_before
 
     def _read_norms(self) -> dict[int, float]:
         norms = self._gradient_norms
@@ -173,7 +186,7 @@ def evaluate(
             timer.begin("other")
             after_step(timer)
     timer.stop()
-    seconds = _phases(timer)
+    seconds = timer.seconds()
     saving = seconds.pop("saving")
     loss, accuracy, _ = metrics.compute()
     predictions = _of_all_ranks(Predictions(torch.cat(predicted), torch.cat(confidence)), sampler, world)
@@ -193,8 +206,3 @@ def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: SingleProcess)
             for part in (own.labels, own.confidence)
         )
     )
-
-
-def _phases(timer: EpochTimer) -> dict[str, float]:
-    """Seconds of each phase."""
-    return {phase: timer.seconds(phase) for phase in get_args(Phase)}

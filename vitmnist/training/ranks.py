@@ -63,7 +63,7 @@ def read_dataset(config: Config, world: SingleProcess) -> Dataset:
         dataset = build_dataset(config.data.dataset, config.data.root, verify=not is_later)
         if config.data.holdout:
             dataset = dataset.held_out(config.data.holdout)
-        checksums = dataset.sha256() if world.size > 1 and not world.local_rank else None
+        checksums = dataset.sha256 if world.size > 1 and not world.local_rank else None
     if world.size == 1:
         return dataset
     found = [one for one in world.all_gather_object(checksums) if one]

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # a label without loss and gradient: the default ignore_index of cross_entropy
 
+COMPILED_VERSIONS = 100
+"""How many versions of the step a process keeps, for other shapes and models; torch's default is 8."""
+
 Inputs = tuple[Tensor, ...]
 """Images and labels; or the indices of a batch, where a CUDA graph gathers them itself."""
 
@@ -159,11 +162,11 @@ class TrainStep:
         """
         started = time.perf_counter()
         images, labels = inputs
-        with self.preserved_generators():
+        # The jobs of a sweep reuse what earlier ones have compiled.
+        with self.preserved_generators(), torch._dynamo.config.patch(recompile_limit=COMPILED_VERSIONS):
             # Eagerly first: what a library stores at its first call, as einops does, would cause a recompilation.
             self.forward_backward(images, labels, keys, len(labels))
             if self._forward is self._eager:
-                torch.compiler.reset()  # drop the code of earlier jobs of a sweep: torch keeps few versions
                 self._forward = torch.compile(self._eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
                 self.pad = True
             try:

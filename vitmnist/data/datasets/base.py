@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import torch
@@ -106,6 +107,7 @@ class Dataset:
         """A description of the split that a model is evaluated on."""
         return f"{self.eval_split} split, {len(self.test):,} images"
 
+    @cached_property
     def sha256(self) -> dict[str, str]:
         """A checksum of each tensor, which identifies what a run was trained on."""
         return {
@@ -143,7 +145,7 @@ Options with `verify_cache` skip the checksums of large files when it is false.
 """
 
 
-@dataclass
+@dataclass(unsafe_hash=True)  # part of the key of a cache
 class SizeOptions:
     """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
 

@@ -17,12 +17,11 @@ import torch
 from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.decoded_cache import CacheEntry, decode_once
-from vitmnist.data.image_io import EXTENSIONS, Mode, is_colour, list_images, read_picture
+from vitmnist.data.image_io import EXTENSIONS, Mode, is_colour, list_images, read_picture, to_tensor
 from vitmnist.data.tensors import TensorSet, channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
@@ -187,7 +186,7 @@ def _decode(folder: Path, samples: Samples, options: ImageFolderOptions, root: P
     def decode() -> Iterator[tuple[Tensor, Tensor]]:
         for index, (path, label) in enumerate(samples):
             try:
-                image = pil_to_tensor(read_picture(path, (options.size, options.size), options.mode))
+                image = to_tensor(read_picture(path, (options.size, options.size), options.mode))
             except DataError as error:
                 unreadable[index] = str(error)
                 continue

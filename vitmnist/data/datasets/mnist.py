@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -15,6 +15,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.idx import IdxFile, IdxImageReader
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import DataError
+from vitmnist.runtime.imports import import_large
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +55,15 @@ def mnist(sizes: SizeOptions, root: Path) -> Dataset:
 @DATASETS.register("fashion_mnist", SizeOptions)
 def fashion_mnist(sizes: SizeOptions, root: Path) -> Dataset:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747), from `root` or by torchvision's downloader."""
-    from torchvision.datasets import FashionMNIST
-
-    return _from_idx("fashion_mnist", _torchvision_files(FashionMNIST, root), GARMENTS, sizes)
+    source = import_large("torchvision.datasets").FashionMNIST
+    return _from_idx("fashion_mnist", _torchvision_files(source, root), GARMENTS, sizes)
 
 
 @DATASETS.register("kmnist", SizeOptions)
 def kmnist(sizes: SizeOptions, root: Path) -> Dataset:
     """Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718), from `root` or by torchvision's downloader."""
-    from torchvision.datasets import KMNIST
-
-    return _from_idx("kmnist", _torchvision_files(KMNIST, root), HIRAGANA, sizes)
+    source = import_large("torchvision.datasets").KMNIST
+    return _from_idx("kmnist", _torchvision_files(source, root), HIRAGANA, sizes)
 
 
 def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
@@ -111,6 +110,15 @@ def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
 
 
 def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: SizeOptions) -> Dataset:
+    stamps = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in (file.path.stat() for file in files))
+    return _read(name, tuple(files), stamps, classes, sizes)
+
+
+@lru_cache(maxsize=1)  # the jobs of a sweep share one set; a longer memory would keep others in memory
+def _read(
+    name: str, files: tuple[IdxFile, ...], stamps: object, classes: tuple[str, ...], sizes: SizeOptions
+) -> Dataset:
+    """Read and verify the four files, again only if they have changed (`stamps`)."""
     train_file, _, test_file, _ = files
     train_images, train_labels, test_images, test_labels = (file.read() for file in files)
     _check_pair(train_file.path, train_images, train_labels, len(classes))

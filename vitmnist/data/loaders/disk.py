@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import data
-from torchvision import transforms
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import collate_samples, map_tensors
@@ -27,6 +26,7 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import LoadingError, UserError
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.failures import worker_error
+from vitmnist.runtime.imports import import_large
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
 
     def __init__(self, split: Split) -> None:
         assert split.open_reader is not None
+        transforms = import_large("torchvision.transforms")  # only this loader needs it
         self.reader = split.open_reader()
         self.labels = split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])

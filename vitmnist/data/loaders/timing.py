@@ -125,6 +125,6 @@ def time_batches(device: torch.device, step: Step | None = None) -> Trial:
             if step:
                 step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
         timer.stop()
-        return time.perf_counter() - started, timer.seconds("waiting")
+        return time.perf_counter() - started, timer.seconds()["waiting"]
 
     return trial

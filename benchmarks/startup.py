@@ -1,0 +1,106 @@
+"""What a start costs: imports, --help, a tiny run, and each further job of a sweep.
+
+    python benchmarks/startup.py --output benchmarks/results/startup-cpu.md
+
+Every candidate is a command in a process of its own; they take turns. Two rows are the reference: `import torch`, and
+the least that any training script does (import torch, build one Adam, take one step). A further job is the time of a
+sweep over five seeds, minus that of a sweep over one, divided by four; the table also says how long its epochs took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from rounds import check_output, describe, publish, rotated, table
+from tqdm import tqdm
+
+from vitmnist.tracking.environment import describe_environment
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = str(ROOT / "train.py")
+TINY = ["data.dataset.train_size=600", "data.dataset.test_size=100", "epochs=1"]
+FURTHER_JOBS = 4
+IMPORT, FLOOR, ONE_JOB, SWEEP = "import torch", "import torch, one Adam, one step", "sweep, 1 job", "sweep, 5 jobs"
+STEP = (
+    "import torch; model = torch.nn.Linear(784, 10); optimizer = torch.optim.Adam(model.parameters()); "
+    "model(torch.rand(2, 784)).sum().backward(); optimizer.step()"
+)
+CANDIDATES = {
+    IMPORT: ["-c", "import torch"],
+    FLOOR: ["-c", STEP],
+    "from vitmnist import make_loader, load_dataset": ["-c", "from vitmnist import make_loader, load_dataset"],
+    "import vitmnist.run": ["-c", "import vitmnist.run"],
+    "train.py --help": [PROGRAM, "--help"],
+    "train.py --cfg job": [PROGRAM, "--cfg", "job"],
+    f"train.py {' '.join(TINY)}": [PROGRAM, *TINY],
+    ONE_JOB: [PROGRAM, "-m", *TINY, "seed=0"],
+    SWEEP: [PROGRAM, "-m", *TINY, f"seed={','.join(map(str, range(FURTHER_JOBS + 1)))}"],
+}
+
+
+def seconds(arguments: list[str], folder: str) -> float:
+    """How long `python ARGUMENTS` takes in a folder."""
+    started = time.perf_counter()
+    ended = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"error: {ended.stderr.strip()[-2000:]}")
+    return time.perf_counter() - started
+
+
+def differences(values: list[float], others: list[float]) -> list[float]:
+    """How much longer one command took than another, round by round."""
+    return [one - other for one, other in zip(values, others, strict=True)]
+
+
+def spread(values: list[float]) -> str:
+    """Median and range."""
+    return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds, after one that does not count")
+    parser.add_argument("--only", default="", help="the two references, and the commands whose text contains this")
+    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    check_output(parser, arguments.output)
+
+    names = [name for name in CANDIDATES if name in (IMPORT, FLOOR) or arguments.only in name]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in tqdm(range(arguments.rounds + 1), unit="round"):
+            for name in rotated(names, number):
+                elapsed = seconds(CANDIDATES[name], folder)
+                if number:  # the first round fills the file cache
+                    times[name].append(elapsed)
+        results = [json.loads(path.read_text()) for path in Path(folder, "outputs").rglob("result.json")]
+
+    rows = []
+    for name, values in times.items():
+        beyond = [spread(differences(values, times[reference])) for reference in (IMPORT, FLOOR)]
+        rows.append([f"`{name}`", spread(values), *beyond])
+    remark = []
+    if {ONE_JOB, SWEEP} <= times.keys():
+        further = [seconds / FURTHER_JOBS for seconds in differences(times[SWEEP], times[ONE_JOB])]
+        rows.append(["a further job of the sweep", spread(further), "", ""])
+        epoch_s = median(epoch["epoch_s"] for result in results for epoch in result["epochs"])
+        remark = ["", f"Each run and each job contains an epoch, of {epoch_s:.2f} s (median)."]
+    method = f"Median and range of {arguments.rounds} rounds, each command once in each."
+    header = ["command", "seconds", "beyond `import torch`", "beyond the first step"]
+    environment = describe_environment(torch.device("cpu"))
+    lines = ["# Start-up", "", describe(environment, method), "", *table(header, rows), *remark, ""]
+    publish("\n".join(lines), arguments.output)
+
+
+if __name__ == "__main__":
+    main()

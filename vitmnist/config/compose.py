@@ -1,0 +1,25 @@
+"""Composes the configuration from `conf/` and overrides, as Hydra does for the command line."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import hydra
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from vitmnist.config.labels import CONF, run_label
+from vitmnist.config.schema import Config
+
+ConfigStore.instance().store(name="config_schema", node=Config)
+OmegaConf.register_new_resolver("run_label", run_label, replace=True)
+# Two runs may start in the same second, in two containers with the same process id.
+OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+
+
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """The configuration with these overrides; raises the exceptions of Hydra and OmegaConf."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", list(overrides))
