@@ -52,7 +52,8 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset, monkeypat
         ]
         for tile, index in enumerate((4, 1)):
             enlarged = Image.fromarray(tiny.test.images[index, 0].numpy()).resize((180, 180), Image.Resampling.NEAREST)
-            shown = picture[61:241, 212 * tile + 16 : 212 * tile + 196, 0]
+            top = drawing.GAP + 3 * drawing.LINE + 2
+            shown = picture[top : top + 180, 212 * tile + 16 : 212 * tile + 196, 0]
             assert (shown == np.asarray(enlarged)).all()
 
 

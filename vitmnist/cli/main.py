@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +24,7 @@ from vitmnist.errors import TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.imports import import_large
-from vitmnist.runtime.signals import StopSignal
+from vitmnist.runtime.signals import StopSignal, ignore_stopping
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class TaskError(BaseException):
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
+    began_at = time.time()
     run = import_large("vitmnist.run").run  # here, because --help needs no torch
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
@@ -49,13 +52,13 @@ def train(composed: DictConfig) -> float | None:
             return sweep.objective(composed, read_run(folder))
         with sweep.recorded_job(composed, folder, overrides, _stop):
             sweep.prepare_job(composed, folder)
-            run(composed, folder, overrides, _stop)
+            run(composed, folder, overrides, _stop, began_at=began_at)
             return sweep.objective(composed, read_run(folder))
         return None
     _stop.check()
     publish_folder(_world, folder)
     try:
-        run(composed, folder, overrides, _stop, _world, began_at=psutil.Process().create_time())
+        run(composed, folder, overrides, _stop, _world, began_at=process_began_at())
     except Exception as error:
         raise TaskError from error
     return None
@@ -65,6 +68,8 @@ def main() -> None:
     """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
     global _world  # noqa: PLW0603
     _world, folders.current = SINGLE_PROCESS, None
+    # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
+    atexit.register(ignore_stopping)
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
@@ -91,6 +96,16 @@ def main() -> None:
     if failed:
         end(failed)
     release_ranks(_world)
+
+
+def process_began_at() -> float:
+    """When this process started, in seconds since 1970."""
+    process, now = psutil.Process(), time.time()
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return float(process.create_time())
+    # psutil adds the time of the boot, which it knows to the second.
+    since_boot = process.create_time() - psutil.boot_time()
+    return now - float(time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
 
 
 def end(error: BaseException) -> NoReturn:

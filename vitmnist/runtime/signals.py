@@ -11,6 +11,12 @@ from types import FrameType
 from typing import Any
 
 
+def ignore_stopping() -> None:
+    """Ignore SIGINT and SIGTERM from now on."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class RunInterrupted(BaseException):
     """The run was asked to stop; once training has begun, it has saved a checkpoint.
 

@@ -6,6 +6,8 @@ Drawn with Pillow, because importing matplotlib takes longer than training on a 
 from __future__ import annotations
 
 import math
+from functools import cache
+from importlib.metadata import distribution
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -26,7 +28,7 @@ CAPTION_LENGTH = 28  # characters per line
 MAX_NAMED_CLASSES = 20
 CELL = 44  # pixels of a cell of the confusion matrix with named classes
 MATRIX_SIZE = 600  # pixels of one with more classes
-FONT_SIZE = 13
+FONT_SIZE = 12
 LINE = FONT_SIZE + 4
 GAP = 8
 DARK_BLUE = (8, 48, 107)
@@ -84,7 +86,7 @@ def confusion_matrix(test: Split, predictions: Predictions) -> Image.Image:
     cell = CELL if classes <= MAX_NAMED_CLASSES else max(MATRIX_SIZE // classes, 1)
     matrix = _to_image(colours.round().byte()).resize((classes * cell, classes * cell), Image.Resampling.NEAREST)
     names = [_shorten(name) for name in test.classes] if classes <= MAX_NAMED_CLASSES else []
-    margin = max((round(ImageFont.load_default(FONT_SIZE).getlength(name)) for name in names), default=0) + GAP
+    margin = max((round(_font().getlength(name)) for name in names), default=0) + GAP
     left = top = margin + LINE + GAP
     canvas, draw = _canvas(left + matrix.width + GAP, top + matrix.height + GAP)
     canvas.paste(matrix, (left, top))
@@ -110,6 +112,13 @@ def _caption(test: Split, predictions: Predictions, index: int) -> list[str]:
     return [_shorten(line) for line in lines]
 
 
+@cache
+def _font() -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which comes with matplotlib; the font of Pillow has no accented letters."""
+    file = distribution("matplotlib").locate_file("matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf")
+    return ImageFont.truetype(str(file), FONT_SIZE)
+
+
 def _to_image(pixels: Tensor) -> Image.Image:
     """A uint8 image `[C, H, W]` on the CPU, of one or three channels, as an image of mode RGB."""
     return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
@@ -118,13 +127,13 @@ def _to_image(pixels: Tensor) -> Image.Image:
 def _canvas(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     canvas = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(canvas)
-    draw.font = ImageFont.load_default(FONT_SIZE)
+    draw.font = _font()
     return canvas, draw
 
 
 def _draw_rotated(canvas: Image.Image, text: str, place: tuple[int, int], is_bottom: bool = False) -> None:
     """Draw a line that reads upwards; `place` is its left edge, and its middle or its bottom."""
-    font = ImageFont.load_default(FONT_SIZE)
+    font = _font()
     line, draw = _canvas(math.ceil(font.getlength(text)), LINE)
     draw.text((0, LINE / 2), text, "black", anchor="lm")
     rotated = line.rotate(90, expand=True)
