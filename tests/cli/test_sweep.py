@@ -218,7 +218,8 @@ def test_a_sweep_that_is_running_is_left_alone(
 def test_rounds_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     typed = [*quick, "epochs=1", "repeats=2", "hydra.sweep.dir=here", "hydra.sweep.subdir=bs${batch_size}"]
     ended = train_here("-m", *typed)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 1
+    assert ended.stderr == "error: 1 of 1 jobs failed: bs6\n"
     assert "job 1 failed: " in ended.stdout
     assert "holds the records of another job, with another repeat; let hydra.sweep.subdir contain" in ended.stdout
     assert result_of(tmp_path / "here" / "bs6")["config"]["repeat"] == 1

@@ -44,7 +44,7 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset, monkeypat
         picture = np.asarray(worst_mistakes(replace(tiny.test, files=files), Predictions(predicted, confidence)))
         assert captions == [
             [
-                f"{'a' * 14}…{'a' * 8}/{index}.png" if files else f"{index}",  # both ends of a long name
+                f"{'a' * 13}…{'a' * 7}/{index}.png" if files else f"{index}",  # both ends of a long name
                 f"true: {classes[actual[index]]}",
                 f"predicted: {classes[predicted[index]]}, {100 * confidence[index]:.1f}%",
             ]

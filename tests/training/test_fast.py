@@ -107,6 +107,7 @@ def test_all_that_is_fast_learns_what_plain_learns(train_here: Train, quick: lis
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_nothing_is_compiled_within_an_epoch(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     """With a loader that delivers floats, and a short last batch."""
+    torch.compiler.reset()
     ended = train_here(*quick, "trainer.compile=true", "data/loader=disk", "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     result = result_of(tmp_path / "here")
@@ -115,6 +116,7 @@ def test_nothing_is_compiled_within_an_epoch(train_here: Train, quick: list[str]
 
 
 def test_auto_leaves_the_model_as_it_was(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    torch.compiler.reset()
     """The candidates are timed with the run's own step."""
     fast = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0"]

@@ -142,6 +142,7 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Augmen
 
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(tiny: Dataset) -> None:
+    torch.compiler.reset()
     step = make_step(tiny, model=make_vit(depth=1), smoothing=0.1)
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     images, labels, keys = batch_of(tiny, step, BATCH)
@@ -249,3 +250,13 @@ def test_a_step_restored_into_a_longer_run_has_the_rates_of_its_schedule(tiny: D
     train(long, batches, 2)
     restored.load_state_dict(copy.deepcopy(short.state_dict()))
     assert restored.lr == long.lr != short.lr
+
+
+def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a sweep over many batch sizes."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    for size in (4, 3):
+        step = make_step(tiny, model=make_vit(depth=1), micro_batch=size)
+        step.compile(batch_of(tiny, step, size)[:2], batch_of(tiny, step, size)[2])
+        check_gradient(step, tiny, size, 1e-5)

@@ -27,6 +27,9 @@ from vitmnist.runtime.signals import RunInterrupted, StopSignal
 log = logging.getLogger(__name__)
 
 
+_not_recorded: list[str] = []  # jobs of this process that failed, but whose folder has the records of an earlier start
+
+
 def is_search(config: DictConfig) -> bool:
     """Whether a sweeper such as Optuna's chooses the values, in place of Hydra's own, which runs listed ones."""
     return not str(config.hydra.sweeper._target_).endswith("BasicSweeper")
@@ -99,7 +102,9 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
         if failure.is_user_error:
             _log_traceback(error)
-        if not (folder / "result.json").exists() and not isinstance(error, ClaimedError):
+        if (folder / "result.json").exists() or isinstance(error, ClaimedError):
+            _not_recorded.append(folder.name)
+        else:
             _record_refusal(composed, folder, overrides, failure.message)
     finally:
         with stop.deferred():
@@ -135,6 +140,8 @@ def report_sweep(folder: Path) -> None:
         log.error("the report could not be written: %s", error)
     jobs = [read_run(job) for job in find_runs([folder])]
     failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted")]
+    failed += [name for name in _not_recorded if name not in failed]
+    _not_recorded.clear()
     if failed:
         raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
 
@@ -146,7 +153,7 @@ def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
         now = flatten(to_plain_dict(validate(Config, composed)))
     except ConfigError:  # `run` will refuse the job for it
         return []
-    return [key for key, value in recorded.items() if key != "resume" and now.get(key) != value]
+    return [key for key, value in recorded.items() if key in now and key != "resume" and now[key] != value]
 
 
 def _record_refusal(composed: DictConfig, folder: Path, overrides: list[str], reason: str) -> None:
@@ -171,7 +178,7 @@ def _log_traceback(error: Exception) -> None:
 
 
 def _refresh_report(folder: Path) -> None:
-    """Write the report of a sweep so far, without its chart: importing matplotlib takes longer than a short job."""
+    """Write the report of a sweep so far, without its chart: importing matplotlib can take longer than a short job."""
     from vitmnist.report.write import write_report
 
     try:

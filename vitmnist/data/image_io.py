@@ -88,8 +88,9 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def printable(name: str | Path) -> str:
-    """A file name as text, also if it is not valid UTF-8."""
-    return os.fsencode(name).decode(errors="replace")
+    """A file name as text, also if it is not valid UTF-8; control characters, which a terminal obeys, are escaped."""
+    text = os.fsencode(name).decode(errors="replace")
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:

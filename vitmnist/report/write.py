@@ -55,15 +55,13 @@ def write_report(folders: Iterable[Path], output: Path, with_chart: bool = True)
     output.mkdir(parents=True, exist_ok=True)
     with FileLock(output / ".report.lock"):  # jobs of a sweep may end at the same time
         comparisons = compare([read_run(folder) for folder in found])
-        text = as_markdown(comparisons, with_chart)
-        picture = b""
+        text, picture = as_markdown(comparisons, with_chart), None
+        (output / "report.png").unlink(missing_ok=True)
         if with_chart:
             from vitmnist.report.plot import draw  # imports matplotlib, which takes a second
 
             picture = draw(comparisons)
             write_atomic(output / "report.png", picture)
-        else:
-            (output / "report.png").unlink(missing_ok=True)
         write_atomic(output / "report.csv", as_csv(comparisons).encode())
         write_atomic(output / "report.md", text.encode())
         write_atomic(output / "report.html", as_html(text, picture).encode())
@@ -82,15 +80,17 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
     return "\n\n".join(_rendered(block, _line, "simple") for block in _blocks(comparisons, with_facts=False))
 
 
-def as_html(text: str, picture: bytes) -> str:
+def as_html(text: str, picture: bytes | None) -> str:
     """The Markdown report as a single self-contained page.
 
     Args:
         picture: the PNG of the chart, if the report has one.
     """
     body = markdown(text, extensions=["tables"], output_format="html")
-    embedded = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-    return PAGE.replace("BODY", body).replace('src="report.png"', f'src="{embedded}"')
+    if picture:
+        embedded = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        body = body.replace('src="report.png"', f'src="{embedded}"')
+    return PAGE.replace("BODY", body)
 
 
 def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Iterator[str | Table]:

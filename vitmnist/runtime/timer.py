@@ -10,6 +10,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 
 Phase = Literal["waiting", "computing", "saving", "other"]
+Mark = float | torch.cuda.Event
 Batch = TypeVar("Batch")
 
 
@@ -30,7 +31,7 @@ class EpochTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._phases: list[Phase] = []
-        self._marks: list[float | torch.cuda.Event] = []
+        self._marks: list[Mark] = []
         self.stop()
 
     def begin(self, phase: Phase) -> None:
@@ -61,18 +62,22 @@ class EpochTimer:
         """Seconds of each phase up to the last `begin` or `stop`; synchronises the device."""
         synchronize(self._device)
         seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
-        for phase, (begin, end) in zip(self._phases, pairwise(self._marks), strict=False):  # the last is still open
+        for phase, begin, end in self._spans():
             seconds[phase] += _seconds(begin, end)
         return seconds
 
     def first_wait(self) -> float:
         """Seconds from the first `waiting` to the mark after it; 0 if there is none. Synchronises the device."""
         synchronize(self._device)
-        spans = zip(self._phases, pairwise(self._marks), strict=False)
-        return next((_seconds(begin, end) for phase, (begin, end) in spans if phase == "waiting"), 0.0)
+        return next((_seconds(begin, end) for phase, begin, end in self._spans() if phase == "waiting"), 0.0)
+
+    def _spans(self) -> Iterator[tuple[Phase, Mark, Mark]]:
+        """The phases that have ended, with the marks around them."""
+        for phase, (begin, end) in zip(self._phases, pairwise(self._marks), strict=False):  # the last is still open
+            yield phase, begin, end
 
 
-def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+def _seconds(begin: Mark, end: Mark) -> float:
     if isinstance(begin, torch.cuda.Event):
         return float(begin.elapsed_time(end)) / 1000  # type: ignore[arg-type]
     return end - begin  # type: ignore[operator]

@@ -24,7 +24,6 @@ GRID_COLUMNS = 8
 MISTAKES = 16
 MISTAKE_COLUMNS = 4
 MISTAKE_SIZE = 180  # pixels of the longer side
-CAPTION_LENGTH = 28  # characters per line
 MAX_NAMED_CLASSES = 20
 CELL = 44  # pixels of a cell of the confusion matrix with named classes
 MATRIX_SIZE = 600  # pixels of one with more classes
@@ -85,11 +84,12 @@ def confusion_matrix(test: Split, predictions: Predictions) -> Image.Image:
     colours = 255 - shares.unsqueeze(0) * (255 - torch.tensor(DARK_BLUE)).view(3, 1, 1)
     cell = CELL if classes <= MAX_NAMED_CLASSES else max(MATRIX_SIZE // classes, 1)
     matrix = _to_image(colours.round().byte()).resize((classes * cell, classes * cell), Image.Resampling.NEAREST)
-    names = [_shorten(name) for name in test.classes] if classes <= MAX_NAMED_CLASSES else []
+    names = [_shorten(name, MISTAKE_SIZE) for name in test.classes] if classes <= MAX_NAMED_CLASSES else []
     margin = max((round(_font().getlength(name)) for name in names), default=0) + GAP
     left = top = margin + LINE + GAP
     canvas, draw = _canvas(left + matrix.width + GAP, top + matrix.height + GAP)
     canvas.paste(matrix, (left, top))
+    draw.rectangle((left - 1, top - 1, left + matrix.width, top + matrix.height), outline="grey")
     draw.text((left + matrix.width / 2, GAP), "predicted class", "black", anchor="ma")
     _draw_rotated(canvas, "true class", (GAP, top + matrix.height // 2))
     for number, name in enumerate(names):
@@ -108,8 +108,8 @@ def _caption(test: Split, predictions: Predictions, index: int) -> list[str]:
     """File name or index, true class, and predicted class with its probability."""
     actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
     confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
-    lines = (printable(str(test.name(index))), f"true: {actual}", f"predicted: {predicted}, {confidence}")
-    return [_shorten(line) for line in lines]
+    lines = (str(test.name(index)), f"true: {actual}", f"predicted: {predicted}, {confidence}")
+    return [_shorten(line, MISTAKE_SIZE + 3 * GAP) for line in lines]
 
 
 @cache
@@ -141,7 +141,11 @@ def _draw_rotated(canvas: Image.Image, text: str, place: tuple[int, int], is_bot
     canvas.paste(rotated, (x, y - (rotated.height if is_bottom else rotated.height // 2)))
 
 
-def _shorten(line: str) -> str:
-    """Remove the middle of a long line: file names differ at their ends."""
-    half = CAPTION_LENGTH // 2
-    return line if len(line) <= CAPTION_LENGTH else f"{line[:half]}…{line[-half:]}"
+def _shorten(line: str, width: int) -> str:
+    """Remove the middle of a line that is wider than this many pixels: file names differ at their ends."""
+    line = shown = printable(line)
+    for half in range(len(line) // 2, 0, -1):
+        if _font().getlength(shown) <= width:
+            break
+        shown = f"{line[:half]}…{line[-half:]}"
+    return shown

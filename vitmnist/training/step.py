@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # a label without loss and gradient: the default ignore_index of cross_entropy
 
-COMPILED_VERSIONS = 100
-"""How many versions of the step a process keeps, for other shapes and models; torch's default is 8."""
-
 Inputs = tuple[Tensor, ...]
 """Images and labels; or the indices of a batch, where a CUDA graph gathers them itself."""
 
@@ -162,16 +159,14 @@ class TrainStep:
         """
         started = time.perf_counter()
         images, labels = inputs
-        # The jobs of a sweep reuse what earlier ones have compiled.
-        with self.preserved_generators(), torch._dynamo.config.patch(recompile_limit=COMPILED_VERSIONS):
+        with self.preserved_generators():
             # Eagerly first: what a library stores at its first call, as einops does, would cause a recompilation.
             self.forward_backward(images, labels, keys, len(labels))
             if self._forward is self._eager:
                 self._forward = torch.compile(self._eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
                 self.pad = True
             try:
-                for _ in range(2):  # the second call finds gradients where the first found none
-                    self.forward_backward(images, labels, keys, len(labels))
+                self._run_compiled(images, labels, keys)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # dynamo and inductor raise many types
@@ -180,6 +175,17 @@ class TrainStep:
             finally:
                 self.model.zero_grad()
         self.compile_s += time.perf_counter() - started
+
+    def _run_compiled(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> None:
+        """Compile by running; what earlier jobs of a sweep have compiled is reused."""
+        from torch._dynamo.exc import FailOnRecompileLimitHit  # takes 2 s
+
+        for _ in range(2):  # the second call finds gradients where the first found none
+            try:
+                self.forward_backward(images, labels, keys, len(labels))
+            except FailOnRecompileLimitHit:  # torch keeps eight versions
+                torch.compiler.reset()
+                self.forward_backward(images, labels, keys, len(labels))
 
     def distribute(self, world: SingleProcess) -> None:
         """Let each step use the gradient of the global batch, of which each rank has a part."""

@@ -145,7 +145,7 @@ Options with `verify_cache` skip the checksums of large files when it is false.
 """
 
 
-@dataclass(unsafe_hash=True)  # part of the key of a cache
+@dataclass(unsafe_hash=True)  # hashable: part of a cache key
 class SizeOptions:
     """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
 

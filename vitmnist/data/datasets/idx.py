@@ -46,6 +46,18 @@ class IdxFile:
         """
         return parse_idx(self._content(), self.path)
 
+    def stamp(self) -> tuple[int, ...]:
+        """Changes when the file changes.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        try:
+            stat = self.path.stat()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+        return stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino
+
     def unpack(self) -> Path:
         """The unpacked file, which can be memory-mapped; written first if it is missing or damaged.
 

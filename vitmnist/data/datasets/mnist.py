@@ -110,11 +110,10 @@ def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
 
 
 def _from_idx(name: str, files: list[IdxFile], classes: tuple[str, ...], sizes: SizeOptions) -> Dataset:
-    stamps = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in (file.path.stat() for file in files))
-    return _read(name, tuple(files), stamps, classes, sizes)
+    return _read(name, tuple(files), tuple(file.stamp() for file in files), classes, sizes)
 
 
-@lru_cache(maxsize=1)  # the jobs of a sweep share one set; a longer memory would keep others in memory
+@lru_cache(maxsize=1)  # the jobs of a sweep share one set; keeping more would cost memory
 def _read(
     name: str, files: tuple[IdxFile, ...], stamps: object, classes: tuple[str, ...], sizes: SizeOptions
 ) -> Dataset:
