@@ -16,23 +16,24 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
+from vitmnist.checkpoint.manager import CheckpointManager, check_resumable, load_checkpoint
 from vitmnist.config.labels import RESUMED, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import EVAL_FILES
-from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
+from vitmnist.errors import TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
-from vitmnist.runtime.failures import classify, worker_error
-from vitmnist.runtime.files import ClaimedError, claim, write_atomic
+from vitmnist.runtime.files import claim, has_checkpoint, write_atomic
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.hardware import HardwareFigures
+from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_completed, log_epoch, log_setup, suggest_loader
-from vitmnist.tracking.metrics import epoch_record
+from vitmnist.tracking.metrics import EpochRecord, epoch_record
+from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
@@ -73,7 +74,7 @@ def run(
     config = validate(Config, composed)
     result = Result(overrides=overrides, choices=choices_of(composed), config=to_plain_dict(config), began_at=began_at)
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
-        stop.after_minutes(config.max_minutes)
+        stop.begin_run(config.max_minutes, config.stop_signal)
         with ExitStack() as stack:
             context = begin(config, folder, result, stop, world, stack)
             if context is None:
@@ -108,6 +109,7 @@ class RunContext:
     board: TensorBoard | None
     hardware: HardwareFigures
     world: SingleProcess
+    heartbeat: Heartbeat
     resumed_progress: EpochProgress | None
     profile_next_epoch: bool
     is_first_epoch: bool = True  # since the start or resume of this process
@@ -129,10 +131,12 @@ class RunContext:
                 profiler = profiled(self.folder, len(loader) - done, self.setup.step.device)
                 self.profile_next_epoch = False
         label = f"epoch {progress.epoch + 1} {name}"
+        self.heartbeat.begin_pass("training" if is_training else "evaluating", progress.epoch, done, len(loader))
         with profiler as next_step, progress_bar(label, len(loader), done, self.world.is_main) as bar:
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()
+                self.heartbeat.batch += 1
                 next_step()
                 self.checkpoints.after_step(progress, timer)
 
@@ -201,16 +205,17 @@ def begin(
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     result.distributed = {"ranks": world.size} if world.size > 1 else None
     # Before `claim`: reading may open the lock file, and closing it would drop this process's lock.
-    is_completed = config.resume and world.broadcast_object(lambda: read_run(folder).status == "completed")
+    if config.resume and (epochs := world.broadcast_object(lambda: completed_epochs(folder, config))):
+        result.epochs, result.status = epochs, "completed"
+        log_completed(result, config)
+        return None
+    heartbeat = Heartbeat(folder, config.epochs)
     if world.is_main:
         stack.enter_context(claim(folder))
+        stack.enter_context(heartbeat)
     checkpoint = load_checkpoint(config, folder, world) if config.resume else None
     if checkpoint:
         result.epochs = checkpoint.epochs
-        if is_completed and len(result.epochs) == config.epochs:
-            log_completed(result, config)
-            result.status = "completed"
-            return None
     step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
     setup = build_setup(config, device, stack, world, step_config)
     hardware = HardwareFigures(device)  # not before: the candidates of data/loader=auto take memory too
@@ -225,7 +230,20 @@ def begin(
         board = stack.enter_context(TensorBoard(folder, result))
         prepare_folder(folder, config, setup, result)
     profiles = config.profile and world.is_main
-    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, progress, profiles)
+    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress, profiles)
+
+
+def completed_epochs(folder: Path, config: Config) -> list[EpochRecord] | None:
+    """The epochs of a completed run with as many as configured; None if there is something left to do.
+
+    Raises:
+        ConfigError: the configuration differs in a key that may not change.
+    """
+    before = read_run(folder)
+    if before.status != "completed" or len(before.epochs) != config.epochs:
+        return None
+    check_resumable(before.result["config"], to_plain_dict(config))
+    return before.epochs
 
 
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: SingleProcess) -> None:
@@ -250,57 +268,7 @@ def prepare_folder(folder: Path, config: Config, setup: TrainSetup, result: Resu
     if config.resume:
         (folder / "result.json").unlink(missing_ok=True)
         (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)
-        write_atomic(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
+        if has_checkpoint(folder):
+            write_atomic(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
     if files := setup.dataset.test.files:
         write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
-
-
-@contextmanager
-def recording_outcome(
-    result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
-) -> Iterator[None]:
-    """Record how a run ended, and let the other ranks know of a failure."""
-    try:
-        yield
-    except BaseException as raised:
-        error = world.root_cause(raised)
-        if stop.due and worker_error(error):
-            error = stop.due  # the signal that stops the run stops its workers too
-        record_failure(error, result, config, folder, stop, world)
-        if error is raised:
-            raise
-        raise error from raised
-    world.disconnect()
-    if result.setup_s is not None:
-        result.status = "completed"
-        write_result(result, folder, world)
-
-
-def record_failure(
-    error: BaseException, result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
-) -> None:
-    """Record why a run ended before its end, and let the other ranks know."""
-    has_begun, failure = result.setup_s is not None, classify(error)
-    if failure.status == "failed":
-        world.report_failure(failure.message)
-    elif has_begun:
-        world.disconnect()
-    is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    if not has_begun and (is_refused or config.resume):  # nothing to record
-        if world.is_main and not config.resume and not isinstance(error, ClaimedError):
-            (folder / ".lock").unlink(missing_ok=True)
-        return
-    result.status, result.error = failure.status, failure.message
-    with stop.deferred():
-        write_result(result, folder, world)
-
-
-def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
-    """Write `result.json`, on rank 0; raises `TrainingError` with the run's own error if it cannot be written."""
-    if not world.is_main:
-        return
-    try:
-        result.write(folder)
-    except OSError as error:
-        reason = f"; the run {result.status}: {result.error}" if result.error else ""
-        raise TrainingError(f"cannot write {folder / 'result.json'}: {error.strerror}{reason}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import io
 import itertools
@@ -18,7 +19,6 @@ import torch
 
 from vitmnist.checkpoint import rng, storage
 from vitmnist.checkpoint.manager import Checkpoint
-from vitmnist.checkpoint.storage import OtherFormatError
 from vitmnist.errors import DataError
 
 
@@ -166,10 +166,12 @@ def test_every_generator_is_restored(tmp_path: Path) -> None:
         return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), random.gauss(0, 1)]
 
     draw()
-    storage.save(tmp_path, {"random": rng.rng_state()})
+    storage.save(tmp_path, {"random": rng.rng_state(), "torch": rng.torch_rng_state(torch.device("cpu"))})
     expected = draw()
     draw()
-    rng.set_rng_state(storage.load(tmp_path)["random"])
+    saved = storage.load(tmp_path)
+    rng.set_rng_state(saved["random"])
+    rng.set_torch_rng_state(saved["torch"], torch.device("cpu"))
     assert draw() == expected
 
 
@@ -179,7 +181,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_its_number(tmp_path: Path)
     place.mkdir()
     for number in (2, 99):
         torch.save({"format": number, "model": {}}, place / "last.pt")
-        with pytest.raises(OtherFormatError, match=rf"last\.pt: .* format {number}; this version has {storage.FORMAT}"):
+        with pytest.raises(DataError, match=rf"last\.pt: .* format {number}; this version has {storage.FORMAT}"):
             storage.load(tmp_path)
         assert (place / "last.pt").exists()
 
@@ -187,9 +189,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_its_number(tmp_path: Path)
 def test_a_field_that_is_missing_has_its_default() -> None:
     fields = {field.name for field in dataclasses.fields(Checkpoint) if field.default is not dataclasses.MISSING}
     assert "progress" in fields
-    required = dict.fromkeys(
-        ("model_info", "dataset_sha256", "step", "step_config", "device", "ranks", "epochs", "rng")
-    )
+    required = {field.name: None for field in dataclasses.fields(Checkpoint) if field.name not in fields}
     assert Checkpoint(**required).progress is None
 
 
@@ -204,3 +204,44 @@ def test_damage_anywhere_in_a_file_is_found_and_the_previous_checkpoint_used(tmp
         damaged[offset] ^= 1 << offset % 8
         last.write_bytes(damaged)
         assert numbers(tmp_path) == 0, offset
+
+
+def test_a_missing_checksum_is_no_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage.save(tmp_path, state(0))
+    storage.save(tmp_path, state(1))
+    last = tmp_path / "checkpoints" / "last.pt"
+    last.write_bytes(last.read_bytes()[: -storage.DIGEST_SIZE])
+    assert numbers(tmp_path) == 1
+    assert "has no checksum; it could be loaded and is used" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again; if that does not help, nothing is renamed."""
+    storage.save(tmp_path, state(0))
+    storage.save(tmp_path, state(1))
+    monkeypatch.setattr(storage, "RETRY_S", 0.0)
+    read, failures = Path.read_bytes, 2
+
+    def fail(path: Path) -> bytes:
+        nonlocal failures
+        if path.name == "last.pt" and failures:
+            failures -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    assert numbers(tmp_path) == 1
+    assert caplog.text.count("last.pt: cannot be read; trying again") == 2
+    failures = 3
+    before = sorted((tmp_path / "checkpoints").iterdir())
+    with pytest.raises(DataError, match=r"last\.pt: cannot be read: Input/output error; try again later"):
+        storage.load(tmp_path)
+    assert sorted((tmp_path / "checkpoints").iterdir()) == before
+
+
+def test_the_first_checkpoint_that_fails_does_not_promise_another(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(DataError, match=r"cannot write the checkpoint \S+: \w[\w ]+$"):
+        storage.save(tmp_path, state(0))

@@ -275,3 +275,9 @@ def test_a_failure_of_the_table_decides_the_exit_code(
     ended = train_here(*quick, "optimizer=sgd", "optimizer.lr=1e30")
     assert ended.returncode == 3
     assert "error: diverged: the loss is" in ended.stderr
+
+
+def test_overrides_may_stand_on_both_sides_of_an_option(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    ended = train_here(*quick, "-m", "epochs=1", "seed=1,2", "hydra.sweep.dir=here")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(result_of(file.parent)["seed"] for file in (tmp_path / "here").glob("*/result.json")) == [1, 2]

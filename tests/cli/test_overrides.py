@@ -11,6 +11,7 @@ import torch
 from tests.conftest import Train, overrides_for, result_of, weights, write_mnist_like
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage as checkpoint
+from vitmnist.runtime.signals import UNFINISHED
 
 
 def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
@@ -18,7 +19,7 @@ def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
 ) -> None:
     first = train_here(*quick, "resume=auto", "max_minutes=0")
     assert "no unfinished run of this configuration; a new one begins" in first.stdout
-    assert train_here(*quick, "seed=1", "max_minutes=0").returncode == 0
+    assert train_here(*quick, "seed=1", "max_minutes=0").returncode == UNFINISHED
     folders = {result_of(folder)["seed"]: folder for folder in (tmp_path / "outputs" / "runs").glob("*/*")}
     again = train_here(*quick, "resume=auto", "max_minutes=null")
     assert again.returncode == 0, again.stderr
@@ -34,7 +35,7 @@ def stopped(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     settings = overrides_for(tiny_root, "batch_size=10", "optimizer=adamw")
     ended = TrainProcess(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()
-    assert ended[0] == 0, ended[1]
+    assert ended[0] == UNFINISHED, ended[1]
     return folder
 
 
@@ -81,7 +82,7 @@ def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path
 
 def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train_here: Train, tmp_path: Path) -> None:
     assert train_here(*quick, "epochs=1", "hydra.run.dir=cut").returncode == 0
-    assert train_here("resume=cut", "epochs=3", "max_minutes=0", "data/loader=gpu_slice").returncode == 0
+    assert train_here("resume=cut", "epochs=3", "max_minutes=0", "data/loader=gpu_slice").returncode == UNFINISHED
     ended = train_here("resume=cut", "max_minutes=null")
     assert "epoch 3/3" in ended.stdout
     assert "gpu_slice loader" in ended.stdout

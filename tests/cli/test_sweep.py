@@ -18,6 +18,7 @@ from vitmnist.cli.overrides import expand
 from vitmnist.errors import ConfigError
 from vitmnist.models.cnn import CNN
 from vitmnist.run import build_setup
+from vitmnist.runtime.signals import UNFINISHED
 
 LOADERS = ("disk", "ram", "gpu_slice", "prefetch")
 SIZES = (6, 11)
@@ -109,7 +110,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     swept = [*quick, "epochs=40", "batch_size=3,6", "seed=3"]
     started = start("-m", *swept, "hydra.sweep.dir=here")
     code, printed = started.until(r"#1 : [\s\S]*epoch 5/40").ended(signal.SIGINT)
-    assert code == 130
+    assert code == UNFINISHED
     assert "resume with\n    python train.py sweep.resume=here" in printed
     first, second = jobs(tmp_path / "here")
     assert [result_of(folder)["status"] for folder in (first, second)] == ["completed", "interrupted"]
@@ -211,7 +212,7 @@ def test_a_sweep_that_is_running_is_left_alone(
     ended = train_here("sweep.resume=here")
     assert ended.returncode == 1
     assert ended.stderr == "error: here: in use by another process; wait for it, or stop it\n"
-    assert started.ended(signal.SIGTERM)[0] == 143
+    assert started.ended(signal.SIGTERM)[0] == UNFINISHED
     assert [row["status"] for row in rows(tmp_path / "here")] == ["interrupted: SIGTERM was received"]
 
 

@@ -28,8 +28,9 @@ from tests.support.processes import free_port
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.distributed import SingleProcess
+from vitmnist.runtime.signals import UNFINISHED
 
-ENDS = 128 + signal.SIGTERM
+ENDS = UNFINISHED
 PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
 
 
@@ -97,7 +98,7 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
     """Stopped in the middle of an epoch with 2; with as many again it goes on to the bit."""
     ranks(2, *quick, "hydra.run.dir=whole").succeeded()
     codes, outputs = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=cut").ended()
-    assert codes == [0, 0], outputs
+    assert codes == [UNFINISHED] * 2, outputs
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
     again = ["resume=cut", "max_minutes=null"]
     if number == 1:
@@ -156,7 +157,8 @@ MACHINES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # two of them, with a p
 def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw")
     elsewhere = {1: f"data.root={tmp_path / 'there'}"}
-    ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES).succeeded()
+    stopped = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES)
+    assert stopped.ended()[0] == [UNFINISHED] * 2
     ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **MACHINES).succeeded()
     assert result_of(tmp_path / "run")["status"] == "completed"
 
@@ -261,7 +263,7 @@ def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], 
         assert started.wait(150) == 0, (tmp_path / "output.txt").read_text()
     text = (tmp_path / "output.txt").read_text()
     (run,) = (tmp_path / "outputs" / "runs").glob("*/*")
-    assert f"restarted by torchrun: resuming {run.relative_to(tmp_path)}" in text
+    assert f"resume=auto: resuming {run.relative_to(tmp_path)}" in text
     result = result_of(run)
     assert result["status"] == "completed"
     assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(400))

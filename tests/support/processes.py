@@ -151,7 +151,7 @@ def start_ranks(
 
 
 def kill_and_resume(folder: Path, arguments: list[str], kills: int, seed: str) -> str:
-    """Train in `folder`/killed, sending SIGKILL at random moments and resuming each time.
+    """Train in `folder`/killed with the same command again and again, sending SIGKILL at random moments.
 
     One kill in five comes during the start, the others within a few steps of a save; there is a save at each step.
 
@@ -159,7 +159,7 @@ def kill_and_resume(folder: Path, arguments: list[str], kills: int, seed: str) -
         The output of all processes.
     """
     draw, run, output = random.Random(seed), folder / "killed", ""
-    arguments = [*arguments, "hydra.run.dir=killed", "checkpoint.every_minutes=1e-9"]
+    arguments = [*arguments, "resume=auto", "hydra.run.dir=killed", "checkpoint.every_minutes=1e-9"]
     for _ in range(kills):
         process = TrainProcess(folder, *arguments)
         if draw.random() < 0.2:
@@ -172,12 +172,12 @@ def kill_and_resume(folder: Path, arguments: list[str], kills: int, seed: str) -
         assert process.is_alive(), f"ended before it was killed {kills} times\n{process.output}"
         process.kill_group()
         output += process.output
-        # A complete checkpoint may still have its temporary name.
-        if any((run / "checkpoints").glob("*.pt")):
-            arguments = ["resume=killed"]
-    code, rest = TrainProcess(folder, *arguments, "checkpoint.every_minutes=null").ended()
-    assert code == 0, output + rest
-    return output + rest
+    for said in ("epoch 12/12", "all 12 epochs are done"):  # to its end, and beyond
+        code, rest = TrainProcess(folder, *arguments, "checkpoint.every_minutes=null").ended()
+        assert code == 0, output + rest
+        assert said in rest
+        output += rest
+    return output
 
 
 def _last_save(run: Path) -> int:

@@ -14,6 +14,7 @@ from tests.conftest import PLAIN, Train, result_of
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ConfigError, UnsupportedStepError
+from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.training import fast, setup
 from vitmnist.training.fast import StepConfig, resolve_step_config
 
@@ -133,7 +134,7 @@ def test_a_resumed_run_keeps_the_options_of_its_step(train_here: Train, quick: l
     """More epochs would let `compile=auto` decide otherwise, and round otherwise."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fast, "last_level_cache", lambda: 4 * fast.CACHE_PER_IMAGE)
-        assert train_here(*quick, "trainer=fast", "max_minutes=0", "hydra.run.dir=here").returncode == 0
+        assert train_here(*quick, "trainer=fast", "max_minutes=0", "hydra.run.dir=here").returncode == UNFINISHED
     resumed = train_here("resume=here", "max_minutes=null")
     assert resumed.returncode == 0, resumed.stderr
     assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 4
@@ -141,7 +142,7 @@ def test_a_resumed_run_keeps_the_options_of_its_step(train_here: Train, quick: l
 
 
 def test_another_trainer_may_continue_a_run(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == 0
+    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == UNFINISHED
     resumed = train_here("resume=here", "max_minutes=null", "trainer=fast", "trainer.micro_batch=5")
     assert resumed.returncode == 0, resumed.stderr
     assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 5

@@ -66,7 +66,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key][: shape[0]])) for key in ("mean", "std"))
-        model = MODELS.build(info["config"]["model"], shape, len(classes))
+        model = MODELS.build(info["model"], shape, len(classes))
         model.load_state_dict(tensors)
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
     except UNREADABLE as error:
@@ -74,7 +74,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The configuration and info that a file stores as JSON, and its weights; the averaged ones if there are any."""
+    """What a file stores as JSON, and its weights; the averaged ones if there are any."""
     if path.suffix == ".pt":
         state = storage.read(path)
         return json.loads(state["model_info"]), (state["step"]["ema"] or state["step"])["model"]

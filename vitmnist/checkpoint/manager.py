@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ from vitmnist.training.setup import TrainSetup
 log = logging.getLogger(__name__)
 
 MAY_CHANGE = (
-    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "resume"),
-    *("repeats", "repeat", "sweep", "tensorboard", "profile", "trainer", "distributed"),
+    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "stop_signal"),
+    *("resume", "repeats", "repeat", "sweep", "tensorboard", "profile", "trainer", "distributed"),
 )
 """Keys that may change when a run is resumed; all others determine what is learned."""
 
@@ -44,6 +44,8 @@ class Checkpoint:
     right, increase `storage.FORMAT`.
 
     Args:
+        config: the configuration, as plain values.
+        overrides: the command line that starts or resumes the run.
         model_info: JSON, see `model_info`.
         dataset_sha256: checksums of the data set's tensors.
         step: `TrainStep.state_dict()`.
@@ -51,11 +53,13 @@ class Checkpoint:
         device: "cpu" or "cuda".
         ranks: number of processes.
         epochs: the records of the completed epochs.
-        rng: the global random generators of rank 0.
-        rank_rng: those of torch on the other ranks.
+        rng: the random generators of NumPy and Python on rank 0.
+        torch_rng: those of torch, by rank.
         progress: `EpochProgress.state_dict()` of an epoch under way.
     """
 
+    config: dict[str, Any]
+    overrides: list[str]
     model_info: str
     dataset_sha256: dict[str, str]
     step: dict[str, Any]
@@ -64,21 +68,21 @@ class Checkpoint:
     ranks: int
     epochs: list[dict[str, Any]]
     rng: dict[str, Any]
-    rank_rng: list[Tensor] = field(default_factory=list)
+    torch_rng: list[Tensor]
     progress: dict[str, Any] | None = None
 
     def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
         """The options of the step; None if `trainer`, device type or number of ranks have changed since."""
-        before = json.loads(self.model_info)["config"]["trainer"], self.device, self.ranks
+        before = self.config["trainer"], self.device, self.ranks
         is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
         return StepConfig.from_dict(self.step_config) if is_same else None
 
 
 def model_info(config: Config, train: Split) -> str:
-    """What is needed to use the weights: configuration, image shape, classes and channel statistics, as JSON."""
+    """What is needed to use the weights: model, image shape, classes and channel statistics, as JSON."""
     return json.dumps(
         {
-            "config": to_plain_dict(config),
+            "model": config.model,
             "shape": list(train.images.shape[1:]),
             "classes": train.classes,
             "mean": train.mean,
@@ -97,7 +101,8 @@ class CheckpointManager:
         self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: SingleProcess
     ) -> None:
         self._folder, self._setup, self._result, self._stop, self._world = folder, setup, result, stop, world
-        self._options, self._has_holdout = config.checkpoint, config.data.holdout is not None
+        self._config, self._options = to_plain_dict(config), config.checkpoint
+        self._has_holdout = config.data.holdout is not None
         self._log_every = config.tensorboard.every_steps
         self._model_info = model_info(config, setup.dataset.train)
         self._interrupted: RunInterrupted | None = None
@@ -109,8 +114,9 @@ class CheckpointManager:
         step = self._setup.step
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
-        _, *rank_rng = self._world.all_gather_tensors(torch_rng_state(step.device))
         checkpoint = Checkpoint(
+            config=self._config,
+            overrides=self._result.overrides,
             model_info=self._model_info,
             dataset_sha256=(self._result.dataset or {})["sha256"],
             step=step.state_dict(),
@@ -119,7 +125,7 @@ class CheckpointManager:
             ranks=self._world.size,
             epochs=self._result.epochs,
             rng=rng_state(),
-            rank_rng=rank_rng,
+            torch_rng=self._world.all_gather_tensors(torch_rng_state(step.device)),
             progress=progress.state_dict() if progress else None,
         )
         if self._world.is_main:
@@ -142,8 +148,8 @@ class CheckpointManager:
             step.load_state_dict(checkpoint.step)
             if self._world.is_main:
                 set_rng_state(checkpoint.rng)
-            elif self._world.rank <= len(checkpoint.rank_rng):  # a new rank keeps its own seed
-                set_torch_rng_state(checkpoint.rank_rng[self._world.rank - 1], step.device)
+            if self._world.rank < len(checkpoint.torch_rng):  # a new rank keeps its own seed
+                set_torch_rng_state(checkpoint.torch_rng[self._world.rank], step.device)
             if checkpoint.progress:
                 sampler = self._setup.train_loader.sampler
                 progress = EpochProgress(self._saved_epochs, sampler, step.device, self._log_every, self._world)
@@ -233,13 +239,11 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
         raise ConfigError(f"resume={config.resume}: Hydra cannot parse this path; rename the folder")
     state = world.broadcast_tensors(lambda: storage.load(folder))
     if state is None:
-        if (folder / "result.json").exists():
-            raise ConfigError(f"resume={config.resume}: contains records but no checkpoint")
         return None
     try:
         del state["format"]
         checkpoint = Checkpoint(**state)
-        before = json.loads(checkpoint.model_info)["config"]
+        before = checkpoint.config
         done = len(checkpoint.epochs) + bool(checkpoint.progress)
     except (KeyError, TypeError, ValueError) as error:
         raise _does_not_fit(folder, error) from error

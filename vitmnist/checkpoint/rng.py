@@ -25,22 +25,14 @@ def set_torch_rng_state(state: Tensor, device: torch.device) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The global generators of torch (all devices), NumPy and Python, as plain values and tensors."""
+    """The global generators of NumPy and Python, as plain values."""
     numpy: Any = np.random.get_state()
     name, keys, position, has_gauss, gauss = numpy
-    return {
-        "torch": torch.random.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [name, keys.tolist(), position, has_gauss, gauss],
-        "python": random.getstate(),
-    }
+    return {"numpy": [name, keys.tolist(), position, has_gauss, gauss], "python": random.getstate()}
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore `rng_state()`; CUDA generators only with the same number of devices."""
-    torch.random.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    """Restore `rng_state()`."""
     name, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]

@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,15 @@ from vitmnist.runtime.files import write_atomic
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 3
+FORMAT = 4
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
+READ_ATTEMPTS, RETRY_S = 3, 1.0  # a network file system may fail for a moment
+ZIP_END = b"PK\x05\x06"  # the last 22 bytes of a file by torch.save begin with it
 DIGEST_SIZE = hashlib.sha256().digest_size
 
 
-class OtherFormatError(DataError):
-    """A checkpoint of another version of the program."""
+class DamagedError(DataError):
+    """A checkpoint whose content is damaged."""
 
 
 def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
@@ -48,27 +52,27 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     torch.save({"format": FORMAT, **state}, buffer)
     content = buffer.getvalue()
     content += hashlib.sha256(content).digest()
+    new, last = place / "next.pt", place / "last.pt"
+    has_previous = last.exists()
     try:
         place.mkdir(exist_ok=True)
         if best:  # first: a run that is killed after it repeats this epoch, and writes the file again
             write_atomic(place / "best.pt", content)
         # Complete under another name before anything is moved, so that a full disk or a kill loses nothing.
-        new, last = place / "next.pt", place / "last.pt"
         write_atomic(new, content)
         if last.exists():
             last.replace(place / "previous.pt")
         new.replace(last)
     except OSError as error:
-        raise DataError(
-            f"cannot write the checkpoint {error.filename or place}: {error.strerror}; the previous checkpoint is kept"
-        ) from error
+        kept = "; the previous checkpoint is kept" if has_previous else ""
+        raise DataError(f"cannot write the checkpoint {error.filename or place}: {error.strerror}{kept}") from error
 
 
 def load(folder: Path) -> dict[str, Any] | None:
     """The newest undamaged checkpoint of a run, on the CPU; None if there is no checkpoint.
 
     Raises:
-        DataError: all checkpoints are damaged, or one is of another version of the program.
+        DataError: all checkpoints are damaged, one cannot be read or is of another version of the program.
     """
     place = folder / FOLDER
     for unfinished in place.glob(".*"):  # left by a process that was killed while writing
@@ -80,9 +84,7 @@ def load(folder: Path) -> dict[str, Any] | None:
             continue
         try:
             return read(path)
-        except OtherFormatError:
-            raise
-        except DataError as error:
+        except DamagedError as error:
             damage.append(str(error))
             log.warning("%s; falling back to the previous checkpoint", error)
             if path.name != "previous.pt":
@@ -96,27 +98,40 @@ def read(path: Path) -> dict[str, Any]:
     """Read and verify a checkpoint; unpickling runs no code of it.
 
     Raises:
-        DataError: it is damaged, of another version of the program, or not a checkpoint.
+        DamagedError: it is damaged, or not a checkpoint.
+        DataError: it cannot be read, or is of another version of the program.
     """
-    try:
-        stored = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    stored = _read_patiently(path)
     content, digest = stored[:-DIGEST_SIZE], stored[-DIGEST_SIZE:]
     is_verified = hashlib.sha256(content).digest() == digest
+    has_digest = not stored[-22:].startswith(ZIP_END)  # a copy may have been written without
     try:
         # Also load files of older versions, without a checksum, to report their format.
         state = torch.load(io.BytesIO(content if is_verified else stored), map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler raises whatever damaged bytes lead it to
         reason = "holds more than plain values and tensors" if is_verified else "its checksum does not match"
-        raise DataError(f"{path}: is damaged or not a checkpoint: {reason}") from error
+        raise DamagedError(f"{path}: is damaged or not a checkpoint: {reason}") from error
     if not isinstance(state, dict) or "format" not in state:
-        raise DataError(f"{path}: is not a checkpoint of this program")
+        raise DamagedError(f"{path}: is not a checkpoint of this program")
     if state["format"] != FORMAT:
-        raise OtherFormatError(
+        raise DataError(
             f"{path}: was written by another version of the program (checkpoint format {state['format']}; this version "
             f"has {FORMAT}); start a new run, or resume it with that version"
         )
+    if not is_verified and has_digest:
+        raise DamagedError(f"{path}: is damaged, its checksum does not match")
     if not is_verified:
-        raise DataError(f"{path}: is damaged, its checksum does not match")
+        log.warning("%s: has no checksum; it could be loaded and is used", path)
     return state
+
+
+def _read_patiently(path: Path) -> bytes:
+    for _ in range(READ_ATTEMPTS - 1):
+        with suppress(OSError):
+            return path.read_bytes()
+        log.warning("%s: cannot be read; trying again", path)
+        time.sleep(RETRY_S)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error

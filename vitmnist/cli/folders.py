@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep
 from vitmnist.errors import ConfigError, UserError
 from vitmnist.runtime.distributed import launched
-from vitmnist.runtime.files import claim, display_path
+from vitmnist.runtime.files import claim, display_path, has_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class OutputFolder:
         shown = display_path(self.path)
         if self.is_sweep and is_search(self.config):
             return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
-        if not self.is_sweep and not any(self.path.glob("checkpoints/*.pt")):
+        if not self.is_sweep and not has_checkpoint(self.path):
             return f"; results: {shown}"
         program = "python" if ranks == 1 else f"torchrun --nproc-per-node={ranks}"
         override = shlex.quote(f"{'sweep.resume' if self.is_sweep else 'resume'}={shown}")

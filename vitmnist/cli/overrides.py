@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from vitmnist.cli.messages import describe
@@ -22,7 +25,8 @@ from vitmnist.config.compose import compose
 from vitmnist.config.labels import RESUMED, flatten, is_under, resolved
 from vitmnist.errors import ConfigError
 from vitmnist.report.runs import read_run
-from vitmnist.runtime.files import display_path, is_claimed
+from vitmnist.runtime.files import display_path, has_checkpoint, is_claimed
+from vitmnist.runtime.imports import import_large
 
 RUNS = Path("outputs/runs")
 MULTIRUN = {"-m", "--multirun"}
@@ -44,14 +48,11 @@ def expand(arguments: list[str]) -> list[str]:
         raise ConfigError(f"resume={resume}: resumes one run, and -m starts several; leave one of them out")
     if resume == "":
         raise ConfigError(f"resume=: is empty; name a folder such as {RUNS}/DATE/TIME-…, or auto")
-    folder = Path(resume).expanduser() if resume else None
     if resume == "auto":
-        folder = newest_unfinished(new)
-        nothing = "no unfinished run of this configuration; a new one begins"
-        print(f"resume=auto: {f'resuming {display_path(folder)}' if folder else nothing}")
-    elif not resume and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        folder = _run_before_restart(new)
-    return [*(run_overrides(folder, new) if folder else new), *options]
+        return [*automatic(new), *options]
+    if not resume and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:  # torchrun types the same again
+        return [*automatic(new, since=psutil.Process(os.getppid()).create_time()), *options]
+    return [*(run_overrides(Path(resume).expanduser(), new) if resume else new), *options]
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -60,12 +61,53 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return [argument for argument in arguments if argument not in overrides], overrides
 
 
+def automatic(new: list[str], since: float = 0.0) -> list[str]:
+    """The overrides of `resume=auto`: in a folder that is named, whatever is there continues; else the newest run.
+
+    Args:
+        since: Unix time in seconds; runs that began earlier do not count.
+
+    Raises:
+        ConfigError: the folder is in use.
+    """
+    named = _last_value("hydra.run.dir", new)
+    if named is None:
+        folder = newest_unfinished(new, since)
+        nothing = "no unfinished run of this configuration; a new one begins"
+        print(f"resume=auto: {f'resuming {display_path(folder)}' if folder else nothing}")
+        return run_overrides(folder, new) if folder else new
+    folder = Path(named).expanduser()
+    if not folder.exists() or _began(folder) < since:
+        print(f"resume=auto: {display_path(folder)} holds no run; a new one begins")
+        return new
+    if is_claimed(folder):
+        raise ConfigError(f"resume=auto: {display_path(folder)} is in use by another process; wait for it, or stop it")
+    if _continues(folder):
+        print(f"resume=auto: resuming {display_path(folder)}")
+        return run_overrides(folder, new)
+    reason = "only damaged checkpoints" if _damaged_checkpoints(folder) else "no checkpoint yet"
+    print(f"resume=auto: {reason}; starting again in {display_path(folder)}")
+    return [*new, f"resume={quoted(folder)}"]
+
+
 def run_overrides(folder: Path, new: list[str]) -> list[str]:
-    """The overrides that resume a run in its folder."""
+    """The overrides that resume a run in its folder, or start it again if it has no checkpoint.
+
+    Raises:
+        ConfigError: the folder holds no run, or all its checkpoints are damaged.
+    """
     place = quoted(folder)
-    # The record in .hydra stays that of the first start. A job of a sweep is resumed as a single run.
-    mode = ["hydra.output_subdir=null", "hydra.mode=RUN", "repeats=1"]
-    return _merged(recorded_overrides(folder), [*new, f"hydra.run.dir={place}", *mode, f"resume={place}"])
+    if not _continues(folder) and (damaged := _damaged_checkpoints(folder)):
+        names = ", ".join(path.name for path in damaged)
+        raise ConfigError(
+            f"{folder}: has only damaged checkpoints ({names}); resume=auto {shlex.quote(f'hydra.run.dir={folder}')}, "
+            "with the overrides of the run, starts it again"
+        )
+    # A job of a sweep is resumed as a single run.
+    again = [f"hydra.run.dir={place}", "hydra.mode=RUN", "repeats=1", f"resume={place}"]
+    if _continues(folder):
+        again.append("hydra.output_subdir=null")  # the record in .hydra stays that of the first start
+    return _merged(recorded_overrides(folder), [*new, *again])
 
 
 def sweep_overrides(folder_name: str, rest: list[str]) -> list[str]:
@@ -102,42 +144,86 @@ def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
         raise ConfigError(describe(error).message) from error
 
 
+def _continues(folder: Path) -> bool:
+    """Whether a run in this folder is resumed, or is completed, rather than started again."""
+    return has_checkpoint(folder) or read_run(folder).status == "completed"
+
+
+def _damaged_checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoints/*.pt.damaged"))
+
+
 def recorded_overrides(folder: Path) -> list[str]:
-    """The overrides of a run's last start.
+    """The overrides of a run's last start: of its records, or of its checkpoint if these are lost.
 
     Raises:
-        ConfigError: the folder holds no run.
+        ConfigError: the folder holds no run, or neither can be read.
     """
-    files = [file for file in (folder / RESUMED, folder / ".hydra" / "overrides.yaml") if file.is_file()]
-    if not files:
-        is_sweep = (folder / "multirun.yaml").is_file()
-        hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
-        raise ConfigError(f"{folder}: holds no run; {hint}")
-    try:
-        recorded: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
-    except (OSError, ValueError, YAMLError) as error:
-        raise ConfigError(f"{files[0]}: is damaged; start a new run") from error
-    if not isinstance(recorded, list):
-        raise ConfigError(f"{files[0]}: is damaged, it is not a list of overrides; start a new run")
-    return [str(override) for override in recorded if _key(str(override)) != "resume"]
+    damaged = None
+    for file in (folder / RESUMED, folder / ".hydra" / "overrides.yaml"):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                recorded: Any = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+            except (ValueError, YAMLError, OmegaConfBaseException):  # UnicodeDecodeError is a ValueError
+                recorded = None
+            if isinstance(recorded, list):
+                return [str(override) for override in recorded if _key(str(override)) != "resume"]
+            damaged = file
+    if has_checkpoint(folder):
+        storage = import_large("vitmnist.checkpoint.storage")
+        saved = storage.load(folder)["overrides"]
+        print(f"{display_path(damaged or folder / '.hydra')}: is damaged or missing; its checkpoint has the overrides")
+        return [override for override in saved if _key(override) != "resume"]
+    if damaged:
+        raise ConfigError(f"{damaged}: is damaged; start a new run")
+    is_sweep = (folder / "multirun.yaml").is_file()
+    hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
+    raise ConfigError(f"{folder}: holds no run; {hint}")
 
 
 def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
-    """The folder of the newest run of this configuration that has a checkpoint and did not complete.
+    """The folder of the newest run of this configuration that can be resumed. Prints why others cannot.
 
     Args:
-        since: Unix time in seconds; earlier runs do not count.
+        since: Unix time in seconds; runs that began earlier do not count.
     """
     own = _comparable(compose(overrides))
     found = []
-    for folder in _named_folders(overrides) or RUNS.glob("*/*"):
-        saved = [path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")]
-        record = folder / ".hydra" / "config.yaml"
-        if saved and record.is_file() and record.stat().st_mtime >= since:
-            is_done = read_run(folder).status == "completed" or is_claimed(folder)
-            if not is_done and _comparable(OmegaConf.load(record)) == own:
-                found.append((max(saved), folder))
+    for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir()):
+        if reason := _not_resumable(folder, own, since):
+            print(f"resume=auto: not {display_path(folder)}: {reason}")
+        else:
+            found.append((max(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")), folder))
     return max(found)[1] if found else None
+
+
+def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | None:
+    """Why `resume=auto` does not take a run; None if it does."""
+    record = folder / ".hydra" / "config.yaml"
+    try:
+        loaded = OmegaConf.load(record)
+        recorded = _comparable(loaded) if isinstance(loaded, DictConfig) and loaded else None
+    except FileNotFoundError:
+        return "it holds no run"
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        recorded = None
+    if recorded is None:
+        return f"warning: {record.name} is damaged; resume={display_path(folder)} reads the checkpoint instead"
+    if differing := [key for key in {**own, **recorded} if own.get(key) != recorded.get(key)]:
+        return f"it has another {', '.join(differing[:3])}{', …' * (len(differing) > 3)}"
+    if _began(folder) < since:
+        return "it is older than this torchrun"
+    if read_run(folder).status == "completed":
+        return "it is completed"
+    if is_claimed(folder):
+        return "it is in use by another process"
+    return None if has_checkpoint(folder) else "it has no checkpoint"
+
+
+def _began(folder: Path) -> float:
+    """When a run was first started in a folder: Unix time in seconds."""
+    record = folder / ".hydra" / "config.yaml"
+    return record.stat().st_mtime if record.exists() else folder.stat().st_mtime
 
 
 def quoted(path: Path) -> str:
@@ -145,27 +231,9 @@ def quoted(path: Path) -> str:
     return json.dumps(str(path), ensure_ascii=False)
 
 
-def _run_before_restart(overrides: list[str]) -> Path | None:
-    """The run to resume after torchrun has restarted the processes (`--max-restarts`) with the same command line."""
-    since = psutil.Process(os.getppid()).create_time()
-    folder = newest_unfinished(overrides, since)
-    if folder:
-        print(f"restarted by torchrun: resuming {display_path(folder)}")
-        return folder
-    # It failed before its first checkpoint and starts again, in the same folder if one was named.
-    for result in (named / "result.json" for named in _named_folders(overrides)):
-        if result.exists() and result.stat().st_mtime >= since and not is_claimed(result.parent):
-            result.unlink()
-    return None
-
-
 def _comparable(composed: Any) -> dict[str, Any]:
-    return {key: value for key, value in flatten(resolved(composed)).items() if key not in ("resume", "max_minutes")}
-
-
-def _named_folders(overrides: list[str]) -> list[Path]:
-    named = _last_value("hydra.run.dir", overrides)
-    return [Path(named)] if named else []
+    left_out = ("resume", "max_minutes", "stop_signal")
+    return {key: value for key, value in flatten(resolved(composed)).items() if key not in left_out}
 
 
 def _last_value(key: str, overrides: Iterable[str]) -> str | None:

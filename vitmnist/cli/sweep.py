@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -21,8 +22,8 @@ from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.report.runs import Run, find_runs, read_run
-from vitmnist.runtime.files import ClaimedError, display_path
-from vitmnist.runtime.signals import RunInterrupted, StopSignal
+from vitmnist.runtime.files import ClaimedError, display_path, has_checkpoint
+from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def prepare_job(composed: DictConfig, folder: Path) -> None:
             f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
             "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
         )
-    if any(folder.glob("checkpoints/*.pt")):
+    if has_checkpoint(folder):
         composed.resume = str(folder)
     else:
         (folder / "result.json").unlink(missing_ok=True)
@@ -83,20 +84,18 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     """Record why the job in the block failed, so that the sweep continues, and refresh the report.
 
     Raises:
-        RunInterrupted: the sweep was asked to stop.
+        RunInterrupted: the sweep was asked to stop, and not only this job by its max_minutes.
     """
     job = HydraConfig.get()
     number, sweep_folder = job.job.num, Path(job.runtime.cwd, job.sweep.dir)
-    stop.after_minutes(None)  # forget the time limit of the job before
+    stop.begin_run(None, None)  # forget the time limit of the job before
     try:
         # Launchers run jobs in processes of their own, which did not go through `main`.
         with nullcontext() if stop.is_listening else stop:
             stop.check()
             yield
-    except (RunInterrupted, KeyboardInterrupt) as error:
-        if describe(error).exit_code:
-            raise
-        log.info("job %s: %s", number, error)  # only its own max_minutes; the sweep continues
+    except TimeLimitReached as error:
+        log.info("job %s: %s", number, error)
     except Exception as error:
         failure = describe(error, composed)
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
@@ -126,7 +125,7 @@ def objective(composed: DictConfig, job: Run) -> float | None:
 
 
 def report_sweep(folder: Path) -> None:
-    """Write and log the report of a sweep.
+    """Write and log the report of a sweep. Exits with `UNFINISHED` if a job has reached its max_minutes.
 
     Raises:
         TrainingError: names the jobs that failed.
@@ -144,6 +143,9 @@ def report_sweep(folder: Path) -> None:
     _not_recorded.clear()
     if failed:
         raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
+    if unfinished := [job.folder.name for job in jobs if job.status == "interrupted"]:
+        log.info("%d of %d jobs are unfinished: %s", len(unfinished), len(jobs), ", ".join(unfinished))
+        sys.exit(UNFINISHED)
 
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:

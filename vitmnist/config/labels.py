@@ -21,8 +21,8 @@ RESUMED = "resumed.yaml"
 """The overrides of a run when it was last resumed; `.hydra/overrides.yaml` has those of its first start."""
 
 NOT_COMPARED = (
-    *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume", "sweep"),
-    "tensorboard",
+    *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume"),
+    *("stop_signal", "sweep", "tensorboard"),
 )
 """Keys, and sections of them, that affect neither the result nor the timing."""
 

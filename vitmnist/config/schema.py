@@ -79,6 +79,13 @@ class DistributedConfig:
     timeout_s: float = bounded(above=0, at_most=1e6)
 
 
+class UserSignal(str, Enum):
+    """A signal that has no other meaning."""
+
+    SIGUSR1 = "SIGUSR1"
+    SIGUSR2 = "SIGUSR2"
+
+
 class Objective(str, Enum):
     """What a search optimises; see `vitmnist.cli.sweep`."""
 
@@ -113,6 +120,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     max_minutes: float | None = bounded(at_least=0)
+    stop_signal: UserSignal | None = MISSING
     resume: str | None = MISSING
     repeats: int = bounded(at_least=1)
     repeat: int = bounded(at_least=1)

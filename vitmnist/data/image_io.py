@@ -80,11 +80,16 @@ def find_pictures(names: Sequence[str]) -> list[Path]:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """The files in a folder and its subfolders that have one of `EXTENSIONS`, sorted; follows links."""
-    walk = os.walk(folder, followlinks=True)
-    return sorted(
-        Path(parent, name) for parent, _, names in walk for name in names if name.lower().endswith(EXTENSIONS)
-    )
+    """The files in a folder and its subfolders that have one of `EXTENSIONS`, sorted.
+
+    Links are followed, each folder once: links that form a loop would never end.
+    """
+    found, seen = [], set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(parent))
+        folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
+        found += [Path(parent, name) for name in names if name.lower().endswith(EXTENSIONS)]
+    return sorted(found)
 
 
 def printable(name: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Atomic writes, locks on output folders, and paths as they are printed."""
+"""Atomic writes, output folders (locks, checkpoints), and paths as they are printed."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def is_claimed(folder: Path) -> bool:
     except (ClaimedError, OSError):
         return True
     return False
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has left a checkpoint in its folder, complete or not."""
+    return any(folder.glob("checkpoints/*.pt"))
 
 
 def display_path(path: Path | str) -> str:

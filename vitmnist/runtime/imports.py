@@ -9,6 +9,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from vitmnist.runtime.signals import STOPPING
+
 atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
 
 
@@ -21,7 +23,7 @@ def import_large(name: str) -> Any:
     A signal waits until the import is complete: an exception raised in the middle of it can make C++ libraries abort.
     """
     if name not in sys.modules:
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         gc.disable()
         try:
             import_module(name)

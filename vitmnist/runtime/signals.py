@@ -1,4 +1,4 @@
-"""Turns SIGINT, SIGTERM and a time limit into a clean stop after the current step."""
+"""Turns SIGINT, SIGTERM, SIGHUP, another signal and a time limit into a clean stop after the current step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+UNFINISHED = 75
+"""Exit code of a run that was stopped and saved: EX_TEMPFAIL of BSD's sysexits.h, "try again later"."""
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that can stop a run. SIGUSR1 and SIGUSR2 do only if `stop_signal` names them."""
+
 
 def ignore_stopping() -> None:
-    """Ignore SIGINT and SIGTERM from now on."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Ignore all signals that stop a run from now on."""
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -29,6 +35,10 @@ class RunInterrupted(BaseException):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class TimeLimitReached(RunInterrupted):
+    """The run has reached its `max_minutes`; the other jobs of a sweep are not concerned."""
 
 
 class StopSignal:
@@ -53,7 +63,10 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         self._received = self._agreed = self._deadline = None  # of a run before in this process
         if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
-            self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._listen(number)
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+                self._listen(signal.SIGHUP)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -61,9 +74,15 @@ class StopSignal:
             signal.signal(number, handler)
         self._previous = {}
 
-    def after_minutes(self, minutes: float | None) -> None:
-        """Start a run: set its time limit from now on, and forget that of the run before."""
+    def begin_run(self, minutes: float | None, name: str | None) -> None:
+        """Set the time limit of a run from now on, and another signal that stops it; forget those of the run before.
+
+        Args:
+            name: such as SIGUSR1.
+        """
         self._agreed = None
+        if name and self._previous:
+            self._listen(signal.Signals[name])
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
 
     @contextmanager
@@ -79,19 +98,32 @@ class StopSignal:
     def due(self) -> RunInterrupted | None:
         """Why the run shall stop; None to continue."""
         if self._received is None and self._deadline is not None and time.monotonic() >= self._deadline:
-            return RunInterrupted("the time limit max_minutes was reached", 0)
-        return self._received or self._agreed
+            return TimeLimitReached("the time limit max_minutes was reached", UNFINISHED)
+        return self._agreed or self._received
 
     def agree(self, exit_code: int) -> RunInterrupted:
-        """Stop because another rank does; returns what to raise. Later signals are ignored."""
-        name = signal.Signals(exit_code - 128).name if exit_code > 128 else "the end of max_minutes"
-        self._agreed = self.due or RunInterrupted(f"{name} was received by another process of the run", exit_code)
+        """Stop now that the run is saved; returns what to raise. Later signals are ignored.
+
+        Args:
+            exit_code: that of the rank which was asked to stop.
+        """
+        if due := self.due:
+            self._agreed = type(due)(due.reason, UNFINISHED)
+        elif exit_code == UNFINISHED:
+            self._agreed = TimeLimitReached("another process of the run has reached max_minutes", UNFINISHED)
+        else:
+            name = signal.Signals(exit_code - 128).name
+            self._agreed = RunInterrupted(f"{name} was received by another process of the run", UNFINISHED)
         return self._agreed
 
     def check(self) -> None:
         """Raise `RunInterrupted` if the run shall stop."""
         if interrupted := self.due:
             raise interrupted
+
+    def _listen(self, number: signal.Signals) -> None:
+        if number not in self._previous:
+            self._previous[number] = signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None:

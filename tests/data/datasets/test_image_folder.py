@@ -257,3 +257,17 @@ def test_skipping_the_verification_also_skips_a_damaged_cache(folder: Path) -> N
         file.write_bytes(bytes(file.stat().st_size))
     assert not build_dataset(values, root, verify=False).train.images.any()
     assert torch.equal(build_dataset(values, root).train.images, before)
+
+
+def test_links_that_form_a_loop_are_followed_once(folder: Path) -> None:
+    names = list(load(folder).train.files)
+    for name in ("l", "m"):
+        (folder / "cat" / name).symlink_to(".")
+    assert list(load(folder).train.files) == names
+
+
+def test_a_file_name_cannot_command_the_terminal(folder: Path) -> None:
+    (folder / "cat" / "red\x1b[31m.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"red\\x1b\[31m\.png: cannot be read") as caught:
+        load(folder)
+    assert "\x1b" not in str(caught.value)

@@ -27,6 +27,7 @@ from vitmnist.errors import LoadingError, UserError
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.imports import import_large
+from vitmnist.runtime.signals import STOPPING
 
 log = logging.getLogger(__name__)
 
@@ -214,10 +215,11 @@ def _shut_down(iterator: Iterator[Any]) -> None:
 
 
 def _handle_signals(worker: int) -> None:
-    """Let workers outlive Ctrl-C and SIGTERM, which are sent to them too; the training process decides when to stop.
+    """Let workers outlive Ctrl-C, SIGTERM, …, which are sent to them too; the training process decides when to stop.
 
     It gets `GRACE_S` to finish its batch. Then a worker exits, since SIGTERM may have been meant for it alone; with 0,
     because for other codes torch raises at any point of the training process.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: threading.Timer(GRACE_S, os._exit, [0]).start())

@@ -1,0 +1,120 @@
+"""The same command is safe at any moment: what it does in each state of a run's folder (docs/command-line.md)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import STATEFUL, Train, assert_same_run, overrides_for
+from tests.support.processes import TrainProcess
+from vitmnist.runtime.signals import UNFINISHED
+
+BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "all 2 epochs are done"
+REFUSED = "holds records already, which would be overwritten"
+NO_RUN = "holds no run; name a folder such as outputs/runs/"
+DAMAGED = "has only damaged checkpoints (last.pt.damaged)"
+EXPECTED = {
+    # State of the folder: with resume=auto hydra.run.dir=DIR, with resume=DIR, with hydra.run.dir=DIR alone
+    "absent": (BEGINS, NO_RUN, BEGINS),
+    "empty": (BEGINS, NO_RUN, BEGINS),
+    "lock only": (BEGINS, NO_RUN, BEGINS),
+    "killed before a checkpoint": (BEGINS, BEGINS, BEGINS),
+    "interrupted before a checkpoint": (BEGINS, BEGINS, REFUSED),
+    "resumable": (RESUMES, RESUMES, REFUSED),
+    "killed": (RESUMES, RESUMES, REFUSED),
+    "damaged records": (RESUMES, RESUMES, REFUSED),
+    "damaged checkpoint": (BEGINS, DAMAGED, REFUSED),
+    "completed": (DONE, DONE, REFUSED),
+    "completed, without checkpoints": (DONE, DONE, REFUSED),
+}
+
+
+@pytest.fixture(scope="module")
+def arguments(tiny_root: Path) -> list[str]:
+    return overrides_for(tiny_root, *STATEFUL)
+
+
+@pytest.fixture(scope="module")
+def runs(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs: `whole` is completed, `cut` was stopped after its first batch."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert TrainProcess(folder, *arguments, "hydra.run.dir=whole").ended()[0] == 0
+    code, output = TrainProcess(folder, *arguments, "hydra.run.dir=cut", "max_minutes=0").ended()
+    assert code == UNFINISHED, output
+    return folder
+
+
+def make(state: str, runs: Path, folder: Path) -> None:
+    """Bring `folder` into a state."""
+    if state == "absent":
+        return
+    if state in ("empty", "lock only"):
+        folder.mkdir()
+        if state == "lock only":
+            (folder / ".lock").touch()
+        return
+    shutil.copytree(runs / ("whole" if state.startswith("completed") else "cut"), folder)
+    if "before a checkpoint" in state or state == "completed, without checkpoints":
+        for checkpoint in folder.glob("checkpoints/*.pt"):
+            checkpoint.unlink()
+    if state.startswith("killed"):
+        (folder / "result.json").unlink()
+    if state == "damaged records":
+        (folder / "result.json").write_text("null")
+        for record in (folder / ".hydra").iterdir():
+            record.write_bytes(bytes(record.stat().st_size))  # as after a power cut
+    if state == "damaged checkpoint":
+        (folder / "checkpoints" / "last.pt").replace(folder / "checkpoints" / "last.pt.damaged")
+
+
+@pytest.mark.parametrize("command", ["resume=auto", "resume=DIR", "plain"])
+@pytest.mark.parametrize("state", EXPECTED)
+def test_each_command_does_the_right_thing_in_each_state(
+    state: str, command: str, runs: Path, arguments: list[str], train_here: Train, tmp_path: Path
+) -> None:
+    make(state, runs, tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    typed = {
+        "resume=auto": [*arguments, "resume=auto", "hydra.run.dir=run", "max_minutes=null"],
+        "resume=DIR": ["resume=run", "max_minutes=null"],
+        "plain": [*arguments, "hydra.run.dir=run"],
+    }
+    ended = train_here(*typed[command])
+    expected = dict(zip(typed, EXPECTED[state], strict=True))[command]
+    assert expected in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+    if expected in (BEGINS, RESUMES):
+        assert ended.returncode == 0, ended.stderr
+        assert ("epoch 1/2" in ended.stdout) == (expected == BEGINS or "after 0 epochs" in ended.stdout)
+        assert_same_run(runs / "whole", tmp_path / "run")
+    else:
+        assert ended.returncode == (0 if expected == DONE else 1)
+        assert {path: path.read_bytes() for path in before if path.suffix != ".log"} == {
+            path: content for path, content in before.items() if path.suffix != ".log"
+        }
+
+
+def test_auto_names_the_runs_that_it_does_not_resume(
+    runs: Path, arguments: list[str], train_here: Train, tmp_path: Path
+) -> None:
+    folders = {name: tmp_path / "outputs" / "runs" / "2026-01-01" / name for name in ("a", "b", "c", "d", "e")}
+    make("completed", runs, folders["a"])
+    make("damaged records", runs, folders["b"])
+    make("killed before a checkpoint", runs, folders["c"])
+    make("resumable", runs, folders["d"])
+    make("empty", runs, folders["e"])
+    ended = train_here(*arguments, "resume=auto", "max_minutes=null")
+    assert ended.returncode == 0, ended.stderr
+    for name, reason in {
+        "a": "it is completed",
+        "b": "warning: config.yaml is damaged",
+        "c": "it has no checkpoint",
+        "e": "it holds no run",
+    }.items():
+        assert f"resume=auto: not outputs/runs/2026-01-01/{name}: {reason}" in ended.stdout
+    assert "resume=auto: resuming outputs/runs/2026-01-01/d" in ended.stdout
+    assert_same_run(runs / "whole", folders["d"])
+    other = train_here(*arguments, "seed=7", "optimizer.lr=0.1", "resume=auto", "epochs=1")
+    assert "not outputs/runs/2026-01-01/a: it has another epochs, seed, optimizer.lr" in other.stdout

@@ -1,0 +1,74 @@
+"""List the runs in or below some folders, with their progress.
+
+python -m vitmnist.status outputs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from vitmnist.errors import DataError
+from vitmnist.report.runs import Run, find_runs, read_run
+from vitmnist.runtime.files import display_path
+from vitmnist.tracking.heartbeat import FILE, INTERVAL_S
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def row(run: Run, now: float) -> dict[str, str]:
+    """Folder, state, progress, age of the last sign of life, and the process that gave it."""
+    beat = _heartbeat(run.folder)
+    state, updated_at = run.status, run.result.get("ended_at")
+    epochs = f"{len(run.epochs)}/{run.config.get('epochs', '?')}"
+    progress, process = f"epoch {epochs}" if run.epochs else "", ""
+    if beat and not run.result:
+        updated_at, process = beat["updated_at"], f"{beat['host']}:{beat['pid']}"
+        # A lock is not visible on all file systems and from other machines.
+        state = beat["status"] if run.status == "running" or now - updated_at < 3 * INTERVAL_S else "killed"
+        progress = f"epoch {beat['epoch']}/{beat['epochs']}, batch {beat['batch']}/{beat['batches']}"
+    age = "" if updated_at is None else duration(now - float(updated_at))
+    return {"run": display_path(run.folder), "state": state, "progress": progress, "age": age, "process": process}
+
+
+def duration(seconds: float) -> str:
+    """A duration in its largest unit: `12 s`, `3 min`, `5 h`, `2 d`."""
+    for unit, size in (("d", DAY), ("h", HOUR), ("min", MINUTE)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _heartbeat(folder: Path) -> Mapping[str, Any] | None:
+    """The `progress.json` of a run; None if there is none, or it is damaged."""
+    try:
+        beat = json.loads((folder / FILE).read_text())
+        return {key: beat[key] for key in ("status", "epoch", "epochs", "batch", "batches", "host", "pid")} | {
+            "updated_at": float(beat["updated_at"])
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m vitmnist.status", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
+    try:
+        runs = [read_run(folder) for folder in find_runs(parser.parse_args().folders)]
+    except DataError as error:
+        sys.exit(f"error: {error}")
+    now = time.time()
+    print(tabulate([row(run, now) for run in runs], headers="keys", tablefmt="plain", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
