@@ -66,7 +66,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
     assert not last.exists()  # renamed, or the next save would make it previous.pt
     if damage is not Path.unlink:
         assert f"{last}: is damaged" in caplog.text
-        assert "checksum does not match; falling back to the previous checkpoint" in caplog.text
+        assert "checksum does not match" in caplog.text
     damage(tmp_path / "checkpoints" / "previous.pt")
     if damage is Path.unlink:
         assert storage.load(tmp_path) is None

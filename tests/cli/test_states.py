@@ -14,6 +14,7 @@ from vitmnist.runtime.signals import UNFINISHED
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "all 2 epochs are done"
 REFUSED = "holds records already, which would be overwritten"
 NO_RUN = "holds no run; name a folder such as outputs/runs/"
+ALL_DAMAGED = "run/checkpoints: all checkpoints are damaged"
 DAMAGED = "has only damaged checkpoints (last.pt.damaged)"
 EXPECTED = {
     # State of the folder: with resume=auto hydra.run.dir=DIR, with resume=DIR, with hydra.run.dir=DIR alone
@@ -25,7 +26,8 @@ EXPECTED = {
     "resumable": (RESUMES, RESUMES, REFUSED),
     "killed": (RESUMES, RESUMES, REFUSED),
     "damaged records": (RESUMES, RESUMES, REFUSED),
-    "damaged checkpoint": (BEGINS, DAMAGED, REFUSED),
+    "renamed damaged checkpoint": (BEGINS, DAMAGED, REFUSED),
+    "damaged checkpoints": (BEGINS, ALL_DAMAGED, REFUSED),
     "completed": (DONE, DONE, REFUSED),
     "completed, without checkpoints": (DONE, DONE, REFUSED),
 }
@@ -65,7 +67,10 @@ def make(state: str, runs: Path, folder: Path) -> None:
         (folder / "result.json").write_text("null")
         for record in (folder / ".hydra").iterdir():
             record.write_bytes(bytes(record.stat().st_size))  # as after a power cut
-    if state == "damaged checkpoint":
+    if state == "damaged checkpoints":
+        for name in ("last.pt", "previous.pt"):
+            (folder / "checkpoints" / name).write_bytes(b"damaged")
+    if state == "renamed damaged checkpoint":
         (folder / "checkpoints" / "last.pt").replace(folder / "checkpoints" / "last.pt.damaged")
 
 
@@ -91,9 +96,8 @@ def test_each_command_does_the_right_thing_in_each_state(
         assert_same_run(runs / "whole", tmp_path / "run")
     else:
         assert ended.returncode == (0 if expected == DONE else 1)
-        assert {path: path.read_bytes() for path in before if path.suffix != ".log"} == {
-            path: content for path, content in before.items() if path.suffix != ".log"
-        }
+        kept = {path: content for path, content in before.items() if path.suffix not in (".log", ".pt")}
+        assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_auto_names_the_runs_that_it_does_not_resume(

@@ -34,7 +34,7 @@ DIGEST_SIZE = hashlib.sha256().digest_size
 
 
 class DamagedError(DataError):
-    """A checkpoint whose content is damaged."""
+    """The content of a checkpoint, or of all checkpoints of a run, is damaged."""
 
 
 def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
@@ -72,7 +72,8 @@ def load(folder: Path) -> dict[str, Any] | None:
     """The newest undamaged checkpoint of a run, on the CPU; None if there is no checkpoint.
 
     Raises:
-        DataError: all checkpoints are damaged, one cannot be read or is of another version of the program.
+        DamagedError: all checkpoints are damaged.
+        DataError: one cannot be read, or is of another version of the program.
     """
     place = folder / FOLDER
     for unfinished in place.glob(".*"):  # left by a process that was killed while writing
@@ -86,11 +87,10 @@ def load(folder: Path) -> dict[str, Any] | None:
             return read(path)
         except DamagedError as error:
             damage.append(str(error))
-            log.warning("%s; falling back to the previous checkpoint", error)
-            if path.name != "previous.pt":
-                path.replace(path.with_name(f"{path.name}.damaged"))  # or the next save makes it previous.pt
+            log.warning("%s", error)
+            path.replace(path.with_name(f"{path.name}.damaged"))  # or the next save makes it previous.pt
     if damage:
-        raise DataError(f"{place}: all checkpoints are damaged:\n" + "\n".join(damage))
+        raise DamagedError(f"{place}: all checkpoints are damaged:\n" + "\n".join(damage))
     return None
 
 

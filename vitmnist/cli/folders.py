@@ -18,7 +18,7 @@ from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep
+from vitmnist.cli.sweep import apply_repeats, is_search, not_recorded, report_sweep
 from vitmnist.errors import ConfigError, UserError
 from vitmnist.runtime.distributed import launched
 from vitmnist.runtime.files import claim, display_path, has_checkpoint
@@ -132,6 +132,7 @@ class Outputs(Callback):
                     "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
                 )
             apply_repeats(config)
+            not_recorded.clear()
             _create(config, is_sweep=True, resumes=self.resume_sweep)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -77,12 +77,12 @@ def automatic(new: list[str], since: float = 0.0) -> list[str]:
         print(f"resume=auto: {f'resuming {display_path(folder)}' if folder else nothing}")
         return run_overrides(folder, new) if folder else new
     folder = Path(named).expanduser()
-    if not folder.exists() or _began(folder) < since:
+    if not folder.is_dir() or _began(folder) < since:
         print(f"resume=auto: {display_path(folder)} holds no run; a new one begins")
         return new
     if is_claimed(folder):
         raise ConfigError(f"resume=auto: {display_path(folder)} is in use by another process; wait for it, or stop it")
-    if _continues(folder):
+    if not _is_damaged(folder) and _continues(folder):
         print(f"resume=auto: resuming {display_path(folder)}")
         return run_overrides(folder, new)
     reason = "only damaged checkpoints" if _damaged_checkpoints(folder) else "no checkpoint yet"
@@ -144,6 +144,19 @@ def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
         raise ConfigError(describe(error).message) from error
 
 
+def _is_damaged(folder: Path) -> bool:
+    """Whether all checkpoints of a run are damaged, which are then renamed to `*.damaged`."""
+    if not has_checkpoint(folder):
+        return False
+    storage = import_large("vitmnist.checkpoint.storage")
+    try:
+        storage.load(folder)
+    except storage.DamagedError as error:
+        print(error)
+        return True
+    return False
+
+
 def _continues(folder: Path) -> bool:
     """Whether a run in this folder is resumed, or is completed, rather than started again."""
     return has_checkpoint(folder) or read_run(folder).status == "completed"
@@ -194,7 +207,11 @@ def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
             print(f"resume=auto: not {display_path(folder)}: {reason}")
         else:
             found.append((max(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")), folder))
-    return max(found)[1] if found else None
+    for _, folder in sorted(found, reverse=True):
+        if not _is_damaged(folder):
+            return folder
+        print(f"resume=auto: not {display_path(folder)}: all its checkpoints are damaged")
+    return None
 
 
 def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | None:
@@ -204,7 +221,8 @@ def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | Non
         loaded = OmegaConf.load(record)
         recorded = _comparable(loaded) if isinstance(loaded, DictConfig) and loaded else None
     except FileNotFoundError:
-        return "it holds no run"
+        known = f"its .hydra is missing; resume={display_path(folder)} reads the checkpoint instead"
+        return known if has_checkpoint(folder) else "it holds no run"
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         recorded = None
     if recorded is None:

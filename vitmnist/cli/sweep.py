@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,7 +29,9 @@ from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
 log = logging.getLogger(__name__)
 
 
-_not_recorded: list[str] = []  # jobs of this process that failed, but whose folder has the records of an earlier start
+not_recorded: list[
+    str
+] = []  # jobs of this sweep that were refused, but whose folder has the records of a completed one
 
 
 def is_search(config: DictConfig) -> bool:
@@ -101,9 +104,9 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
         if failure.is_user_error:
             _log_traceback(error)
-        if (folder / "result.json").exists() or isinstance(error, ClaimedError):
-            _not_recorded.append(folder.name)
-        else:
+        if read_run(folder).status == "completed":  # the records of an earlier start stay
+            not_recorded.append(folder.name)
+        elif not (folder / "result.json").exists() and not isinstance(error, ClaimedError):
             _record_refusal(composed, folder, overrides, failure.message)
     finally:
         with stop.deferred():
@@ -139,12 +142,15 @@ def report_sweep(folder: Path) -> None:
         log.error("the report could not be written: %s", error)
     jobs = [read_run(job) for job in find_runs([folder])]
     failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted")]
-    failed += [name for name in _not_recorded if name not in failed]
-    _not_recorded.clear()
+    failed += not_recorded
     if failed:
         raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
     if unfinished := [job.folder.name for job in jobs if job.status == "interrupted"]:
-        log.info("%d of %d jobs are unfinished: %s", len(unfinished), len(jobs), ", ".join(unfinished))
+        override = shlex.quote(f"sweep.resume={display_path(folder)}")
+        log.info(
+            "%d of %d jobs are unfinished: %s; resume with\n    python train.py %s",
+            *(len(unfinished), len(jobs), ", ".join(unfinished), override),
+        )
         sys.exit(UNFINISHED)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitmnist.errors import LoadingError, UserError, first_line
-from vitmnist.runtime.signals import RunInterrupted
+from vitmnist.runtime.signals import UNFINISHED, RunInterrupted
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _os_error(error: OSError) -> Failure:
 
 
 FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], Callable[[Any], Failure]], ...] = (
-    (RunInterrupted, lambda error: Failure(str(error), error.exit_code, "interrupted")),
+    (RunInterrupted, lambda error: Failure(str(error), UNFINISHED, "interrupted")),
     (KeyboardInterrupt, lambda error: Failure("interrupted", 130, "interrupted")),
     (UserError, lambda error: Failure(str(error))),
     (is_out_of_memory, _out_of_memory),

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 UNFINISHED = 75
-"""Exit code of a run that was stopped and saved: EX_TEMPFAIL of BSD's sysexits.h, "try again later"."""
+"""Exit code of a run that was asked to stop: EX_TEMPFAIL of BSD's sysexits.h, "try again later"."""
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that can stop a run. SIGUSR1 and SIGUSR2 do only if `stop_signal` names them."""
