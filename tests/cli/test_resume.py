@@ -78,7 +78,14 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
         assert found == every.get(tag.partition("/")[0], list(range(1, 13))), tag
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
     quick: list[str], train: Train, start: Start, tmp_path: Path, number: int
 ) -> None:
@@ -234,7 +241,7 @@ def test_a_sweep_goes_on_when_the_time_of_a_job_is_over_and_ends_when_it_is_stop
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_group_spares_the_workers(
     quick: list[str], start: Start, tmp_path: Path, number: int
 ) -> None:

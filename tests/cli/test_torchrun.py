@@ -91,7 +91,9 @@ def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: Sta
     assert (tmp_path / "run" / "profile" / "operations.txt").exists()
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    "number", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
     number: int, quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path
 ) -> None:
