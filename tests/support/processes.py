@@ -63,6 +63,7 @@ class TrainProcess(ForkServerProcess):
         for file, descriptor in ((self.file, 1), (self.errors, 2)):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.environ |= self.environment
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
         multiprocessing.set_start_method("fork", force=True)  # of loader workers, as in a process that was not forked
         sys.argv = ["train.py", *self.arguments]
         if self.before:

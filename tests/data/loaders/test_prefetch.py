@@ -225,6 +225,7 @@ def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a terminal sends Ctrl-C to the whole group, workers included
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if the tests run in the background
     )
     while sign not in process.stdout.readline():
         assert process.poll() is None
