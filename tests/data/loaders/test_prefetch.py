@@ -189,7 +189,8 @@ def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchL
 
 
 PROGRAM = """
-import sys, threading, time
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
 from torch.utils.data import Dataset
 from vitmnist import make_loader
 
@@ -225,7 +226,6 @@ def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a terminal sends Ctrl-C to the whole group, workers included
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if the tests run in the background
     )
     while sign not in process.stdout.readline():
         assert process.poll() is None
