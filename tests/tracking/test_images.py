@@ -58,7 +58,7 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset, monkeypat
 
 
 def test_the_confusion_matrix_is_coloured_by_the_share_of_each_row(tiny: Dataset) -> None:
-    """All images of a class are taken for the next one: dark above the diagonal, white elsewhere."""
+    """Every image is predicted as the next class: dark above the diagonal, white elsewhere."""
     predictions = Predictions((tiny.test.labels + 1) % 10, torch.ones(len(tiny.test)))
     picture = np.asarray(confusion_matrix(tiny.test, predictions)).astype(int)
     cell = 44

@@ -97,7 +97,8 @@ def run_overrides(folder: Path, new: list[str]) -> list[str]:
         ConfigError: the folder holds no run, or all its checkpoints are damaged.
     """
     place = quoted(folder)
-    if not _continues(folder) and (damaged := _damaged_checkpoints(folder)):
+    continues = _continues(folder)
+    if not continues and (damaged := _damaged_checkpoints(folder)):
         names = ", ".join(path.name for path in damaged)
         raise ConfigError(
             f"{folder}: has only damaged checkpoints ({names}); resume=auto {shlex.quote(f'hydra.run.dir={folder}')}, "
@@ -105,7 +106,7 @@ def run_overrides(folder: Path, new: list[str]) -> list[str]:
         )
     # A job of a sweep is resumed as a single run.
     again = [f"hydra.run.dir={place}", "hydra.mode=RUN", "repeats=1", f"resume={place}"]
-    if _continues(folder):
+    if continues:
         again.append("hydra.output_subdir=null")  # the record in .hydra stays that of the first start
     return _merged(recorded_overrides(folder), [*new, *again])
 

@@ -29,9 +29,8 @@ from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
 log = logging.getLogger(__name__)
 
 
-not_recorded: list[
-    str
-] = []  # jobs of this sweep that were refused, but whose folder has the records of a completed one
+# Jobs of this sweep that were refused, and whose folder has the records of a completed one.
+not_recorded: list[str] = []
 
 
 def is_search(config: DictConfig) -> bool:

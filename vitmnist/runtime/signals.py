@@ -75,10 +75,10 @@ class StopSignal:
         self._previous = {}
 
     def begin_run(self, minutes: float | None, name: str | None) -> None:
-        """Set the time limit of a run from now on, and another signal that stops it; forget those of the run before.
+        """Set the time limit of a run from now on, and another signal that stops it.
 
         Args:
-            name: such as SIGUSR1.
+            name: such as SIGUSR1; heeded until the program ends.
         """
         self._agreed = None
         if name and self._previous:

@@ -139,7 +139,7 @@ class EpochProgress:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
         self._seconds_before = dict(state["seconds"])
-        self._first_batch_before = state.get("first_batch_s")
+        self._first_batch_before = state["first_batch_s"]
         self._gradient_norms = {step: torch.tensor(norm, device=self._device) for step, norm in state["norms"].items()}
 
     def _seconds(self) -> dict[str, float]:
