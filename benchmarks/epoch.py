@@ -4,9 +4,10 @@
     python benchmarks/epoch.py --only bare article trainer=fast --compile      some of the candidates
 
 Every candidate has a process of its own, so that it cannot profit from what another one changed in the allocator or in
-a library. One at a time, while the others are idle, each trains the articles' ViT on MNIST for one epoch per round. A
-ratio compares epochs of the same round, so that a machine that slows down affects both. The first round does not count,
-and compilation comes before it. The loop over one resident batch is the training loop without any loading.
+a library. One at a time, while the others are idle, each trains the articles' ViT on MNIST for a few epochs per round:
+one on a CPU, ten on a GPU, where an epoch is short, after half a second of epochs that raise the clocks of an idle GPU.
+A ratio compares epochs of the same round, so that a machine that slows down affects both. The first round does not
+count, and compilation comes before it. The loop over one resident batch is the training loop without any loading.
 
 The clock includes taking the batches, normalisation, forward, backward and optimizer step, until the device is idle. It
 excludes evaluation, set-up, compilation, and the start of workers that persist from epoch to epoch.
@@ -19,13 +20,14 @@ import math
 import multiprocessing
 import re
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import article
@@ -38,7 +40,7 @@ from vitmnist import Loader, load_dataset, make_loader
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.timing import resident_loader
+from vitmnist.data.loaders.timing import ResidentBatch
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import UserError
@@ -56,6 +58,7 @@ from vitmnist.training.step import TrainStep
 BARE = "bare loop"
 RESIDENT = "one resident batch"
 ARTICLE = "article's loop, RAM"
+WARM_UP_S = 0.5  # of epochs before those that are timed, on a GPU
 
 Builder = Callable[[], tuple[Epoch, str]]
 """Sets up a candidate; returns the function that trains it for an epoch, and a remark for the report."""
@@ -126,7 +129,7 @@ def candidates(
     if find_spec("lightning"):
         theirs["Lightning"] = partial(lightning_loop, split, size, device)
     builders: dict[str, Builder] = {name: partial(_without_remark, build) for name, build in theirs.items()}
-    resident = resident_loader(split, EpochSampler(len(split), size, 42), device)
+    resident = ResidentBatch(split, EpochSampler(len(split), size, 42), device)
     builders[RESIDENT] = partial(our_loop, lambda: resident, split, device, StepConfig, stack)
 
     def ours(label: str, choose: Callable[[], StepConfig] = StepConfig, **options: Any) -> None:
@@ -154,7 +157,7 @@ def _without_remark(build: Callable[[], Epoch]) -> tuple[Epoch, str]:
 
 
 class CandidateProcess:
-    """A candidate in a process of its own, idle until it is asked for an epoch. Use as a context manager.
+    """A candidate in a process of its own, idle until its turn. Use as a context manager.
 
     Raises:
         UserError: It could not be set up.
@@ -169,8 +172,8 @@ class CandidateProcess:
         theirs.close()
         self.remark: str = self._answer()
 
-    def epoch(self, number: int) -> tuple[float, float]:
-        """Train for an epoch; see `Epoch`."""
+    def turn(self, number: int) -> tuple[float, float]:
+        """Train for the epochs of a round; returns their mean, see `Epoch`."""
         self._connection.send(number)
         seconds, waiting = self._answer()
         return seconds, waiting
@@ -194,7 +197,7 @@ class CandidateProcess:
 
 
 def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> None:
-    """In a candidate's process: train for each epoch number received, until the connection is closed."""
+    """In a candidate's process: train for each round whose number is received, until the connection is closed."""
     try:
         device = choose_device(arguments.device)
         split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
@@ -202,15 +205,26 @@ def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> N
             epoch, remark = candidates(split, device, arguments, stack)[name]()
             connection.send(remark)
             while True:
-                connection.send(epoch(connection.recv()))
+                connection.send(train_turn(epoch, connection.recv(), arguments.epochs, device))
     except UserError as error:
         connection.send(error)
+
+
+def train_turn(epoch: Epoch, number: int, epochs: int | None, device: torch.device) -> tuple[float, float]:
+    """The mean of consecutive epochs, on a GPU after others that bring it to its working clocks."""
+    epochs = epochs or (10 if device.type == "cuda" else 1)
+    started = time.perf_counter()
+    while device.type == "cuda" and time.perf_counter() - started < WARM_UP_S:
+        epoch(0)
+    seconds, waiting = zip(*(epoch(number * epochs + one) for one in range(epochs)), strict=True)
+    return fmean(seconds), fmean(waiting)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one that does not count")
+    parser.add_argument("--epochs", type=int, help="epochs of a candidate per round; default: 10 on a GPU, 1 on a CPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="one disk candidate for each")
     parser.add_argument("--train-size", type=int, default=None, help="the first N images; default: all")
@@ -219,8 +233,8 @@ def main() -> None:
     parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for the files of disk and cache")
     parser.add_argument("--output", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds must be at least 1")
+    if arguments.rounds < 1 or (arguments.epochs is not None and arguments.epochs < 1):
+        parser.error("--rounds and --epochs must be at least 1")
     check_output(parser, arguments.output)
     try:
         compare(arguments)
@@ -245,7 +259,7 @@ def compare(arguments: argparse.Namespace) -> None:
             name: stack.enter_context(CandidateProcess(name, arguments)) for name in tqdm(names, desc="set-up")
         }
         rounds = [
-            {name: processes[name].epoch(number) for name in rotated(names, number)}
+            {name: processes[name].turn(number) for name in rotated(names, number)}
             for number in tqdm(range(arguments.rounds + 1), desc="round")
         ]
     title = f"# A training epoch of {len(split):,} images at batch {arguments.batch_size}"
@@ -258,7 +272,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def figures(names: list[str], rounds: list[dict[str, tuple[float, float]]]) -> list[str]:
-    """The lines of the table: median seconds, ratios to the reference candidates, share of waiting."""
+    """The lines of the table: median milliseconds, ratios to the reference candidates, share of waiting."""
     references = [name for name in (BARE, RESIDENT, ARTICLE) if name in names]
     rows = []
     for name in names:
@@ -267,12 +281,12 @@ def figures(names: list[str], rounds: list[dict[str, tuple[float, float]]]) -> l
         rows.append(
             [
                 name,
-                f"{median(seconds):.2f}",
+                f"{1000 * median(seconds):,.1f}",
                 *(ratio([epochs[name][0] / epochs[other][0] for epochs in rounds]) for other in references),
                 "–" if math.isnan(waiting) else f"{waiting:.1f}%",
             ]
         )
-    return table(["candidate", "seconds", *(f"× {name}" for name in references), "waiting for data"], rows)
+    return table(["candidate", "ms", *(f"× {name}" for name in references), "waiting for data"], rows)
 
 
 if __name__ == "__main__":

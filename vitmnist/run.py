@@ -84,14 +84,14 @@ def run(
             until_recorded.enter_context(stop.deferred())
             setup = context.setup
             for epoch in range(len(result.epochs), config.epochs):
-                progress, began_at = context.start_epoch(epoch), time.time()
+                progress = context.start_epoch(epoch)
                 with context.instrument(progress, is_training=True) as after_step:
                     train = train_epoch(setup.step, setup.train_loader, progress, after_step)
                 with context.instrument(progress, is_training=False) as after_step:
                     evaluation, predictions = evaluate(
                         setup.step.eval_model, setup.eval_loader, setup.eval_preprocess, after_step, world
                     )
-                context.finish_epoch(progress, train, evaluation, predictions, began_at)
+                context.finish_epoch(progress, train, evaluation, predictions)
             context.checkpoints.save_final_weights()
         suggest_loader(result)
     return result
@@ -152,7 +152,6 @@ class RunContext:
         train: dict[str, float],
         evaluation: dict[str, float],
         predictions: Predictions,
-        began_at: float,
     ) -> None:
         """Record, log and save a completed epoch.
 
@@ -174,7 +173,7 @@ class RunContext:
             "save_s": save_s,
             "host_peak_mib": self.hardware.host_peak_mib(),
             "gpu_peak_mib": self.hardware.gpu_peak_mib(),
-            "gpu_util_pct": self.hardware.gpu_util_pct(began_at),
+            "gpu_util_pct": self.hardware.gpu_util_pct(),
         }
         record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
         if self.is_first_epoch and self.result.setup_s is not None:
@@ -218,11 +217,11 @@ def begin(
         result.epochs = checkpoint.epochs
     step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
     setup = build_setup(config, device, stack, world, step_config)
-    hardware = HardwareFigures(device)  # not before: the candidates of data/loader=auto take memory too
     record_setup(result, setup, device, world)
     checkpoints = CheckpointManager(folder, config, setup, result, stop, world)
     progress = checkpoints.restore(checkpoint) if checkpoint else None
     setup.capture_graph()
+    hardware = HardwareFigures(device)  # not before: set-up also takes memory, and keeps the GPU busy
     result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
     log_setup(config, setup, result, device, world)
     board = None

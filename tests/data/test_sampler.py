@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -100,3 +101,20 @@ def test_a_batch_size_or_seed_that_cannot_be_is_refused() -> None:
         EpochSampler(10, 0, 0)
     with pytest.raises(ConfigError, match="seed=-1: must be at least 0"):
         EpochSampler(10, 1, -1)
+
+
+def test_the_permutation_of_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the loader and for the augmentation; what one of them does to its indices does not reach the other."""
+    draws, draw = [], torch.randperm
+
+    def counted(*parts: Any, **options: Any) -> Tensor:
+        draws.append(parts)
+        return draw(*parts, **options)
+
+    monkeypatch.setattr(torch, "randperm", counted)
+    sampler = EpochSampler(1013, 100, seed=7919)
+    expected = sampler.indices(5).clone()
+    sampler.indices(5).zero_()
+    next(iter(sampler.batches(5, start=1))).zero_()
+    assert torch.equal(sampler.indices(5), expected)
+    assert len(draws) == 1

@@ -145,3 +145,32 @@ def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Op
 def test_an_unknown_device_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"device={name}: not known; allowed: auto, cpu, cuda"):
         choose_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda", r"^device=cuda: torch sees no CUDA device here \(CUDA_VISIBLE_DEVICES='0'\): The .* too old; type"),
+        ("cuda:0", r"^device=cuda:0: torch sees no CUDA device here .*: The .* too old; type device=auto"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_an_error_with_its_reason(
+    name: str, message: str, old_driver: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_device(name)
+    assert choose_device("auto") == torch.device("cpu")
+    assert "device=auto: no GPU can be used: torch sees no CUDA device here" in caplog.text
+
+
+@pytest.fixture
+def old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver counts a GPU that torch cannot use."""
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old. Please update it.\nDetails.")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

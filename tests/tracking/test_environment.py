@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,17 +19,29 @@ from vitmnist.tracking.hardware import HardwareFigures
 CPU = torch.device("cpu")
 
 
-def test_gpu_utilisation_is_the_mean_of_the_samples_since_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the driver replaced: the machine may have no GPU."""
-    samples = [(second * 1_000_000, SimpleNamespace(uiVal=percent)) for second, percent in ((1, 10), (2, 30), (3, 80))]
+def test_gpu_utilisation_is_the_mean_of_all_samples_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the driver replaced: the machine may have no GPU. It keeps only the last two samples."""
+    samples: list[SimpleNamespace] = []
 
     def read(handle: object, kind: int, since: int) -> tuple[int, list[SimpleNamespace]]:
-        return 0, [SimpleNamespace(sampleValue=value) for time, value in samples if time > since]
+        return 0, [sample for sample in samples[-2:] if sample.timeStamp > since]
+
+    def add(seconds: float, percent: int) -> None:
+        time_stamp = int((started + seconds) * 1_000_000)
+        samples.append(SimpleNamespace(timeStamp=time_stamp, sampleValue=SimpleNamespace(uiVal=percent)))
 
     monkeypatch.setattr(hardware, "gpu_handle", lambda device: "handle")
     monkeypatch.setattr(hardware.pynvml, "nvmlDeviceGetSamples", read)
+    started = time.time()
+    add(-1.0, 100)  # before the run
     figures = HardwareFigures(CPU)
-    assert [figures.gpu_util_pct(since) for since in (0.5, 1.5, 3.0)] == [40.0, 55.0, None]
+    assert figures.gpu_util_pct() is None
+    add(1.0, 10)
+    add(2.0, 30)
+    assert figures.gpu_util_pct() == 20.0
+    assert figures.gpu_util_pct() == 20.0, "an epoch without a new sample"
+    add(3.0, 80)
+    assert figures.gpu_util_pct() == 40.0
 
 
 def test_the_environment_has_what_decides_speed_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.test_step import CPU, OPTIMIZERS_UNDER_TEST, check_same_weights, make_loader, make_step, train
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets import Dataset
+from vitmnist.errors import UnsupportedStepError
+from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.device import Accelerator
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.loop import EpochProgress, train_epoch
@@ -79,3 +82,49 @@ def test_a_step_that_cannot_be_captured_stays_as_it_was(tiny: Dataset) -> None:
         train(one, batches)
     check_same_weights(step.model, eager.model)
     check_same_weights(step.eval_model, eager.eval_model)
+
+
+class Launches(TorchDispatchMode):
+    """Records what is queued on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: object, types: object, arguments: tuple = (), options: dict | None = None
+    ) -> object:
+        self.names.append(str(function))
+        return function(*arguments, **(options or {}))
+
+
+class NothingCaptured(Accelerator):
+    """Leaves only what the host does for each replay."""
+
+    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
+        super().capture(work, warm_up)
+        return lambda: None
+
+
+@pytest.mark.parametrize(("changes", "fills"), [(False, 0), (True, 1)], ids=["constant", "one_cycle"])
+def test_a_replay_writes_only_what_has_changed(tiny: Dataset, changes: bool, fills: int) -> None:
+    """Each write is a kernel launch of its own, before that of the graph."""
+    step, batches = make_step(tiny, "sgd", augment=None), make_loader(tiny, "gpu_slice")
+    if not changes:
+        step.schedule = SCHEDULES.build({"name": "constant"}, step.optimizer, 9)
+    capture_step(step, batches, NothingCaptured(CPU))
+    (inputs, keys), *_ = step.batches(batches, 0)
+    step(inputs, keys)
+    with Launches() as launches:
+        step(inputs, keys)
+    written = [name for name in launches.names if "slice" not in name]
+    assert written == ["aten.copy_.default", *["aten.fill_.Scalar"] * fills]
+
+
+def test_a_graph_without_memory_is_reported_as_a_capture_that_failed(tiny: Dataset) -> None:
+    class Full(Accelerator):
+        def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    with pytest.raises(UnsupportedStepError, match=r"CUDA out of memory\. Tried"):
+        capture_step(make_step(tiny), make_loader(tiny, "gpu_slice"), Full(CPU))

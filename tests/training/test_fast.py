@@ -71,13 +71,14 @@ def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPat
         ({"cuda_graph": True, "fused": True}, CUDA, 2, r"trainer\.cuda_graph=true: works with one process only; type "),
         ({"cuda_graph": True}, CUDA, 1, r"trainer\.cuda_graph=true: needs trainer\.fused=true"),
         ({"precision": Precision.tf32}, CPU, 1, r"trainer\.precision=tf32: needs a CUDA device, .* type "),
-        ({"precision": Precision.bf16}, CUDA, 1, r"trainer\.precision=bf16: cuda does not support bfloat16; type "),
+        ({"precision": Precision.bf16}, CUDA, 1, r"trainer\.precision=bf16: cuda does not support it; type "),
+        ({"precision": Precision.tf32}, CUDA, 1, r"trainer\.precision=tf32: cuda does not support it; type "),
     ],
 )
 def test_an_option_that_the_device_does_not_support_is_refused(
     changed: dict, device: torch.device, ranks: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "_has_bf16", lambda device: False)
+    monkeypatch.setattr(fast, "_is_ampere", lambda device: False)
     with pytest.raises(ConfigError, match=message):
         resolve_step_config(replace(PLAIN_TRAINER, **changed), device, 500, 1, ranks)
 
@@ -117,8 +118,8 @@ def test_nothing_is_compiled_within_an_epoch(train_here: Train, quick: list[str]
 
 
 def test_auto_leaves_the_model_as_it_was(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    torch.compiler.reset()
     """The candidates are timed with the run's own step."""
+    torch.compiler.reset()
     fast = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0"]
     for name, loader in (("by_hand", ["data/loader=ram"]), ("automatic", automatic)):

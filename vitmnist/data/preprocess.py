@@ -74,7 +74,7 @@ class Preprocess(nn.Module):
         """Normalised float32 `[B, C, H, W]`; float images keep their dtype. Never writes to the batch itself.
 
         The values of floats are checked in the first float batch only, because reading them synchronises the device,
-        and not in compiled code or while a CUDA graph is captured. Dtype and shape are always checked.
+        and not in compiled code or where that is forbidden. Dtype and shape are always checked.
 
         Args:
             keys: int64 `[B]`, from the method `keys`.
@@ -88,7 +88,7 @@ class Preprocess(nn.Module):
             images = self._normalised(images)
         elif not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
-        elif not torch.compiler.is_compiling() and not self._floats_checked and not _capturing(images):
+        elif not torch.compiler.is_compiling() and not self._floats_checked and _may_wait_for(images):
             self._check_floats(images)
         if self.augment is not None and keys is not None:
             images = self.augment(images, keys, self.black)
@@ -135,6 +135,6 @@ def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
     return channel_statistics(images for images, _ in iter_pairs(loaded, seed=0))
 
 
-def _capturing(images: Tensor) -> bool:
-    """Whether a CUDA graph is being captured, which must not synchronise the device."""
-    return images.is_cuda and torch.cuda.is_current_stream_capturing()
+def _may_wait_for(images: Tensor) -> bool:
+    """Whether values may be read back now: no CUDA graph is being captured, and torch does not forbid it."""
+    return not images.is_cuda or not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, first_line
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
+
+log = logging.getLogger(__name__)
 
 
 class Accelerator:
@@ -65,8 +70,11 @@ class Accelerator:
         On the CPU there are no graphs, and `work` itself is returned.
 
         Args:
-            warm_up: how often to call `work` before, so that libraries initialise themselves outside of the graph.
-                The capture itself executes nothing on the device.
+            warm_up: how often to call `work` before, so that libraries initialise themselves outside of the graph; at
+                least 1. The capture itself executes nothing on the device.
+
+        Raises:
+            RuntimeError: `work` does something that cannot be captured, such as reading a value back.
         """
         for _ in range(warm_up):
             work()
@@ -108,19 +116,53 @@ class Cuda(Accelerator):
         event.synchronize()
 
     def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
-        graph = torch.cuda.CUDAGraph()
-        current, side = torch.cuda.current_stream(self.device), self.new_stream()
+        current, side = torch.cuda.current_stream(self.device), _capture_stream(self.device)
         side.wait_stream(current)
-        try:
-            with torch.cuda.stream(side):
-                for _ in range(warm_up):
-                    work()
-            # torch's own capture stream may belong to another device, so name this one.
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=side):
+        with torch.cuda.device(self.device):
+            try:
+                with torch.cuda.stream(side):
+                    for _ in range(warm_up - 1):
+                        work()
+                    # Work that waits for the device fails here. A capture that it broke off would leave the allocator
+                    # of torch 2.11 and older in the middle of it, and any later capture would fail.
+                    with _waiting_is_an_error():
+                        work()
+                return _captured(work, side)
+            finally:
+                torch.cuda.set_stream(current)  # torch 2.11 leaves `side` current when a capture fails
+                current.wait_stream(side)
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures on a device: cuBLAS keeps a workspace of 32 MiB for each stream that it has seen."""
+    return torch.cuda.Stream(device)
+
+
+def _captured(work: Callable[[], object], stream: torch.cuda.Stream) -> Callable[[], object]:
+    graph, failed = torch.cuda.CUDAGraph(), None
+    try:
+        # thread_local: a thread that uploads batches may allocate memory meanwhile.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            try:
                 work()
-        finally:
-            current.wait_stream(side)
-        return graph.replay
+            except Exception as error:
+                failed = error
+                raise
+    except RuntimeError as error:
+        raise failed or error from None  # ending a capture that failed raises its own error, which hides the first
+    return graph.replay
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """Let torch raise where the host would wait for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 ACCELERATORS: dict[str, type[Accelerator]] = {"cpu": Accelerator, "cuda": Cuda}
@@ -140,6 +182,8 @@ def choose_device(name: str, world: SingleProcess = SINGLE_PROCESS) -> torch.dev
         ConfigError: this machine does not have that device, or not enough of them.
     """
     count = torch.cuda.device_count()
+    if count and not torch.cuda.is_available() and name == "auto":
+        log.warning("device=auto: no GPU can be used: %s", _why_unavailable())
     if world.size > 1 and (name == "cuda" or (name == "auto" and torch.cuda.is_available())):
         if world.local_rank >= count:
             raise ConfigError(
@@ -158,12 +202,25 @@ def choose_device(name: str, world: SingleProcess = SINGLE_PROCESS) -> torch.dev
         device = None
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}: {_why_unavailable()}; type device=auto or device=cpu")
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(
-            f"device={name}: torch sees {count or 'no'} CUDA device{'' if count == 1 else 's'} here; "
+            f"device={name}: torch sees {count} CUDA device{'' if count == 1 else 's'} here; "
             "type device=auto or device=cpu"
         )
     return device
+
+
+def _why_unavailable() -> str:
+    """Why torch cannot use CUDA: no driver, one that is too old, a variable that hides the GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f"torch sees no CUDA device here{hidden}: {first_line(error).split('. ')[0]}"
+    return f"torch sees no CUDA device here{hidden}"
 
 
 @contextmanager

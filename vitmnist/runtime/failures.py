@@ -5,6 +5,7 @@ Runs, sweeps, ranks and the command line all ask `classify`. A new failure is a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,7 +37,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device or the host could not allocate a tensor."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    messages = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether the GPU has failed, after which no process that used it can use it again."""
+    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error")
 
 
 def worker_error(error: BaseException) -> LoadingError | None:
@@ -60,6 +67,16 @@ def _out_of_memory(error: BaseException) -> Failure:
     return Failure(f"out of memory: {first_line(error) or type(error).__name__}; {advice}")
 
 
+def _device_error(error: BaseException) -> Failure:
+    # Kernels run behind the host, so a traceback shows the right line only with this variable.
+    is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+    return Failure(
+        f"the GPU failed: {first_line(error)}; start again in a new process. If it fails again, set "
+        "CUDA_LAUNCH_BLOCKING=1 to see the operation, and look at `nvidia-smi` and the system log",
+        is_user_error=not is_blocking,
+    )
+
+
 def _os_error(error: OSError) -> Failure:
     return Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__)
 
@@ -69,6 +86,7 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (KeyboardInterrupt, lambda error: Failure("interrupted", 130, "interrupted")),
     (UserError, lambda error: Failure(str(error))),
     (is_out_of_memory, _out_of_memory),
+    (is_device_error, _device_error),
     (worker_error, lambda error: Failure(str(worker_error(error)))),
     (OSError, _os_error),  # a full disk, a folder that was removed during the run
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import pynvml
@@ -24,10 +25,12 @@ def gpu_handle(device: torch.device) -> Any | None:
 
 
 class HardwareFigures:
-    """Peak memory since construction, and GPU utilisation since a given time."""
+    """Peak memory and GPU utilisation since construction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._gpu = device, gpu_handle(device)
+        self._read_until = int(time.time() * 1_000_000)  # microseconds, the driver's unit
+        self._busy = self._samples = 0
         # A sweep runs its jobs in one process: a peak must not include the jobs before.
         self._host_reset = reset_host_peak()
         if device.type == "cuda":
@@ -41,15 +44,16 @@ class HardwareFigures:
         """Peak memory of torch's tensors on the device, in MiB."""
         return torch.cuda.max_memory_allocated(self._device) / MIB if self._device.type == "cuda" else None
 
-    def gpu_util_pct(self, since: float) -> float | None:
-        """Mean share of time in which a kernel ran, in percent, over the driver's samples.
+    def gpu_util_pct(self) -> float | None:
+        """Mean share of time in which a kernel ran, in percent, over the driver's samples so far.
 
-        Args:
-            since: seconds since 1970.
+        Not of an epoch alone, which may be shorter than the time between two samples.
         """
-        samples = []
         if self._gpu is not None:
             with contextlib.suppress(pynvml.NVMLError):
                 kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
-                _, samples = pynvml.nvmlDeviceGetSamples(self._gpu, kind, int(since * 1_000_000))
-        return sum(float(sample.sampleValue.uiVal) for sample in samples) / len(samples) if samples else None
+                _, samples = pynvml.nvmlDeviceGetSamples(self._gpu, kind, self._read_until)  # newer than this
+                self._busy += sum(sample.sampleValue.uiVal for sample in samples)
+                self._samples += len(samples)
+                self._read_until = max([self._read_until, *(sample.timeStamp for sample in samples)])
+        return self._busy / self._samples if self._samples else None

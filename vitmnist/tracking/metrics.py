@@ -54,7 +54,7 @@ METRICS = (
     Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0),
     Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
     Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
-    Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0),
+    Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0, over_epochs="last"),
 )
 
 

@@ -35,9 +35,7 @@ def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> N
     try:
         with step.preserved_generators():
             step.use_graph(GraphedStep(step, loader, accelerator))
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
+    except RuntimeError as error:  # out of memory too: the graph's memory is its own
         step.pad = pad
         raise UnsupportedStepError(first_line(error)) from error
     step.compile_s += time.perf_counter() - started
@@ -46,9 +44,9 @@ def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> N
 class GraphedStep:
     """Gather, preprocessing, forward, backward, optimizer and EMA, replayed on the tensors of the capture.
 
-    What changes from step to step is written into those tensors first: the batch, its size, the learning rates, and the
-    weight of the EMA. The learning rates are tensors during the capture only; the optimizer keeps its floats, with
-    which the schedule computes.
+    What changes from step to step is written into those tensors first: the batch and, if they change, its size, the
+    learning rates, and the weight of the EMA. The learning rates are tensors during the capture only; the optimizer
+    keeps its floats, with which the schedule computes.
 
     Args:
         step: must not be distributed.
@@ -64,9 +62,9 @@ class GraphedStep:
         self._positions = torch.arange(len(labels), device=device)
         self._inputs: Inputs = (self._positions.clone(),) if self._resident else (images.clone(), labels.clone())
         self._keys = None if keys is None else keys.clone()
-        self._size = torch.tensor(float(len(labels)), device=device)
-        self._lrs = [torch.tensor(float(group["lr"]), device=device) for group in step.optimizer.param_groups]
-        self._ema_weight = torch.zeros((), device=device)
+        self._size = _Scalar(len(labels), device)
+        self._lrs = [_Scalar(group["lr"], device) for group in step.optimizer.param_groups]
+        self._ema_weight = _Scalar(0.0, device)
         self._loss = torch.zeros((), device=device)
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
         with self._lrs_as_tensors(), _restored_tensors(step):
@@ -93,11 +91,11 @@ class GraphedStep:
             static[:size].copy_(part)
         if self._keys is not None and keys is not None:
             self._keys[:size].copy_(keys)
-        self._size.fill_(size)
-        for tensor, group in zip(self._lrs, self._step.optimizer.param_groups, strict=True):
-            tensor.fill_(group["lr"])
+        self._size.write(size)
+        for lr, group in zip(self._lrs, self._step.optimizer.param_groups, strict=True):
+            lr.write(group["lr"])
         if self._step.ema:
-            self._ema_weight.fill_(self._step.ema.next_weight())
+            self._ema_weight.write(self._step.ema.next_weight())
         self._replay()
         return self._loss, self._correct
 
@@ -108,11 +106,11 @@ class GraphedStep:
             labels = self._resident.labels.index_select(0, indices)
         else:
             images, labels = self._inputs
-        labels = labels.where(self._positions < self._size, IGNORED)
-        loss, correct = self._step.forward_backward(images, labels, self._keys, self._size)
+        labels = labels.where(self._positions < self._size.tensor, IGNORED)
+        loss, correct = self._step.forward_backward(images, labels, self._keys, self._size.tensor)
         self._step.optimizer.step()
         if self._step.ema:
-            self._step.ema.update(self._ema_weight)
+            self._step.ema.update(self._ema_weight.tensor)
         self._loss.copy_(loss)
         self._correct.copy_(correct)
 
@@ -121,14 +119,26 @@ class GraphedStep:
         groups = self._step.optimizer.param_groups
         floats = [group["lr"] for group in groups]
         try:
-            for group, tensor in zip(groups, self._lrs, strict=True):
-                group["lr"] = tensor
+            for group, lr in zip(groups, self._lrs, strict=True):
+                group["lr"] = lr.tensor
                 if "capturable" in group:  # Adam then counts its steps on the device
-                    group["capturable"] = tensor.device.type == "cuda"
+                    group["capturable"] = lr.tensor.device.type == "cuda"
             yield
         finally:
-            for group, lr in zip(groups, floats, strict=True):
-                group["lr"] = lr
+            for group, value in zip(groups, floats, strict=True):
+                group["lr"] = value
+
+
+class _Scalar:
+    """A float32 on the device that the host writes only when it changes, because each write is a kernel launch."""
+
+    def __init__(self, value: float, device: torch.device) -> None:
+        self.tensor, self._value = torch.tensor(float(value), device=device), value
+
+    def write(self, value: float) -> None:
+        if value != self._value:
+            self.tensor.fill_(value)
+            self._value = value
 
 
 @contextmanager

@@ -116,11 +116,16 @@ def _check_supported(config: TrainerConfig, device: torch.device, ranks: int) ->
             f"trainer.precision=tf32: needs a CUDA device, but this run uses {device}; "
             "type trainer.precision=fp32 or trainer.precision=auto"
         )
-    if config.precision == Precision.bf16 and device.type == "cuda" and not _has_bf16(device):
-        raise ConfigError(f"trainer.precision=bf16: {device} does not support bfloat16; type trainer.precision=auto")
+    if device.type == "cuda" and config.precision in (Precision.bf16, Precision.tf32) and not _is_ampere(device):
+        raise ConfigError(
+            f"trainer.precision={config.precision.value}: {device} does not support it; type trainer.precision=auto"
+        )
 
 
 def _has_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
-    return has_bf16_instructions()
+    return _is_ampere(device) if device.type == "cuda" else has_bf16_instructions()
+
+
+def _is_ampere(device: torch.device) -> bool:
+    """Whether a GPU is of the Ampere generation or newer, which computes in bf16 and tf32."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)

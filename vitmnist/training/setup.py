@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitmnist.config.schema import Config, Shuffle
 from vitmnist.data.augment import AUGMENTS
@@ -19,7 +18,7 @@ from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
-from vitmnist.data.loaders.timing import Trial, resident_loader, time_batches
+from vitmnist.data.loaders.timing import ResidentBatch, Trial, time_batches
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, UnsupportedStepError
@@ -34,7 +33,7 @@ from vitmnist.runtime.imports import import_large
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.fast import StepConfig, resolve_step_config
 from vitmnist.training.ranks import rank_sampler, read_dataset
-from vitmnist.training.step import Inputs, TrainStep
+from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +60,19 @@ class TrainSetup:
             accelerator = accelerator_of(self.step.device)
             self._attempt("cuda_graph", lambda: capture_step(self.step, self.train_loader, accelerator))
 
-    def compile_step(self, inputs: Inputs, keys: Tensor | None) -> None:
-        """Compile the step for batches like this one, if configured.
+    def compile_step(self) -> None:
+        """Compile the step for what the training loader delivers, which may be uint8 or float32, if configured.
 
         Raises:
             ConfigError: the step cannot be compiled, and `trainer.compile=true` was typed.
         """
         if self.step_config.compile:
-            log.info("compiling the step, which may take a minute")
+            if not self.step.compile_s:
+                log.info("compiling the step, which may take a minute")
+            keys = next(iter(self.step.preprocess.keys(self.train_loader.sampler, 0)))
+            with closing(self.train_loader.epoch(0)) as batches:
+                inputs = next(batches)
             self._attempt("compile", lambda: self.step.compile(inputs, keys))
-            log.info("compilation took %.1f s, which no epoch includes", self.step.compile_s)
 
     def _attempt(self, option: str, action: Callable[[], None]) -> None:
         """Run `action`; if it fails, disable the option if it was `auto`, else raise `ConfigError`."""
@@ -127,9 +129,9 @@ def build_setup(
     setup = TrainSetup(
         dataset, step, step_config, train_loader, eval_loader, Preprocess(dataset.train).to(device), choice
     )
-    if step_config.compile:  # for what the loader delivers, which may be uint8 or float32
-        with closing(train_loader.epoch(0)) as batches:
-            setup.compile_step(next(batches), first_keys(step, sampler))
+    setup.compile_step()
+    if step.compile_s:
+        log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
     step.distribute(world)
     seed_generators(config.seed, world.rank)
     return setup
@@ -189,36 +191,32 @@ def choose_loader(
 ) -> Choice:
     """Time the loaders with the run's own training step, which is afterwards as before."""
     _, options = LOADERS.member(config.data.loader)
-    resident = resident_loader(dataset.train, sampler, step.device)
-    trial_setup = TrainSetup(dataset, step, step_config, resident, resident, step.preprocess)
     initial = copy.deepcopy(step.state_dict())
-    keys = first_keys(step, sampler)
-    with closing(resident.epoch(0)) as batches:
-        trial_setup.compile_step(next(batches), keys)  # its memory is not what a loader must leave free
 
-    def train_on(images: Tensor, labels: Tensor) -> None:
-        step((images, labels), None if keys is None else keys[: len(labels)])
+    def setup_with(loader: Loader) -> TrainSetup:
+        return TrainSetup(dataset, step, step_config, loader, loader, step.preprocess)
 
-    def new_trial() -> Trial:
+    def trial_of(loader: Loader) -> Trial:
         step.load_state_dict(initial)
+        trial_setup = setup_with(loader)
+        trial_setup.compile_step()  # again for a loader that delivers floats
         trial_setup.capture_graph()
-        return time_batches(step.device, train_on)
+        return Trial(
+            lambda number: step.batches(loader, number), lambda batches: time_batches(batches, step.device, step)
+        )
 
+    # Here, because its memory is not what a loader must leave free.
+    setup_with(ResidentBatch(dataset.train, sampler, step.device)).compile_step()
     log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
     try:
         choice = choose(
-            options, dataset.train, sampler, step.device, new_trial=new_trial, also=[(dataset.test, eval_sampler)]
+            options, dataset.train, sampler, step.device, trial_of=trial_of, also=[(dataset.test, eval_sampler)]
         )
     finally:
         step.load_state_dict(initial)
         step.model.zero_grad()
     log.info("expected time per loader\n%s", choice.table())
     return choice
-
-
-def first_keys(step: TrainStep, sampler: EpochSampler) -> Tensor | None:
-    """The augmentation keys of the first batch."""
-    return next(iter(step.preprocess.keys(sampler, 0)))
 
 
 def train_sampler(config: Config, dataset: Dataset) -> EpochSampler:

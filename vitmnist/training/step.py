@@ -267,10 +267,11 @@ def _ignore_padding(batches: Iterable[Inputs], sampler: EpochSampler, start: int
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    matmul = torch.backends.cuda.matmul  # convolutions use tf32 by default
-    before = matmul.fp32_precision
+    # Not `fp32_precision`, which inductor of torch 2.10 and 2.11 cannot read (pytorch #166387). Convolutions use tf32
+    # by default.
+    before = torch.get_float32_matmul_precision()
     try:
-        matmul.fp32_precision = "tf32"
+        torch.set_float32_matmul_precision("high")
         yield
     finally:
-        matmul.fp32_precision = before
+        torch.set_float32_matmul_precision(before)

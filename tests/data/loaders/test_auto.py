@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.conftest import Train, result_of
 from vitmnist import make_loader
 from vitmnist.data.loaders import LOADERS, Loader, auto
 from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
 from vitmnist.data.loaders.base import Batches
-from vitmnist.data.loaders.timing import measure
+from vitmnist.data.loaders.timing import Trial, measure
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
+from vitmnist.training import setup
+from vitmnist.training.cuda_graph import GraphedStep
+from vitmnist.training.fast import StepConfig
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -82,27 +86,23 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 
 
 def test_among_equals_the_first_is_chosen() -> None:
-    def trial(loader: Loader) -> tuple[float, float]:
-        return 0.1 * len(list(loader.epoch(0))), 0.0
+    def run(batches: Iterable[object]) -> tuple[float, float]:
+        return 0.1 * len(list(batches)), 0.0
 
     same = AutoOptions(candidates={label: complete("ram") for label in "abc"}, batches=4)
-    assert choose(same, TENSORS, SAMPLER, CPU, new_trial=lambda: trial).name == "a"
+    assert choose(same, TENSORS, SAMPLER, CPU, trial_of=lambda loader: Trial(loader.epoch, run)).name == "a"
 
 
 @pytest.mark.usefixtures("slow")
 def test_timing_takes_about_as_long_as_it_may() -> None:
     asked = []
 
-    def counting() -> object:
-        def trial(loader: Loader) -> tuple[float, float]:
-            batches = len(list(loader.epoch(0)))
-            asked.append(batches)
-            return 0.1 * batches, 0.05 * batches
-
-        return trial
+    def run(batches: Iterable[object]) -> tuple[float, float]:
+        asked.append(len(list(batches)))
+        return 0.1 * asked[-1], 0.05 * asked[-1]
 
     options = AutoOptions(batches=30, seconds=0.65, candidates={"ram": complete("ram")})
-    choice = choose(options, TENSORS, SAMPLER, CPU, new_trial=counting)
+    choice = choose(options, TENSORS, SAMPLER, CPU, trial_of=lambda loader: Trial(loader.epoch, run))
     # The model alone and the candidate: two batches of warm-up, what 0.65 s allow in blocks, and more where data wait.
     assert asked == [2, *[1, 1, 1, 1, 2], 2] * 2
     assert choice.model_alone_s == pytest.approx(1.2)
@@ -136,19 +136,17 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     size = MAPPED.nbytes
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**26))
 
-    def hungry() -> object:
-        def trial(loader: Loader) -> tuple[float, float]:
-            torch.ones(2**25)  # 128 MiB
-            return float(len(list(loader.epoch(0)))), 0.0
-
-        return trial
+    def run(batches: Iterable[object]) -> tuple[float, float]:
+        torch.ones(2**25)  # 128 MiB
+        return float(len(list(batches))), 0.0
 
     wanted: list[dict[str, object]] = [{"name": "ram"}, {"name": "gpu_slice"}, {"name": "disk", "num_workers": 0}]
     values = {values["name"]: LOADERS.complete(values) for values in wanted}
-    choice = choose(AutoOptions(candidates=values), MAPPED, SAMPLER, CPU, new_trial=hungry)
+    options = AutoOptions(candidates=values)
+    choice = choose(options, MAPPED, SAMPLER, CPU, trial_of=lambda loader: Trial(loader.epoch, run))
     assert choice.name == "disk"
     assert re.search(r"refused: ram: the set takes .*, and the model needs 1\d\d\.\d MiB too", choice.table())
-    assert choose(AutoOptions(candidates=values), MAPPED, SAMPLER, CPU).name != "disk"
+    assert choose(options, MAPPED, SAMPLER, CPU).name != "disk"
 
 
 def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, tiny_root: Path, tmp_path: Path) -> None:
@@ -183,13 +181,14 @@ def test_a_loader_is_judged_by_how_fast_it_makes_batches() -> None:
                 now += 4.0 if batch % 4 == 0 and (number or batch >= 8) else 0.0
                 yield torch.zeros(2, 3), torch.zeros(2)
 
-    def trial(loader: Loader) -> tuple[float, float]:
+    def run(batches: Iterable[object]) -> tuple[float, float]:
         before = now
-        list(loader.epoch(0))
+        list(batches)
         return now - before, now - before
 
     for size in (100, 24):  # also where an epoch is too short
-        assert measure(Bursts(EpochSampler(size, 2, 0)), batches=3, seconds=1.0, trial=trial).mean == 1.0
+        loader = Bursts(EpochSampler(size, 2, 0))
+        assert measure(loader, batches=3, seconds=1.0, trial=Trial(loader.epoch, run)).mean == 1.0
 
 
 def test_the_test_sets_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,12 +202,12 @@ def test_differences_within_the_noise_are_called_that() -> None:
     durations = {"noisy": [2.0, 1.0, 3.0, 1.0, 3.0, 2.0], "also": [3.0, 2.0, 4.0, 2.0, 4.0, 3.0], "slow": [9.0] * 6}
     trials = iter([[0.0] * 6, *durations.values()])  # the model alone comes first
 
-    def new_trial() -> object:
+    def trial_of(loader: Loader) -> Trial:
         following = iter(next(trials))
-        return lambda loader: (next(following) * len(list(loader.epoch(0))), 0.0)
+        return Trial(loader.epoch, lambda batches: (next(following) * len(list(batches)), 0.0))
 
     options = AutoOptions(candidates={label: complete("ram") for label in durations}, batches=5, worker_counts=[])
-    choice = choose(options, TENSORS, SAMPLER, CPU, new_trial=new_trial)
+    choice = choose(options, TENSORS, SAMPLER, CPU, trial_of=trial_of)
     assert (choice.name, choice.model_alone_s) == ("noisy", 0.0)
     assert choice.reason.endswith("the least; within noise of it: also")
     assert [(row.epoch_s_low, row.epoch_s_high) for row in choice.candidates[:2]] == [(12.0, 36.0), (24.0, 48.0)]
@@ -298,3 +297,21 @@ def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:
         assert sum(len(labels) for _, labels in loader.epoch(0)) == 100
     # Each sample once, two of each probe for randomness, and the first for its size.
     assert Counted.reads < 100 + 2 * 32 + 5
+
+
+def test_a_graph_is_timed_as_it_would_run(train_here: Train, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured for the batches of each candidate: floats of `disk`, uint8 of `ram`, indices of `gpu_slice`."""
+    inputs: list[list[torch.dtype]] = []
+    replay = GraphedStep.replay
+
+    def recorded(self: GraphedStep, batch: tuple[Tensor, ...], keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert [part.dtype for part in batch] == [part.dtype for part in self._inputs]
+        inputs.append([part.dtype for part in batch])
+        return replay(self, batch, keys)
+
+    monkeypatch.setattr(GraphedStep, "replay", recorded)
+    monkeypatch.setattr(setup, "resolve_step_config", lambda *parts: StepConfig(fused=True, cuda_graph=True))
+    ended = train_here(*quick, "data/loader=auto", "data.loader.candidates.disk.num_workers=0", "epochs=1")
+    assert ended.returncode == 0, ended.stderr
+    for expected in ([torch.int64], [torch.uint8, torch.int64], [torch.float32, torch.int64]):
+        assert expected in inputs

@@ -18,7 +18,7 @@ from tabulate import tabulate
 from vitmnist.config.validation import bounded, join
 from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
 from vitmnist.data.loaders.pinned import HostLoader
-from vitmnist.data.loaders.timing import NOTICEABLE_WAIT, Step, Trial, measure, resident_loader, time_batches
+from vitmnist.data.loaders.timing import NOTICEABLE_WAIT, ResidentBatch, Step, Trial, measure, new_trial
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import TensorSet
@@ -121,10 +121,10 @@ def auto(
     Raises:
         ConfigError: no candidate can be used.
     """
-    new_trial = (lambda: time_batches(device, step)) if step else None
+    trial_of = (lambda loader: new_trial(loader, device, step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        choice = choose(options, data, sampler, device, "", new_trial=new_trial)
+        choice = choose(options, data, sampler, device, "", trial_of)
     print(choice.table(), file=sys.stderr)
     loader = LOADERS.build(choice.values, choice.decoded or data, sampler, device)
     loader.choice = replace(choice, decoded=None)
@@ -137,14 +137,14 @@ def choose(
     sampler: EpochSampler,
     device: torch.device,
     key: str = "data.loader",
-    new_trial: Callable[[], Trial] | None = None,
+    trial_of: Callable[[Loader], Trial] | None = None,
     also: Sequence[tuple[Data, EpochSampler]] = (),
 ) -> Choice:
     """Time the candidates that fit and choose the fastest; among equals, the first.
 
     Args:
         key: where the options are in the configuration.
-        new_trial: makes a fresh model and returns its trial; without one, batches are dropped.
+        trial_of: makes a fresh model and returns its trial with a loader; without one, batches are dropped.
         also: other sets for which a loader of the same kind will be built, whose memory counts too.
 
     Raises:
@@ -159,8 +159,8 @@ def choose(
         LOADERS.member(values, join(key, f"candidates.{name}"))
         if values["name"] == "auto":
             raise ConfigError(f"{join(key, f'candidates.{name}')}: auto cannot be its own candidate")
-    bench = Bench(options, data, sampler, device, new_trial, also)
-    model_alone_s = bench.time_model() if new_trial and len(sampler) else None
+    bench = Bench(options, data, sampler, device, trial_of, also)
+    model_alone_s = bench.time_model() if trial_of and len(sampler) else None
     table: list[Candidate] = []
     for name, values in candidates.items():
         # What `ram` holds in memory already, `cache` would only decode again.
@@ -195,7 +195,7 @@ class Bench:
     data: Data
     sampler: EpochSampler
     device: torch.device
-    new_trial: Callable[[], Trial] | None
+    trial_of: Callable[[Loader], Trial] | None
     also: Sequence[tuple[Data, EpochSampler]]
     model_memory: Memory = field(default_factory=Memory)
     decoded: TensorSet | None = None
@@ -203,10 +203,10 @@ class Bench:
 
     def time_model(self) -> float:
         """Seconds of an epoch over one batch that is already on the device; also measures the model's memory."""
-        assert self.new_trial
-        loader, new_trial = resident_loader(self.data, self.sampler, self.device), self.new_trial
+        assert self.trial_of
+        loader, trial_of = ResidentBatch(self.data, self.sampler, self.device), self.trial_of
         self.model_memory, timing = peak_memory(
-            lambda: measure(loader, self.options.batches, self.options.seconds, new_trial()), self.device
+            lambda: measure(loader, self.options.batches, self.options.seconds, trial_of(loader)), self.device
         )
         return timing.mean * len(self.sampler)
 
@@ -220,7 +220,7 @@ class Bench:
             started = time.perf_counter()
             with LOADERS.build(values, data, self.sampler, self.device) as loader:
                 setup_s = time.perf_counter() - started
-                trial = self.new_trial() if self.new_trial else time_batches(self.device)
+                trial = self.trial_of(loader) if self.trial_of else new_trial(loader, self.device)
                 timing = measure(loader, self.options.batches, self.options.seconds, trial)
             if values["name"] == "ram" and isinstance(loader, HostLoader):
                 self.decoded = loader.tensors
@@ -228,7 +228,7 @@ class Bench:
             reason = str(error) or type(error).__name__
             return Candidate(name, refused=reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")
         size = len(self.sampler)
-        waiting = timing.waiting * size if self.new_trial else None
+        waiting = timing.waiting * size if self.trial_of else None
         return Candidate(name, setup_s, timing.mean * size, timing.low * size, timing.high * size, waiting)
 
 

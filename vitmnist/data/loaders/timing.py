@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count, islice, repeat
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from vitmnist.data.collate import collate_samples, map_tensors
-from vitmnist.data.loaders.base import Batch, Batches, Data, Loader
+from vitmnist.data.loaders.base import Batches, Data, Loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
@@ -25,11 +24,21 @@ LEAST_WAITING = 8  # and if the step waits for data: workers deliver in bursts
 NOTICEABLE_WAIT = 0.05  # the share of the time from which the step counts as waiting for data
 BLOCKS = 5  # the timed batches are divided into so many blocks, whose range is the noise
 
-Trial = Callable[[Loader], tuple[float, float]]
-"""Runs through epoch 0 of a loader; returns the seconds that it took, and how many of them it waited for data."""
-
 Step = Callable[..., object]
 """A user's training step: `step(images, labels)`, or `step(batch)` if a batch is not a pair."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is timed: a loader's batches, and the step that trains on each.
+
+    Args:
+        epoch: the batches of an epoch, as the step takes them: with a CUDA graph, these may be indices.
+        run: goes through some of them; returns the seconds that it took, and how many of them it waited for data.
+    """
+
+    epoch: Callable[[int], Iterable[Any]]
+    run: Callable[[Iterable[Any]], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -42,30 +51,21 @@ class Timing:
     waiting: float = 0.0
 
 
-class IteratorLoader(Loader):
-    """Delivers the next `size` batches of an iterator as an epoch."""
+class ResidentBatch(Loader):
+    """Repeats one batch that is already on the device, to time a model that never waits for data."""
 
-    def __init__(self, sampler: EpochSampler, iterator: Iterator[Batch], size: int) -> None:
+    def __init__(self, data: Data, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self._iterator, self._size = iterator, size
-
-    def __len__(self) -> int:
-        return self._size
+        size = min(sampler.batch_size, sampler.size)
+        self._batch: Any
+        if isinstance(data, TensorSet):
+            self._batch = data.images[:size].to(device), data.labels[:size].to(device)
+        else:
+            samples = read_samples(data, range(size), sampler.seed, epoch=0)
+            self._batch = map_tensors(accelerator_of(device).to_device, collate_samples(samples))
 
     def batches(self, number: int, start: int) -> Batches:
-        yield from islice(self._iterator, self._size)
-
-
-def resident_loader(data: Data, sampler: EpochSampler, device: torch.device) -> Loader:
-    """Repeats one batch that is already on the device, to time a model that never waits for data."""
-    size = min(sampler.batch_size, sampler.size)
-    batch: Any
-    if isinstance(data, TensorSet):
-        batch = data.images[:size].to(device), data.labels[:size].to(device)
-    else:
-        samples = read_samples(data, range(size), sampler.seed, epoch=0)
-        batch = map_tensors(accelerator_of(device).to_device, collate_samples(samples))
-    return IteratorLoader(sampler, repeat(batch), len(sampler))
+        yield from repeat(self._batch, len(self) - start)
 
 
 def measure(loader: Loader, batches: int, seconds: float, trial: Trial) -> Timing:
@@ -80,10 +80,10 @@ def measure(loader: Loader, batches: int, seconds: float, trial: Trial) -> Timin
     """
     if not len(loader):
         return Timing()
-    with closing(_full_batches(loader)) as iterator:
+    with closing(_full_batches(loader, trial)) as iterator:
 
         def run(size: int) -> tuple[int, float, float]:
-            return size, *trial(IteratorLoader(loader.sampler, iterator, size))
+            return size, *trial.run(islice(iterator, size))
 
         warm_up, warm_up_s, _ = run(max(WARM_UP, loader.buffered))
         affordable = int(seconds * warm_up / warm_up_s) if warm_up_s else batches
@@ -99,12 +99,12 @@ def measure(loader: Loader, batches: int, seconds: float, trial: Trial) -> Timin
     return Timing(sum(seconds_of_blocks) / sum(sizes), min(means), max(means), sum(waits) / sum(sizes))
 
 
-def _full_batches(loader: Loader) -> Batches:
+def _full_batches(loader: Loader, trial: Trial) -> Generator[Any, None, None]:
     """The batches of all epochs, without the short last ones, whose times would mislead."""
     global_sampler = loader.sampler.global_sampler
     full = global_sampler.size // global_sampler.batch_size or 1
     for number in count():
-        for place, batch in enumerate(loader.epoch(number)):  # to its end, so that workers stay for the next epoch
+        for place, batch in enumerate(trial.epoch(number)):  # to its end, so that workers stay for the next epoch
             if place < full:
                 yield batch
 
@@ -115,16 +115,17 @@ def _split(total: int, parts: int) -> list[int]:
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
 
 
-def time_batches(device: torch.device, step: Step | None = None) -> Trial:
-    """A trial that calls a training step with each batch; without one, batches are dropped."""
+def new_trial(loader: Loader, device: torch.device, step: Step | None = None) -> Trial:
+    """A trial that calls a training step with each batch of a loader; without one, batches are dropped."""
+    return Trial(loader.epoch, lambda batches: time_batches(batches, device, step))
 
-    def trial(loader: Loader) -> tuple[float, float]:
-        timer = EpochTimer(device)
-        started = time.perf_counter()
-        for batch in timer.waiting(loader.epoch(0)):
-            if step:
-                step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
-        timer.stop()
-        return time.perf_counter() - started, timer.seconds()["waiting"]
 
-    return trial
+def time_batches(batches: Iterable[Any], device: torch.device, step: Step | None = None) -> tuple[float, float]:
+    """The seconds of a pass over batches, and how many of them it waited for data."""
+    timer = EpochTimer(device)
+    for batch in timer.waiting(batches):
+        if step:
+            step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+    timer.stop()
+    seconds = timer.seconds()
+    return sum(seconds.values()), seconds["waiting"]
