@@ -5,7 +5,8 @@
 
 Every candidate has a process of its own, so that it cannot profit from what another one changed in the allocator or in
 a library. One at a time, while the others are idle, each trains the articles' ViT on MNIST for a few epochs per round:
-one on a CPU, ten on a GPU, where an epoch is short, after half a second of epochs that raise the clocks of an idle GPU.
+one on a CPU; on a GPU, where an epoch is short, ten or as many as take two seconds, after half a second of epochs that
+raise the clocks of an idle GPU.
 A ratio compares epochs of the same round, so that a machine that slows down affects both. The first round does not
 count, and compilation comes before it. The loop over one resident batch is the training loop without any loading.
 
@@ -20,7 +21,6 @@ import math
 import multiprocessing
 import re
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -33,7 +33,7 @@ from typing import Any
 import article
 import torch
 from loops import LR, Epoch, article_loop, bare_loop, lightning_loop, new_model
-from rounds import check_output, describe, publish, ratio, rotated, table
+from rounds import check_output, describe, publish, raise_clocks, ratio, rotated, table
 from tqdm import tqdm
 
 from vitmnist import Loader, load_dataset, make_loader
@@ -58,7 +58,7 @@ from vitmnist.training.step import TrainStep
 BARE = "bare loop"
 RESIDENT = "one resident batch"
 ARTICLE = "article's loop, RAM"
-WARM_UP_S = 0.5  # of epochs before those that are timed, on a GPU
+TURN_EPOCHS, TURN_S = 10, 2.0  # on a GPU, the most epochs of a turn, and the seconds after which none is added
 
 Builder = Callable[[], tuple[Epoch, str]]
 """Sets up a candidate; returns the function that trains it for an epoch, and a remark for the report."""
@@ -205,18 +205,18 @@ def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> N
             epoch, remark = candidates(split, device, arguments, stack)[name]()
             connection.send(remark)
             while True:
-                connection.send(train_turn(epoch, connection.recv(), arguments.epochs, device))
+                connection.send(train_turn(epoch, connection.recv(), device))
     except UserError as error:
         connection.send(error)
 
 
-def train_turn(epoch: Epoch, number: int, epochs: int | None, device: torch.device) -> tuple[float, float]:
+def train_turn(epoch: Epoch, number: int, device: torch.device) -> tuple[float, float]:
     """The mean of consecutive epochs, on a GPU after others that bring it to its working clocks."""
-    epochs = epochs or (10 if device.type == "cuda" else 1)
-    started = time.perf_counter()
-    while device.type == "cuda" and time.perf_counter() - started < WARM_UP_S:
-        epoch(0)
-    seconds, waiting = zip(*(epoch(number * epochs + one) for one in range(epochs)), strict=True)
+    raise_clocks(lambda: epoch(number), device)
+    done = [epoch(number)]
+    while device.type == "cuda" and len(done) < TURN_EPOCHS and sum(seconds for seconds, _ in done) < TURN_S:
+        done.append(epoch(number))
+    seconds, waiting = zip(*done, strict=True)
     return fmean(seconds), fmean(waiting)
 
 
@@ -224,7 +224,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one that does not count")
-    parser.add_argument("--epochs", type=int, help="epochs of a candidate per round; default: 10 on a GPU, 1 on a CPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="one disk candidate for each")
     parser.add_argument("--train-size", type=int, default=None, help="the first N images; default: all")
@@ -233,8 +232,8 @@ def main() -> None:
     parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for the files of disk and cache")
     parser.add_argument("--output", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
-    if arguments.rounds < 1 or (arguments.epochs is not None and arguments.epochs < 1):
-        parser.error("--rounds and --epochs must be at least 1")
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
     check_output(parser, arguments.output)
     try:
         compare(arguments)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
+
+import torch
+
+from vitmnist.runtime.timer import synchronize
 
 T = TypeVar("T")
 
@@ -18,6 +23,14 @@ def rotated(candidates: list[T], number: int) -> list[T]:
     """The order of round `number`: each round starts with another candidate, so that none is always first."""
     start = number % len(candidates)
     return candidates[start:] + candidates[:start]
+
+
+def raise_clocks(work: Callable[[], object], device: torch.device) -> None:
+    """Let an idle GPU, which has lowered its clocks, work for half a second; on a CPU do nothing."""
+    started = time.perf_counter()
+    while device.type == "cuda" and time.perf_counter() - started < 0.5:
+        work()
+        synchronize(device)
 
 
 def ratio(values: Sequence[float]) -> str:

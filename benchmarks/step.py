@@ -1,0 +1,216 @@
+"""Where the time of a training step goes: precisions, CUDA graphs, compiled code, and ways to compute attention.
+
+    python benchmarks/step.py --batch-size 500 5000 --output benchmarks/results/step.md
+    python benchmarks/step.py --only bf16 attention
+
+Each way of computing a step of the articles' ViT over MNIST with Adam has a row, from the batch's indices to the new
+weights; then each way of computing attention alone, forward and backward, for the model's shape `[B, 8, 17, 8]`.
+
+    µs        per call: wall clock of consecutive calls, from an idle device to an idle device
+    host µs   until a single call returns; where it is more than the µs per call, the device is idle in between
+    kernels   that a call launches on the device, counted by torch's profiler
+
+The last two are measured with CUDA only. All candidates run in one process and take turns; figures are medians of the
+rounds, with their range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from loops import LR, new_model
+from rounds import check_output, describe, publish, raise_clocks, rotated, table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from tqdm import tqdm
+
+from vitmnist import Loader, load_dataset, make_loader
+from vitmnist.config.schema import Precision
+from vitmnist.data.datasets import Split
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import UserError, first_line
+from vitmnist.optim.optimizers import AdamOptions, adam
+from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.runtime.device import accelerator_of, choose_device
+from vitmnist.runtime.timer import synchronize
+from vitmnist.tracking.environment import describe_environment
+from vitmnist.training.cuda_graph import capture_step
+from vitmnist.training.fast import StepConfig
+from vitmnist.training.step import TrainStep
+
+Work = Callable[[], object]
+ATTENTION = (8, 17, 8)  # heads, tokens, head dim of the articles' model
+BACKENDS = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+
+
+def steps(device: torch.device) -> dict[str, StepConfig]:
+    """Every way of computing a step on this device, by its label."""
+    is_cuda = device.type == "cuda"
+    configs = {}
+    for precision in Precision.fp32, Precision.tf32, Precision.bf16:
+        if precision == Precision.tf32 and not is_cuda:
+            continue
+        eager = StepConfig(precision=precision, fused=True)
+        configs[f"{precision.value}, eager"] = eager
+        if is_cuda:
+            configs[f"{precision.value}, graph"] = replace(eager, cuda_graph=True)
+            configs[f"{precision.value}, compiled, graph"] = replace(eager, compile=True, cuda_graph=True)
+        else:
+            configs[f"{precision.value}, compiled"] = replace(eager, compile=True)
+    return configs
+
+
+def build_step(split: Split, loader: Loader, device: torch.device, config: StepConfig) -> Work:
+    """A call that takes one step, always on the same batch of indices or images."""
+    model = new_model(split, device)
+    optimizer = adam(AdamOptions(lr=LR), model, config.fused)
+    schedule = SCHEDULES.build({"name": "constant"}, optimizer, 1)
+    step = TrainStep(model, Preprocess(split).to(device), optimizer, schedule, loader.sampler.batch_size, config)
+    if config.compile:
+        with closing(loader.epoch(0)) as batches:
+            step.compile(next(batches), None)
+    if config.cuda_graph:
+        capture_step(step, loader, accelerator_of(device))
+    inputs, keys = next(iter(step.batches(loader, 0)))
+    return lambda: step(inputs, keys)
+
+
+def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:
+    """A call that computes attention and its gradients; without a backend, by the formula written out."""
+    shape = (batch, *ATTENTION)
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(shape, device=device, dtype=dtype)
+
+    def work() -> None:
+        if backend is None:
+            output = (q @ k.transpose(-2, -1) * ATTENTION[-1] ** -0.5).softmax(dim=-1) @ v
+        else:
+            with sdpa_kernel(backend):
+                output = F.scaled_dot_product_attention(q, k, v)
+        torch.autograd.grad(output, (q, k, v), upstream)
+
+    return accelerator_of(device).capture(work, 3)
+
+
+def attentions(batch: int, device: torch.device) -> dict[str, Callable[[], Work]]:
+    """What builds each way of computing attention, by its label."""
+    builders: dict[str, Callable[[], Work]] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = f"attention, {str(dtype).removeprefix('torch.')}"
+        builders[f"{name}, batched products"] = partial(attention, batch, device, dtype, None)
+        for backend in BACKENDS:
+            label = f"{name}, {backend.name.lower().removesuffix('_attention')}"
+            builders[label] = partial(attention, batch, device, dtype, backend)
+    return builders
+
+
+def seconds_per_call(work: Work, device: torch.device, budget_s: float) -> float:
+    """Mean of consecutive calls, as many as fit the budget but at least three."""
+    synchronize(device)
+    calls, started = 0, time.perf_counter()
+    while calls < 3 or time.perf_counter() - started < budget_s:
+        for _ in range(10 if device.type == "cuda" else 1):  # the host runs ahead; the queue must not grow for ever
+            work()
+            calls += 1
+        synchronize(device)
+    return (time.perf_counter() - started) / calls
+
+
+def host_seconds(work: Work, device: torch.device) -> float:
+    """Median over single calls of the time until the call returns; the device is idle before each."""
+    times = []
+    for _ in range(20):
+        synchronize(device)
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    synchronize(device)
+    return median(times)
+
+
+def on_cuda(work: Work, device: torch.device) -> tuple[str, str]:
+    """The cells for the host's µs, and for the number of kernels and copies."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        synchronize(device)
+    launched = sum(event.device_type.name == "CUDA" for event in profile.events())
+    return f"{1e6 * host_seconds(work, device):,.0f}", str(launched)
+
+
+def measure(
+    builders: dict[str, Callable[[], Work]], device: torch.device, rounds: int, budget_s: float
+) -> list[list[str]]:
+    """A row for each builder: label, µs per call with range, host µs, kernels; or why it cannot be built."""
+    works: dict[str, Work] = {}
+    rows: dict[str, list[str]] = {}
+    for name, build in tqdm(builders.items(), desc="set-up"):
+        try:
+            works[name] = build()
+            works[name]()
+        except RuntimeError as error:
+            works.pop(name, None)
+            rows[name] = [name, f"not possible: {first_line(error)}", "–", "–"]
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for number in tqdm(range(rounds), desc="round") if works else ():
+        for name in rotated(list(works), number):
+            raise_clocks(works[name], device)
+            times[name].append(1e6 * seconds_per_call(works[name], device, budget_s))
+    for name, work in works.items():
+        span = f"{median(times[name]):,.0f} ({min(times[name]):,.0f}–{max(times[name]):,.0f})"
+        rows[name] = [name, span, *(on_cuda(work, device) if device.type == "cuda" else ("–", "–"))]
+    return [rows[name] for name in builders]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[500, 5000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each candidate in each round")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
+    parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for downloaded files")
+    parser.add_argument("--output", type=Path, help="also write the tables to this file")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or min(arguments.batch_size) < 1:
+        parser.error("--rounds and --batch-size must be at least 1")
+    check_output(parser, arguments.output)
+    try:
+        report(arguments)
+    except UserError as error:
+        parser.error(str(error))
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Measure, print and write the tables.
+
+    Raises:
+        UserError: the device is not possible.
+    """
+    device = choose_device(arguments.device)
+    split = load_dataset("mnist", root=arguments.root).train
+    method = f"Medians and ranges of {arguments.rounds} rounds."
+    lines = ["# A training step", "", describe(describe_environment(device), method), ""]
+    for size in arguments.batch_size:
+        loader = make_loader("gpu_slice", split, batch_size=size, device=device, seed=42)
+        builders: dict[str, Callable[[], Work]] = {
+            name: partial(build_step, split, loader, device, config) for name, config in steps(device).items()
+        }
+        builders |= attentions(size, device)
+        texts = arguments.only or [""]
+        chosen = {name: build for name, build in builders.items() if any(text in name for text in texts)}
+        rows = measure(chosen, device, arguments.rounds, arguments.seconds)
+        lines += [f"## Batch {size}", "", *table(["step", "µs", "host µs", "kernels"], rows), ""]
+        loader.close()
+    publish("\n".join(lines), arguments.output)
+
+
+if __name__ == "__main__":
+    main()
