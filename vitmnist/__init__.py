@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitmnist.data.datasets import load_dataset
+    from vitmnist.data.from_dataloader import from_dataloader
     from vitmnist.data.loaders import Loader, make_loader, register
     from vitmnist.data.preprocess import Preprocess
+    from vitmnist.diagnosis.measure import diagnose
 
 __version__ = "0.1.0"
-__all__ = ["Loader", "Preprocess", "load_dataset", "make_loader", "register"]
+__all__ = ["Loader", "Preprocess", "diagnose", "from_dataloader", "load_dataset", "make_loader", "register"]
 
 # Imported only when asked for: they need torch, and `python train.py --help` is to answer at once.
 _HOMES = {
     "Loader": "vitmnist.data.loaders.base",
     "Preprocess": "vitmnist.data.preprocess",
+    "diagnose": "vitmnist.diagnosis.measure",
+    "from_dataloader": "vitmnist.data.from_dataloader",
     "load_dataset": "vitmnist.data.datasets",
     "make_loader": "vitmnist.data.loaders",
     "register": "vitmnist.data.loaders.base",

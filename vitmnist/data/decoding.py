@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from vitmnist.data.batch_layout import find_difference
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
@@ -66,10 +66,14 @@ def load_samples(dataset: Dataset[Any], seed: int) -> TensorSet:
     Raises:
         DataError: as `iter_pairs`, or there are no samples.
     """
-    size = len(dataset)  # type: ignore[arg-type]
+    return load_chunks(iter_pairs(dataset, seed), len(dataset))  # type: ignore[arg-type]
+
+
+def load_chunks(chunks: Iterable[tuple[Tensor, Tensor]], size: int) -> TensorSet:
+    """Chunks of images and labels, `size` samples together, in memory; raises `DataError` if there are none."""
     tensors: tuple[Tensor, ...] = ()
     filled = 0
-    for chunk in iter_pairs(dataset, seed):
+    for chunk in chunks:
         # Allocated at full size at once: concatenating chunks would need twice the memory.
         tensors = tensors or tuple(part.new_empty((size, *part.shape[1:])) for part in chunk)
         for tensor, part in zip(tensors, chunk, strict=True):
@@ -87,24 +91,27 @@ def estimate_nbytes(dataset: Dataset[Any], seed: int) -> int:
 
 
 def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:
-    """Raise `ConfigError` if samples are random: a loader that decodes once would repeat one version of them.
+    """Raise `ConfigError` if samples are random: a loader that decodes once would repeat one version of them."""
+    if (index := find_random(dataset, collate_samples, seed)) is not None:
+        raise ConfigError(
+            f"{loader}: sample {index} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
+            "choose disk or prefetch of disk, or augment batches on the device (data/augment); frozen=True keeps the "
+            "version of epoch 0"
+        )
+
+
+def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int = 0) -> int | None:
+    """The index of a random sample; None if none was found.
 
     Reads up to 32 evenly spread samples as epochs 0 and 1 have them. A transform that changes one sample in ten is
     missed once in a thousand times.
+
+    Args:
+        collate: makes a batch of a list of samples, in which they are compared.
     """
     size = len(dataset)  # type: ignore[arg-type]
     for index in sorted({probe * size // PROBES for probe in range(PROBES)}) if size else ():
-        first, second = (read_pairs(dataset, [index], seed, epoch) for epoch in (0, 1))
-        if not all(_is_same(one, other) for one, other in zip(first, second, strict=True)):
-            raise ConfigError(
-                f"{loader}: sample {index} differs between epochs 0 and 1, and {loader} would repeat one version of "
-                "it; choose disk or prefetch of disk, or augment batches on the device (data/augment); frozen=True "
-                "keeps the version of epoch 0"
-            )
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Bitwise equality, so that a NaN equals itself."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+        first, second = (collate(read_samples(dataset, [index], seed, epoch)) for epoch in (0, 1))
+        if find_difference(first, second):
+            return index
+    return None

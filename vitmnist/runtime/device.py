@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -66,6 +67,8 @@ class Accelerator:
 
     def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
         """Capture `work` as a graph, and return the function that replays it on the same tensors.
+
+        The caller keeps these alive: the graph has only their addresses.
 
         On the CPU there are no graphs, and `work` itself is returned.
 
@@ -158,11 +161,13 @@ def _captured(work: Callable[[], object], stream: torch.cuda.Stream) -> Callable
 def _waiting_is_an_error() -> Iterator[None]:
     """Let torch raise where the host would wait for the device."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 ACCELERATORS: dict[str, type[Accelerator]] = {"cpu": Accelerator, "cuda": Cuda}

@@ -110,6 +110,7 @@ def build_setup(
     sampler = rank_sampler(train_sampler(config, dataset), world)
     if device.type == "cpu":
         stack.enter_context(freed_memory_kept())
+    torch.backends.cudnn.deterministic = True  # a resumed run repeats every bit; some convolutions add up in any order
     step_config = step_config or agree_on_step_config(config, sampler, device, world)
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
@@ -202,7 +203,8 @@ def choose_loader(
         trial_setup.compile_step()  # again for a loader that delivers floats
         trial_setup.capture_graph()
         return Trial(
-            lambda number: step.batches(loader, number), lambda batches: time_batches(batches, step.device, step)
+            lambda number: step.batches(loader, number),
+            lambda batches: time_batches(batches, step.device, lambda batch: step(*batch)),
         )
 
     # Here, because its memory is not what a loader must leave free.

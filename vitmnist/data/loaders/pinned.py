@@ -74,7 +74,8 @@ class PinnedBuffers:
 
     def send(self, indices: slice | Tensor) -> Batch:
         """Queue a copy of the batch with these indices to the device, on the current stream."""
-        buffers = self._acquire()
+        rows = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
+        buffers = self._acquire(rows)
         try:
             batch = tuple(
                 self._accelerator.to_device(_fill(buffer, tensor, indices))
@@ -88,7 +89,7 @@ class PinnedBuffers:
             self._sent.append((buffers, self._accelerator.record_event()))
         return batch[0], batch[1]
 
-    def _acquire(self) -> tuple[Tensor, ...]:
+    def _acquire(self, rows: int) -> tuple[Tensor, ...]:
         with self._lock:
             oldest = self._sent[0] if self._sent else None
             # With more live iterators than buffers, all of them may be taken: then there is one more.
@@ -100,10 +101,11 @@ class PinnedBuffers:
         if oldest:
             buffers, event = oldest
             self._accelerator.synchronize(event)
-            return buffers
+            if len(buffers[0]) >= rows:
+                return buffers
         with torch.inference_mode(False):  # they are also filled outside of it
             return tuple(
-                self._accelerator.empty_pinned((self._batch_size, *tensor.shape[1:]), tensor.dtype)
+                self._accelerator.empty_pinned((max(self._batch_size, rows), *tensor.shape[1:]), tensor.dtype)
                 for tensor in self._tensors
             )
 

@@ -54,7 +54,7 @@ class PrefetchLoader(Loader):
         # After the base: at exit the interpreter closes the younger one first, and its thread runs the base.
         super().__init__(sampler)
         self.options = options
-        self.buffered = options.queue_size + self.base.buffered
+        self.buffered = options.queue_size + 1 + self.base.buffered  # the thread holds one for which there is no room
         self.accelerator = accelerator_of(device)
         self.stream = self.accelerator.new_stream()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,10 +24,12 @@ WARM_UP = 2  # batches that are not timed: workers start, memory is touched for 
 LEAST = 3  # batches that are always timed
 LEAST_WAITING = 8  # and if the step waits for data: workers deliver in bursts
 NOTICEABLE_WAIT = 0.05  # the share of the time from which the step counts as waiting for data
+COMPUTE_BOUND_PCT, INPUT_BOUND_PCT = 10.0, 60.0  # of the time spent waiting: below the first, above the second
 BLOCKS = 5  # the timed batches are divided into so many blocks, whose range is the noise
 
 Step = Callable[..., object]
-"""A user's training step: `step(images, labels)`, or `step(batch)` if a batch is not a pair."""
+"""A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -115,17 +119,45 @@ def _split(total: int, parts: int) -> list[int]:
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
 
 
+def verdict(batch_s: float, waiting_s: float) -> str:
+    """What limits a loop: the time per batch, and the part of it that was spent waiting for the batch, in seconds."""
+    pct = 100 * waiting_s / batch_s if batch_s else 0.0
+    gain = batch_s / (batch_s - waiting_s) if waiting_s < batch_s else math.inf
+    waiting = f"{pct:.0f}% of the time is spent waiting for data"
+    if pct < COMPUTE_BOUND_PCT:
+        return f"compute-bound: {waiting}; no loader can make it more than {gain:.2f} times faster"
+    kind = "input-bound" if pct > INPUT_BOUND_PCT else "balanced"
+    shorter = f"{1000 * (batch_s - waiting_s):.3g} ms instead of {1000 * batch_s:.3g} ms"
+    return f"{kind}: {waiting}; without waiting a batch would take {shorter}, {gain:.3g} times faster"
+
+
 def new_trial(loader: Loader, device: torch.device, step: Step | None = None) -> Trial:
     """A trial that calls a training step with each batch of a loader; without one, batches are dropped."""
-    return Trial(loader.epoch, lambda batches: time_batches(batches, device, step))
+    call = calling(step) if step else None
+    return Trial(loader.epoch, lambda batches: time_batches(batches, device, call))
 
 
-def time_batches(batches: Iterable[Any], device: torch.device, step: Step | None = None) -> tuple[float, float]:
+def calling(step: Step) -> Callable[[Any], object]:
+    """A function of one batch: `step(batch)`, or `step(*batch)` if the step has several required arguments."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return step
+    required = [one for one in parameters if one.kind in POSITIONAL and one.default is one.empty]
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    if len(required) < 2 and not takes_any:
+        return step
+    return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+
+
+def time_batches(
+    batches: Iterable[Any], device: torch.device, step: Callable[[Any], object] | None = None
+) -> tuple[float, float]:
     """The seconds of a pass over batches, and how many of them it waited for data."""
     timer = EpochTimer(device)
     for batch in timer.waiting(batches):
         if step:
-            step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+            step(batch)
     timer.stop()
     seconds = timer.seconds()
     return sum(seconds.values()), seconds["waiting"]

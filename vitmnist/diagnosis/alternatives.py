@@ -1,0 +1,168 @@
+"""Other ways to load the batches of a `DataLoader`: its own with other workers, and this project's loaders."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from vitmnist.data.decoding import find_random
+from vitmnist.data.from_dataloader import KEEPS_SAMPLES, KeptDataLoader, PrefetchedDataLoader
+from vitmnist.data.loaders.cache import CacheOptions
+from vitmnist.data.loaders.timing import NOTICEABLE_WAIT
+from vitmnist.diagnosis.result import Alternative, Figure
+from vitmnist.diagnosis.stream import BatchStream
+from vitmnist.errors import UserError
+from vitmnist.runtime.memory import Memory, check_fits
+
+SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples for one loader
+
+
+Block = tuple[float, float]
+"""Seconds per batch, and how many of them were spent waiting."""
+
+
+@dataclass
+class Timed:
+    """Something that is timed in blocks of batches.
+
+    Args:
+        time_block: times so many batches; None if there are none left.
+        cores: processor cores that were busy in each block.
+    """
+
+    time_block: Callable[[int], Block | None]
+    blocks: list[Block] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Candidate:
+    """A way to load, built and ready to be timed; or the reason why it cannot be used."""
+
+    name: str
+    stream: BatchStream | None = None
+    built_s: float = 0.0
+    decoded: int | None = None
+    memory_bytes: int | None = None
+    identical: str = "yes"
+    refused: str | None = None
+    timed: Timed | None = None
+
+    def row(self, dataloader: DataLoader[Any], loading_s: float) -> Alternative:
+        """The row of the table.
+
+        Args:
+            loading_s: seconds that the DataLoader takes for a batch, to estimate the decoding of the whole set.
+        """
+        if not self.stream or not self.timed or not self.timed.blocks:
+            return Alternative(self.name, refused=self.refused or "it gave no batch")
+        batch_s, waiting_s = (Figure.of(values) for values in zip(*self.timed.blocks, strict=True))
+        set_up_s = self.stream.first_batch_s[0]
+        if self.decoded is not None:
+            missing = len(dataloader.dataset) - self.decoded  # type: ignore[arg-type]
+            set_up_s = self.built_s + missing * loading_s / _batch_size(dataloader)
+        epoch_s = batch_s.median * len(dataloader)
+        return Alternative(self.name, batch_s, waiting_s, epoch_s, set_up_s, self.memory_bytes, self.identical)
+
+
+def candidates(
+    dataloader: DataLoader[Any],
+    loading_s: float,
+    waiting: float,
+    seconds: float,
+    device: torch.device,
+    stack: ExitStack,
+) -> list[Candidate]:
+    """Everything that could deliver the batches of a DataLoader.
+
+    Args:
+        loading_s: seconds per batch of loading alone.
+        waiting: the share of the time that the step waits; without any, other numbers of workers are not tried.
+        seconds: for the whole diagnosis.
+        stack: closes what is built.
+    """
+    found = []
+    index = find_random(dataloader.dataset, dataloader.collate_fn)
+    if waiting > NOTICEABLE_WAIT:
+        for workers in _worker_counts(dataloader.num_workers):
+            random = None if index is None else f"no, sample {index} is random"
+            loader = with_workers(dataloader, workers)
+            found.append(
+                Candidate(f"DataLoader, num_workers={workers}", BatchStream(loader), identical=random or "yes")
+            )
+    found.append(_built("prefetch", lambda: PrefetchedDataLoader(dataloader, device), stack))
+    for name in KEEPS_SAMPLES if device.type == "cuda" else KEEPS_SAMPLES[1:]:
+        found.append(_kept(name, dataloader, int(SHARE_OF_TIME * seconds / loading_s) + 2, device, stack))
+    return found
+
+
+def with_workers(dataloader: DataLoader[Any], workers: int) -> DataLoader[Any]:
+    """The same DataLoader with another number of workers."""
+    return DataLoader(
+        dataloader.dataset,
+        batch_sampler=dataloader.batch_sampler,
+        num_workers=workers,
+        collate_fn=dataloader.collate_fn,
+        pin_memory=dataloader.pin_memory,
+        timeout=dataloader.timeout if workers else 0,
+        worker_init_fn=dataloader.worker_init_fn,
+        multiprocessing_context=dataloader.multiprocessing_context if workers else None,
+        generator=dataloader.generator,
+        prefetch_factor=(dataloader.prefetch_factor or 2) if workers else None,
+        persistent_workers=dataloader.persistent_workers and workers > 0,
+    )
+
+
+def _worker_counts(given: int) -> list[int]:
+    """0, 2, 4, … up to the number of cores, without the number that is in use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    counts = [0, *(2**power for power in range(1, 7) if 2**power <= max(cores, 2))]
+    return [workers for workers in counts if workers != given]
+
+
+def _kept(name: str, dataloader: DataLoader[Any], batches: int, device: torch.device, stack: ExitStack) -> Candidate:
+    """A loader that decodes once, over as many samples as there is time for; its memory is that of the whole set."""
+    size, batch_size = len(dataloader.dataset), _batch_size(dataloader)  # type: ignore[arg-type]
+    decoded = min(size, batches * batch_size)
+    part: DataLoader[Any] = DataLoader(
+        Subset(dataloader.dataset, range(decoded)),
+        batch_size,
+        shuffle=True,
+        drop_last=decoded >= batch_size,
+        num_workers=dataloader.num_workers,
+        collate_fn=dataloader.collate_fn,
+        worker_init_fn=dataloader.worker_init_fn,
+        multiprocessing_context=dataloader.multiprocessing_context,
+        generator=torch.Generator(),
+    )
+    candidate = _built(name, lambda: KeptDataLoader(part, name, device, CacheOptions.folder, None), stack)
+    if candidate.stream:
+        kept: KeptDataLoader = candidate.stream.source  # type: ignore[assignment]
+        candidate.decoded, candidate.memory_bytes = decoded, kept.sample_nbytes * size
+        in_memory = {"ram": Memory(host=candidate.memory_bytes), "gpu_slice": Memory(device=candidate.memory_bytes)}
+        try:
+            check_fits(name, in_memory.get(name, Memory()), device)
+        except UserError as error:
+            return Candidate(name, refused=str(error))
+    return candidate
+
+
+def _built(name: str, build: Callable[[], Any], stack: ExitStack) -> Candidate:
+    started = time.perf_counter()
+    try:
+        loader = stack.enter_context(build())
+    except UserError as error:
+        return Candidate(name, refused=str(error).removeprefix(f"{name}: "))
+    return Candidate(name, BatchStream(loader), built_s=time.perf_counter() - started)
+
+
+def _batch_size(dataloader: DataLoader[Any]) -> int:
+    """Samples per batch; of a batch sampler of its own kind, on average."""
+    return dataloader.batch_size or max(len(dataloader.dataset) // max(len(dataloader), 1), 1)  # type: ignore[arg-type]

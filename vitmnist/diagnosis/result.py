@@ -1,0 +1,135 @@
+"""The result of a diagnosis: figures with their range, a table, a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from tabulate import tabulate
+
+from vitmnist.data.loaders.timing import verdict
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value: the median over blocks of batches, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        """The figure of the values of all blocks."""
+        return cls(median(values), min(values), max(values))
+
+    def text(self, scale: float = 1.0, unit: str = "") -> str:
+        """`median unit (low–high)`."""
+        return f"{scale * self.median:.3g}{unit} ({scale * self.low:.3g}–{scale * self.high:.3g})"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way to load the same batches, timed with the same step; or the reason why it cannot be used.
+
+    Args:
+        batch_s: seconds per batch, loading and step together.
+        waiting_s: the part of them that is spent waiting for the batch.
+        set_up_s: seconds before the first batch; for loaders that decode once, those of the whole set.
+        memory_bytes: what it keeps in memory, or on the device.
+        identical: whether its batches are those of the DataLoader, bit for bit; otherwise why not.
+    """
+
+    name: str
+    batch_s: Figure | None = None
+    waiting_s: Figure | None = None
+    epoch_s: float | None = None
+    set_up_s: float | None = None
+    memory_bytes: int | None = None
+    identical: str = ""
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What limits a training loop. Times are seconds per batch; each figure has its range over blocks of batches.
+
+    Args:
+        loading_s: T1, loading alone.
+        step_s: T2, the step over one batch that is already on the device.
+        batch_s: T, both together.
+        waiting_s: the part of T that the step waits for its batch.
+        overlap_pct: how much of the shorter of T1 and T2 is hidden behind the other; 0 is one after the other.
+        first_batch_s: from the start of an epoch to its first batch.
+        cores_busy: processor cores in use on average while loading and computing, those of workers included.
+        alternatives: other ways to load the same batches, the fastest first.
+        notes: what could not be measured, and why.
+    """
+
+    loading_s: Figure
+    step_s: Figure
+    batch_s: Figure
+    waiting_s: Figure
+    overlap_pct: Figure
+    first_batch_s: Figure
+    cores_busy: Figure
+    device: str
+    alternatives: list[Alternative] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: input-bound, compute-bound or balanced, and the most that a loader could gain."""
+        return verdict(self.batch_s.median, self.waiting_s.median)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values; times in seconds."""
+        return asdict(self) | {"verdict": self.verdict}
+
+    def __str__(self) -> str:
+        t1, t2, both = self.loading_s, self.step_s, self.batch_s
+        share = [
+            100 * value / both.median for value in (self.waiting_s.median, self.waiting_s.low, self.waiting_s.high)
+        ]
+        rows = [
+            ("loading alone (T1)", t1.text(1000, " ms")),
+            ("step alone, one resident batch (T2)", t2.text(1000, " ms")),
+            ("both together (T)", both.text(1000, " ms")),
+            (
+                "the larger of T1 and T2, and their sum",
+                f"{1000 * max(t1.median, t2.median):.3g} ms, {1000 * (t1.median + t2.median):.3g} ms",
+            ),
+            ("waiting for data", Figure(*share).text(unit="%")),
+            ("loading that overlaps with computing", self.overlap_pct.text(unit="%")),
+            ("first batch of an epoch", self.first_batch_s.text(1000, " ms")),
+            ("batches per second", Figure(1 / both.median, 1 / both.high, 1 / both.low).text()),
+            ("CPU cores busy", self.cores_busy.text()),
+        ]
+        parts = [tabulate(rows, tablefmt="plain"), self.verdict]
+        if self.alternatives:
+            parts.append(self._table_of_alternatives())
+        parts += [f"note: {note}" for note in self.notes]
+        return "\n\n".join(parts[:2]) + "".join(f"\n\n{part}" for part in parts[2:])
+
+    def _table_of_alternatives(self) -> str:
+        timed = [row for row in self.alternatives if row.batch_s and row.waiting_s]
+        columns: dict[str, Callable[[Alternative], str]] = {
+            "what if": lambda row: row.name,
+            "per batch": lambda row: row.batch_s.text(1000, " ms") if row.batch_s else "",
+            "waiting": lambda row: (
+                f"{100 * row.waiting_s.median / row.batch_s.median:.0f}%" if row.waiting_s and row.batch_s else ""
+            ),
+            "epoch": lambda row: "–" if row.epoch_s is None else f"{row.epoch_s:.3g} s",
+            "set-up": lambda row: "–" if row.set_up_s is None else f"{row.set_up_s:.3g} s",
+            "memory": lambda row: "–" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.1f} MiB",
+            "identical batches": lambda row: row.identical,
+        }
+        table = tabulate(
+            {title: [cell(row) for row in timed] for title, cell in columns.items()},
+            headers="keys",
+            tablefmt="plain",
+            disable_numparse=True,
+        )
+        return "\n".join([table, *(f"refused: {row.name}: {row.refused}" for row in self.alternatives if row.refused)])
