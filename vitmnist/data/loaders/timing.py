@@ -23,6 +23,8 @@ LEAST = 3  # batches that are always timed
 LEAST_WAITING = 8  # and if the step waits for data: workers deliver in bursts
 NOTICEABLE_WAIT = 0.05  # the share of the time from which the step counts as waiting for data
 BLOCKS = 5  # the timed batches are divided into so many blocks, whose range is the noise
+COMPUTE_BOUND = 0.1  # the share of waiting below which the training step is the limit
+INPUT_BOUND = 0.6  # and above which the loader is
 
 Step = Callable[..., object]
 """A user's training step: `step(images, labels)`, or `step(batch)` if a batch is not a pair."""
@@ -129,3 +131,21 @@ def time_batches(batches: Iterable[Any], device: torch.device, step: Step | None
     timer.stop()
     seconds = timer.seconds()
     return sum(seconds.values()), seconds["waiting"]
+
+
+def verdict(batch_s: float, waiting_s: float) -> str:
+    """One sentence: whether training waits for data, and how much faster it could be if it did not.
+
+    Args:
+        batch_s: seconds per batch, waiting included.
+        waiting_s: seconds per batch spent waiting for data.
+    """
+    share, computing_s = waiting_s / batch_s, batch_s - waiting_s
+    speed_up = batch_s / computing_s if computing_s > 0 else float("inf")
+    spent = f"{100 * share:.0f}% of the time is spent waiting for data"
+    if share < COMPUTE_BOUND:
+        return f"compute-bound: {spent}; no loader can make it more than {speed_up:.2f} times faster"
+    return (
+        f"{'input-bound' if share > INPUT_BOUND else 'balanced'}: {spent}; without waiting a batch would take "
+        f"{1000 * computing_s:.1f} ms instead of {1000 * batch_s:.1f} ms, {speed_up:.1f} times faster"
+    )
