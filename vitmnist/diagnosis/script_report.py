@@ -1,0 +1,157 @@
+"""The report on a user's script: figures for JSON, and a block of text per loader."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from textwrap import indent
+from typing import Any
+
+import vitmnist
+from vitmnist.diagnosis.advice import advise, milliseconds, plural
+from vitmnist.diagnosis.observation import Limits, Observation
+
+NO_LOADER = (
+    "no DataLoader was iterated in this process. Observed is torch.utils.data.DataLoader in the process that runs the "
+    "script; processes that the script starts, and subclasses that replace __iter__, are not."
+)
+
+
+def describe_script(observations: list[Observation], limits: Limits, command: str, exit_code: int) -> dict[str, Any]:
+    """The content of the JSON file: times in seconds, percentages 0 to 100, None for what is not known."""
+    torch = sys.modules.get("torch")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    reason = _why_incomplete(observations, limits)
+    return {
+        "complete": reason is None,
+        "reason": reason,
+        "command": command,
+        "exit_code": exit_code,
+        "cuda_used": torch is not None and torch.cuda.is_initialized(),
+        "cores": cores,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": None if torch is None else str(torch.__version__),
+            "vitmnist": vitmnist.__version__,
+        },
+        "loaders": [describe_loader(observation, cores, command) for observation in observations],
+    }
+
+
+def _why_incomplete(observations: list[Observation], limits: Limits) -> str | None:
+    if not observations:
+        return NO_LOADER
+    if any(observation.is_complete for observation in observations):
+        return None
+    most = max(observation.steps for observation in observations)
+    if most:
+        return f"the script ended after {most} of the {limits.steps} steps to observe"
+    seen = max(observation.seen for observation in observations)
+    return (
+        f"no loader had enough steps: {seen} at most, and neither the warm-up of {limits.warm_up} steps nor the first "
+        "step of an epoch is observed; lower --warm-up"
+    )
+
+
+def describe_loader(observation: Observation, cores: int, command: str) -> dict[str, Any]:
+    """What was measured of one loader, the verdict, and the advice."""
+    steps = observation.steps
+    figures = {
+        "dataset": observation.dataset,
+        "is_map_style": observation.is_map_style,
+        "batch_size": observation.batch_size,
+        "num_workers": observation.num_workers,
+        "start_method": observation.start_method,
+        "persistent_workers": observation.persistent_workers,
+        "where": observation.where,
+        "complete": observation.is_complete,
+        "warm_up": observation.limits.warm_up,
+        "steps": steps,
+        "steps_seen": observation.seen,
+        "first_epoch_steps": observation.first_epoch_steps,
+        "first_batches_s": observation.first_batches_s,
+        "waiting_pct": None,
+        "batch_s": None,
+        "waiting_s": None,
+        "step_s": None,
+        **_time_to_make_a_batch(observation),
+        "overhead_s": observation.overhead_s / observation.requests if observation.requests else None,
+        "verdict": None,
+        "advice": [],
+    }
+    if steps:
+        from vitmnist.data.loaders.timing import verdict  # imports torch, as the script has by now
+
+        waiting_s, step_s = observation.waiting_s / steps, observation.step_s / steps
+        batch_s = waiting_s + step_s
+        figures |= {"waiting_pct": 100 * waiting_s / batch_s, "batch_s": batch_s}
+        figures |= {"waiting_s": waiting_s, "step_s": step_s, "verdict": verdict(batch_s, waiting_s)}
+        figures["advice"] = [vars(advice) for advice in advise(figures, cores, command)]
+    return figures
+
+
+def _time_to_make_a_batch(observation: Observation) -> dict[str, Any]:
+    """T1, or the reason why it is not known."""
+    batches, seconds = observation.made()
+    workers, unknown, t1_s = observation.num_workers, None, None
+    if observation.start_method not in (None, "fork"):
+        unknown = f"workers started by {observation.start_method} import torch again, without this measurement"
+    elif batches:
+        t1_s = seconds / batches
+    else:
+        unknown = "no batch was made while steps were observed; workers had made them before"
+    per_worker_s = t1_s / workers if t1_s is not None and workers else None
+    return {"t1_s": t1_s, "t1_per_worker_s": per_worker_s, "t1_unknown": unknown}
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """The report as it is printed."""
+    lines = [f"\nvitmnist.diagnose: the script ended with exit code {report['exit_code']}"]
+    if report["reason"]:
+        lines.append(f"incomplete: {report['reason']}")
+    if report["cuda_used"]:
+        lines.append("CUDA was used: times are on the host's clock, and a step may end before its kernels do")
+    for number, figures in enumerate(report["loaders"], 1):
+        lines += ["", *_format_loader(number, figures)]
+    return "\n".join(lines)
+
+
+def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
+    size, workers = figures["batch_size"] or "unknown", figures["num_workers"]
+    title = f"loader {number}: {figures['dataset']}, batch size {size}, num_workers={workers}, {figures['where']}"
+    observed = f"{figures['steps']} steps after a warm-up of {figures['warm_up']}"
+    if not figures["steps"]:
+        rows = [("observed", f"{observed}; there were {figures['steps_seen']} in all")]
+    else:
+        overhead_pct = 100 * figures["overhead_s"] / figures["batch_s"]
+        rows = [
+            ("observed", observed),
+            ("waiting", f"{figures['waiting_pct']:.0f}% of the time, {milliseconds(figures['waiting_s'])} per batch"),
+            ("T1", _format_t1(figures)),
+            ("step", milliseconds(figures["step_s"])),
+            ("first batch", _format_first_batches(figures["first_batches_s"])),
+            ("overhead", f"{1e6 * figures['overhead_s']:.1f} µs per step ({overhead_pct:.2f}%) for this measurement"),
+            ("verdict", figures["verdict"]),
+        ]
+    for advice in figures["advice"]:
+        rows += [("advice", advice["text"]), ("next", advice["run_next"])]
+    return [title, *(f"  {name:<12}{indent(text, ' ' * 14).lstrip()}" for name, text in rows)]
+
+
+def _format_first_batches(seconds: list[float]) -> str:
+    first, later = seconds[0], seconds[1:]
+    text = f"{milliseconds(first)} in the first epoch"
+    if later:
+        text += f", {milliseconds(sum(later) / len(later))} in later ones (mean of {len(later)})"
+    return text
+
+
+def _format_t1(figures: dict[str, Any]) -> str:
+    if figures["t1_unknown"]:
+        return f"unknown: {figures['t1_unknown']}"
+    made = f"{milliseconds(figures['t1_s'])} to make a batch"
+    if not figures["num_workers"]:
+        return f"{made}, in the main process"
+    workers = plural(figures["num_workers"], "worker")
+    return f"{made}, by {workers}: a batch every {milliseconds(figures['t1_per_worker_s'])}"
