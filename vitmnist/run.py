@@ -31,7 +31,7 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.heartbeat import Heartbeat
-from vitmnist.tracking.log import log_completed, log_epoch, log_setup, suggest_loader
+from vitmnist.tracking.log import log_completed, log_epoch, log_setup, log_verdict
 from vitmnist.tracking.metrics import EpochRecord, epoch_record
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.progress import progress_bar
@@ -93,7 +93,7 @@ def run(
                     )
                 context.finish_epoch(progress, train, evaluation, predictions)
             context.checkpoints.save_final_weights()
-        suggest_loader(result)
+        log_verdict(result)
     return result
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from vitmnist.data.loaders.timing import verdict
 from vitmnist.diagnosis.advice import advise
+from vitmnist.diagnosis.verdict import verdict
 
 SLOW_DATA = """
 import os, signal, sys, time
@@ -216,7 +216,7 @@ def test_the_command_is_not_imported_in_place_of_the_function() -> None:
 def test_verdicts_name_the_limit_and_what_can_be_gained() -> None:
     assert verdict(0.022, 0.020) == (
         "input-bound: 91% of the time is spent waiting for data; without waiting a batch would take 2.0 ms instead of "
-        "22.0 ms, 11.0 times faster"
+        "22.0 ms, 11 times faster"
     )
     assert verdict(0.020, 0.010).startswith("balanced: 50% of")
     assert verdict(0.020, 0.0004) == (

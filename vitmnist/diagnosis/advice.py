@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from vitmnist.diagnosis.verdict import milliseconds
+
 NOTICEABLE_STALL = 0.05  # the share of an epoch that the wait for its first batch must take
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
 PROFILE = (
@@ -104,9 +106,3 @@ def _decode_once(figures: dict[str, Any], before: str) -> str:
 def plural(number: int, noun: str) -> str:
     """A number and its noun: `1 worker`, `2 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def milliseconds(seconds: float) -> str:
-    """A time with the digits that matter: `0.02 ms`, `5.3 ms`, `1207 ms`."""
-    value = 1000 * seconds
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.2g} ms"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.data.loaders.timing import verdict
+from vitmnist.diagnosis.verdict import verdict
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from textwrap import indent
 from typing import Any
 
 import vitmnist
-from vitmnist.diagnosis.advice import advise, milliseconds, plural
+from vitmnist.diagnosis.advice import advise, plural
 from vitmnist.diagnosis.observation import Limits, Observation
+from vitmnist.diagnosis.verdict import milliseconds, verdict
 
 NO_LOADER = (
     "no DataLoader was iterated in this process. Observed is torch.utils.data.DataLoader in the process that runs the "
@@ -81,8 +82,6 @@ def describe_loader(observation: Observation, cores: int, command: str) -> dict[
         "advice": [],
     }
     if steps:
-        from vitmnist.data.loaders.timing import verdict  # imports torch, as the script has by now
-
         waiting_s, step_s = observation.waiting_s / steps, observation.step_s / steps
         batch_s = waiting_s + step_s
         figures |= {"waiting_pct": 100 * waiting_s / batch_s, "batch_s": batch_s}

@@ -15,8 +15,6 @@ from vitmnist.training.setup import TrainSetup
 
 log = logging.getLogger(__name__)
 
-NOTICEABLE_WAIT_PCT = 10.0
-
 
 def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: SingleProcess) -> None:
     """What is trained on what, for people."""
@@ -57,11 +55,8 @@ def log_completed(result: Result, config: Config) -> None:
     )
 
 
-def suggest_loader(result: Result) -> None:
-    """Say so if another loader could make the run noticeably shorter."""
-    waiting = result.summary()["data_wait_pct_median"] or 0.0
-    if waiting > NOTICEABLE_WAIT_PCT and result.auto is None:
-        log.info(
-            "%.0f%% of the training time was spent waiting for data; data/loader=auto measures which loader helps",
-            waiting,
-        )
+def log_verdict(result: Result) -> None:
+    """What limited the run, and how to find a loader that helps if one could."""
+    if verdict := result.verdict():
+        can_gain = result.auto is None and not verdict.startswith("compute-bound")
+        log.info("%s%s", verdict, "; data/loader=auto measures which loader helps" if can_gain else "")

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from vitmnist.diagnosis.verdict import verdict
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.metrics import EpochRecord, summarize
 
@@ -51,6 +52,15 @@ class Result:
             "compile_s": self.compile_s,
         }
 
+    def verdict(self) -> str | None:
+        """What limits training, the loader or the step; None before the end of an epoch."""
+        summary, images = self.summary(), (self.dataset or {}).get("train_size")
+        train_s, waiting_s = summary["train_s_median"], summary["data_wait_s_median"]
+        if not images or not self.batch_size or not train_s or waiting_s is None:
+            return None
+        batches = -(-images // self.batch_size)
+        return verdict(train_s / batches, waiting_s / batches)
+
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
 
@@ -58,7 +68,7 @@ class Result:
             OSError: it cannot be written.
         """
         self.ended_at = time.time()
-        content = asdict(self) | {"summary": self.summary()}
+        content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
         del content["setup_s"], content["compile_s"]
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
 

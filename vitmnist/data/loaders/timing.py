@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ WARM_UP = 2  # batches that are not timed: workers start, memory is touched for 
 LEAST = 3  # batches that are always timed
 LEAST_WAITING = 8  # and if the step waits for data: workers deliver in bursts
 NOTICEABLE_WAIT = 0.05  # the share of the time from which the step counts as waiting for data
-COMPUTE_BOUND_PCT, INPUT_BOUND_PCT = 10.0, 60.0  # of the time spent waiting: below the first, above the second
 BLOCKS = 5  # the timed batches are divided into so many blocks, whose range is the noise
 
 Step = Callable[..., object]
@@ -117,18 +115,6 @@ def _split(total: int, parts: int) -> list[int]:
     """`total` divided into at most `parts` numbers of nearly the same size."""
     parts = min(parts, total)
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
-
-
-def verdict(batch_s: float, waiting_s: float) -> str:
-    """What limits a loop: the time per batch, and the part of it that was spent waiting for the batch, in seconds."""
-    pct = 100 * waiting_s / batch_s if batch_s else 0.0
-    gain = batch_s / (batch_s - waiting_s) if waiting_s < batch_s else math.inf
-    waiting = f"{pct:.0f}% of the time is spent waiting for data"
-    if pct < COMPUTE_BOUND_PCT:
-        return f"compute-bound: {waiting}; no loader can make it more than {gain:.2f} times faster"
-    kind = "input-bound" if pct > INPUT_BOUND_PCT else "balanced"
-    shorter = f"{1000 * (batch_s - waiting_s):.3g} ms instead of {1000 * batch_s:.3g} ms"
-    return f"{kind}: {waiting}; without waiting a batch would take {shorter}, {gain:.3g} times faster"
 
 
 def new_trial(loader: Loader, device: torch.device, step: Step | None = None) -> Trial:
