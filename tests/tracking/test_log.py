@@ -21,7 +21,8 @@ from vitmnist.tracking.result import Result
         ),
         (
             0.5,
-            "compute-bound: 5% of the time is spent waiting for data; no loader can make it more than 1.05 times faster",
+            "compute-bound: 5% of the time is spent waiting for data; no loader can make it more than 1.05 times "
+            "faster",
         ),
     ],
 )

@@ -80,7 +80,7 @@ class BatchLayout:
         else:
             sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in rest]
             leaves = [
-                part.clone(memory_format=torch.contiguous_format).view(dtype).view(len(largest), *shape)
+                part.clone(memory_format=torch.contiguous_format).view(-1).view(dtype).view(len(largest), *shape)
                 for part, (dtype, shape) in zip(others.split(sizes, dim=1), rest, strict=True)
             ]
         leaves.insert(self._largest, largest)

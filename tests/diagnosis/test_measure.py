@@ -1,0 +1,228 @@
+"""A diagnosis finds what limits a loop, offers what gives the same batches, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from vitmnist import diagnose, make_loader
+from vitmnist.diagnosis import stream as stream_module
+from vitmnist.diagnosis.stream import BatchStream
+from vitmnist.errors import ConfigError, DataError
+
+SLOW_S = 0.02
+
+
+class Samples(Dataset[Any]):
+    """Pairs of three numbers and the index; reading a batch takes `seconds`."""
+
+    def __init__(self, seconds: float = 0.0, *, is_random: bool = False) -> None:
+        self.seconds, self.is_random = seconds, is_random
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.rand(3) if self.is_random else torch.full((3,), float(index)), index
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        time.sleep(self.seconds)
+        return [self[index] for index in indices]
+
+
+def no_step(batch: Any) -> None:
+    """Trains on nothing."""
+
+
+def slow_step(images: Tensor, labels: Tensor) -> None:
+    time.sleep(SLOW_S)
+
+
+def brief(loader: Any, step: Callable[..., object] = no_step, **options: Any) -> Any:
+    return diagnose(loader, step, **{"batches": 5, "seconds": 1.0, **options})
+
+
+def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = brief(DataLoader(Samples(SLOW_S), batch_size=4, shuffle=True))
+    assert found.verdict.startswith("input-bound: ")
+    assert found.loading_s.low >= SLOW_S
+    assert found.batch_s.low >= SLOW_S
+    assert found.waiting_s.median > 0.9 * found.batch_s.median
+    assert found.step_s.median < found.loading_s.median
+    rows = {row.name: row for row in found.alternatives}
+    assert {"prefetch", "ram", "cache", "DataLoader, num_workers=2"} <= rows.keys()
+    assert all(row.identical == "yes" and row.refused is None for row in rows.values())
+    assert found.alternatives[0].name in ("ram", "cache")
+    assert rows["ram"].epoch_s == pytest.approx(15 * rows["ram"].batch_s.median)
+    assert rows["ram"].memory_bytes == 60 * (3 * 4 + 8)
+    assert rows["ram"].set_up_s > SLOW_S
+    printed = capsys.readouterr().out
+    assert found.verdict in printed
+    assert "identical batches" in printed
+    assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
+
+
+def test_a_slow_step_is_compute_bound_and_other_workers_are_not_tried() -> None:
+    found = brief(DataLoader(Samples(), batch_size=4), slow_step)
+    assert found.verdict.startswith("compute-bound: ")
+    assert found.step_s.low >= SLOW_S
+    assert not [row for row in found.alternatives if row.name.startswith("DataLoader")]
+
+
+def test_random_samples_are_not_offered_frozen() -> None:
+    found = brief(DataLoader(Samples(SLOW_S, is_random=True), batch_size=4))
+    rows = {row.name: row for row in found.alternatives}
+    for name in ("ram", "cache"):
+        assert rows[name].refused.startswith("sample 0 is random")
+        assert f"refused: {name}: sample 0 is random" in str(found)
+    assert rows["DataLoader, num_workers=2"].identical == "no, sample 0 is random"
+
+
+def test_model_optimizer_and_random_generators_are_restored() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    optimizer = torch.optim.Adam(model.parameters())
+    generator = torch.Generator().manual_seed(3)
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        model.train()
+        model(images + np.random.rand() + random.random()).sum().backward()
+        optimizer.step()
+
+    def state() -> list[Any]:
+        generators = [
+            torch.get_rng_state(),
+            generator.get_state(),
+            np.random.get_state()[1].tolist(),
+            random.getstate(),
+        ]
+        weights = [value.clone() for value in model.state_dict().values()]
+        return [*generators, *weights, optimizer.state_dict()["state"], [one.grad for one in model.parameters()]]
+
+    model.eval()
+    before = state()
+    found = brief(DataLoader(Samples(), 4, shuffle=True, generator=generator), step, model=model, optimizer=optimizer)
+    for was, now in zip(before, state(), strict=True):
+        assert torch.equal(was, now) if isinstance(was, Tensor) else was == now
+    assert not model.training
+    assert not found.notes
+    assert "give model= and optimizer=" in brief(DataLoader(Samples(), 4), step).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "step"),
+    [
+        ((1, 2), lambda batch: batch[1]),
+        ((1, 2), lambda one, two: two),
+        ([1, 2], lambda *batch: batch[1]),
+        ({"x": torch.ones(2)}, lambda batch: batch["x"]),
+        (("text", None), lambda batch, scale=1: batch[0] * scale),
+    ],
+)
+def test_a_step_takes_the_batch_or_its_parts(batch: Any, step: Callable[..., object]) -> None:
+    assert brief([batch] * 20, step).batch_s.median > 0
+
+
+def test_one_of_our_loaders_is_measured_as_it_is() -> None:
+    with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as loader:
+        found = brief(loader, lambda images, labels: images.sum())
+    assert not found.alternatives
+    assert found.batch_s.median > 0
+
+
+def test_the_data_behind_another_loader_can_be_given() -> None:
+    batches = [(torch.ones(4, 3), torch.ones(4))] * 20
+    rows = brief(batches, data=Samples()).alternatives
+    assert {"ram", "cache", "prefetch"} <= {row.name for row in rows}
+
+
+def test_a_generator_is_measured_as_far_as_it_goes() -> None:
+    def batches(number: int) -> Iterator[int]:
+        yield from range(number)
+
+    found = brief(batches(12))
+    assert "the loader ended after 12 batches and cannot begin again" in found.notes[0]
+    with pytest.raises(DataError, match=r"^the loader ended after 3 batches and cannot begin again, which is too few"):
+        brief(batches(3))
+    for empty in (batches(0), []):
+        with pytest.raises(DataError, match=r"^the loader has no batches"):
+            brief(empty)
+
+
+def test_a_step_that_raises_leaves_nothing_behind() -> None:
+    model = nn.Linear(3, 1)
+    before = model.weight.clone()
+    threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
+    calls = 0
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        with torch.no_grad():
+            model.weight.zero_()
+        if calls == 9:
+            raise ZeroDivisionError("of the step")
+
+    with pytest.raises(ZeroDivisionError, match="of the step"):
+        brief(DataLoader(Samples(), 4), step, model=model)
+    assert torch.equal(model.weight, before)
+    assert set(threading.enumerate()) <= threads
+    assert set(multiprocessing.active_children()) <= processes
+
+
+def test_mistaken_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^batches=4: must be at least 5"):
+        diagnose([1], no_step, batches=4)
+    with pytest.raises(ConfigError, match=r"^device=cuda: "):
+        diagnose([1], no_step, device="cuda")
+    with pytest.raises(ConfigError, match=r"^device=cpu: the model is on meta; leave device out"):
+        diagnose([1], no_step, device="cpu", model=nn.Linear(1, 1, device="meta"))
+
+
+class Buffered(DataLoader[Any]):
+    """Says that it has workers, and works in this process."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(Samples(), batch_sampler=[[0]] * batches)
+        self.__dict__ |= {"num_workers": 3, "prefetch_factor": 2}
+
+    def __iter__(self) -> Any:
+        return iter(range(len(self)))
+
+
+@pytest.mark.parametrize(
+    ("length", "timed"),
+    [
+        (60, [(10, 6), (9, 6), (9, 6), (10, 6)]),  # the fourth would not end before the epoch does
+        (8, [(7, 1), (7, 1)]),  # an epoch that is too short leaves one to time
+        (1, [(0, 1), (0, 1)]),
+    ],
+)
+def test_batches_that_are_ready_or_begun_are_not_timed(
+    length: int, timed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three workers have six batches ready and three begun; a block has the same number of batches of each worker."""
+    passes: list[int] = []
+
+    def count(batches: Iterator[Any], device: torch.device, step: object) -> tuple[float, float]:
+        passes.append(len(list(batches)))
+        return 1.0, 0.5
+
+    monkeypatch.setattr(stream_module, "time_batches", count)
+    stream = BatchStream(Buffered(length))
+    for ahead, size in timed:
+        assert stream.time_block(5, torch.device("cpu")) == (1.0 / size, 0.5 / size)
+        assert passes[-2:] == [ahead, size]
+    assert len(stream.first_batch_s) == (2 if length == 60 else len(timed))
