@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from vitmnist.data.datasets import load_dataset
     from vitmnist.data.loaders import Loader, make_loader, register
     from vitmnist.data.preprocess import Preprocess
+    from vitmnist.diagnosis.audit import audit
 
 __version__ = "0.1.0"
-__all__ = ["Loader", "Preprocess", "load_dataset", "make_loader", "register"]
+__all__ = ["Loader", "Preprocess", "audit", "load_dataset", "make_loader", "register"]
 
 # Imported only when asked for: they need torch, and `python train.py --help` is to answer at once.
 _HOMES = {
     "Loader": "vitmnist.data.loaders.base",
     "Preprocess": "vitmnist.data.preprocess",
+    "audit": "vitmnist.diagnosis.audit",
     "load_dataset": "vitmnist.data.datasets",
     "make_loader": "vitmnist.data.loaders",
     "register": "vitmnist.data.loaders.base",

@@ -1,0 +1,1 @@
+"""Measures and checks data loaders of other programs."""
