@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from vitmnist.data.from_dataloader import from_dataloader
     from vitmnist.data.loaders import Loader, make_loader, register
     from vitmnist.data.preprocess import Preprocess
+    from vitmnist.diagnosis.audit import audit
     from vitmnist.diagnosis.measure import diagnose
 
 __version__ = "0.1.0"
-__all__ = ["Loader", "Preprocess", "diagnose", "from_dataloader", "load_dataset", "make_loader", "register"]
+__all__ = ["Loader", "Preprocess", "audit", "diagnose", "from_dataloader", "load_dataset", "make_loader", "register"]
 
 # Imported only when asked for: they need torch, and `python train.py --help` is to answer at once.
 _HOMES = {

@@ -10,16 +10,11 @@ def test_my_loader():
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import random
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
@@ -30,14 +25,14 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import Batch, Data, Loader, make_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.seeding import read_samples
+from vitmnist.data.seeding import changed_generators, draw_from_generators, generator_states, read_samples
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
+from vitmnist.runtime.leftovers import left_since, running
 
 BATCH_SIZE = 5
 SIZE = 23
 SEED = 7
-GRACE_S = 5.0  # threads and processes end within a second; a busy machine may need more
 
 
 def check_loader(
@@ -130,7 +125,7 @@ class Relabelled(Dataset[tuple[Any, Any]]):
         image, label = self.samples[index]
         if not self.noise:
             return image, index
-        return torch.cat([torch.tensor([np.random.rand(), random.random()]), torch.rand(2)]), label
+        return torch.from_numpy(draw_from_generators()), label
 
 
 def assert_same(found: list[Batch], expected: list[Batch]) -> None:
@@ -228,13 +223,12 @@ def batches_are_kept(case: Case) -> None:
 
 def no_global_randomness(case: Case) -> None:
     """the global random generators are left alone"""
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    before = generator_states()
     with case.open() as loader:
         for _ in loader.epoch(0):
             pass
-    assert torch.equal(before[0], torch.random.get_rng_state()), "torch's was used"
-    assert before[1] == np.random.get_state()[1].tolist(), "NumPy's was used"  # type: ignore[index]
-    assert before[2] == random.getstate(), "Python's was used"
+    for name in changed_generators(before):
+        raise AssertionError(f"{name}'s was used")
 
 
 def randomness_is_not_frozen(case: Case) -> None:
@@ -252,19 +246,13 @@ def randomness_is_not_frozen(case: Case) -> None:
 
 def nothing_left_behind(case: Case) -> None:
     """an abandoned epoch and a closed loader leave no thread and no process"""
-    threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
+    before = running()
     with case.open() as loader:
         abandoned, kept = loader.epoch(0), loader.epoch(1)
         next(abandoned), next(kept)
         del abandoned
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline:
-        gc.collect()
-        if set(threading.enumerate()) <= threads and set(multiprocessing.active_children()) <= processes:
-            break
-        time.sleep(0.01)
-    assert set(threading.enumerate()) <= threads, "a thread is left"
-    assert set(multiprocessing.active_children()) <= processes, "a process is left"
+    left = left_since(before)
+    assert not left, f"a {' and a '.join(left)} is left"
     assert list(kept) == [], "an iterator of the closed loader continued"
 
 

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+GENERATORS = ("torch", "NumPy", "Python")
+GeneratorStates = tuple[torch.Tensor, Any, Any]
+
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
     """Read samples of a map-style data set, seeding the global generators before each; restores their state.
@@ -46,10 +49,32 @@ def seed_generators(seed: int, epoch: int, index: int) -> None:
     random.seed(python_seed)
 
 
+def generator_states() -> GeneratorStates:
+    """The states of the global generators of torch (CPU), NumPy and Python."""
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def changed_generators(before: GeneratorStates) -> list[str]:
+    """The names of the global generators whose state is not as it was."""
+    now = generator_states()
+    # repr() would shorten NumPy's array; its position counts too, because one draw seldom changes the array.
+    are_equal = (
+        torch.equal(before[0], now[0]),
+        all(np.array_equal(*pair) for pair in zip(before[1], now[1], strict=True)),
+        before[2] == now[2],
+    )
+    return [name for name, is_equal in zip(GENERATORS, are_equal, strict=True) if not is_equal]
+
+
+def draw_from_generators() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A number from each of the global generators, `[3]` in the order of `GENERATORS`."""
+    return np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
+
+
 @contextmanager
 def preserved_generators() -> Iterator[None]:
     """Restore the global generators of torch (CPU), NumPy and Python on exit."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    states = generator_states()
     try:
         yield
     finally:

@@ -1,0 +1,90 @@
+"""A loader with one of several faults, and the findings of an audit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+from vitmnist import audit
+from vitmnist.data.collate import collate_samples
+from vitmnist.data.seeding import read_samples
+from vitmnist.diagnosis.audit import Audit
+from vitmnist.diagnosis.audit_checks import CHECKS
+
+SAMPLES = 64
+BATCH_SIZE = 5
+audit_small = partial(audit, samples=SAMPLES)
+ENDED = threading.Event()
+
+
+class CustomLoader:
+    """Epoch e of 64 samples in batches of 5 is e, e + 1, …, 63, 0, …; `fault` breaks a promise."""
+
+    def __init__(
+        self, dataset: Dataset, num_workers: int = 0, rank: int = 0, world_size: int = 1, seed: int = 0, fault: str = ""
+    ) -> None:
+        self.dataset, self.workers, self.seed, self.fault = dataset, num_workers, seed, fault
+        self.rank, self.world_size = rank, world_size
+        if fault == "leaves a thread":
+            threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
+        if fault == "leaves a process":
+            multiprocessing.get_context("fork").Process(
+                target=time.sleep, args=(60,), name="reader", daemon=True
+            ).start()
+
+    def indices(self, number: int) -> list[int]:
+        shift = {"same order": 0, "order depends on workers": number + self.workers}.get(self.fault, number)
+        indices = [(index + shift) % SAMPLES for index in range(SAMPLES)]
+        if self.fault == "leaves out index 7":
+            indices.remove(7)
+        if self.fault == "repeats index 7":
+            indices.insert(indices.index(7) + BATCH_SIZE, 7)
+        if self.fault == "ranks overlap" and self.rank:
+            return indices[::2]
+        if self.fault == "ranks leave out a third":
+            return indices[self.rank :: 3]
+        return indices[self.rank :: self.world_size]
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+        indices = self.indices(number)
+        batches = [indices[first : first + BATCH_SIZE] for first in range(0, len(indices), BATCH_SIZE)]
+        if self.fault == "drops the last batch":
+            batches.pop()
+        start += {"resume skips": 1, "resume repeats": -1}.get(self.fault, 0) if start else 0
+        if self.fault == "uses NumPy's generator":
+            np.random.rand()
+        for batch in batches[start:]:
+            seed = self.seed + (self.workers if self.fault == "noise depends on workers" else 0)
+            samples = read_samples(self.dataset, batch, seed, 0 if self.fault == "same noise" else number)
+            if self.fault == "shared noise":
+                for index, noise in samples:
+                    noise[1] = index % 32
+            yield collate_samples(samples)
+
+
+def build_faulty(
+    dataset: Dataset, *, fault: str, num_workers: int = 0, rank: int = 0, world_size: int = 1, seed: int = 0
+) -> Any:
+    return CustomLoader(dataset, num_workers, rank, world_size, seed, fault)
+
+
+def finding(result: Audit, check: Callable[..., Any]) -> str:
+    """The status of a property and its detail."""
+    (found,) = [one for one in result.properties if one.name == check.__doc__]
+    return f"{found.status}: {found.detail}"
+
+
+def failed(result: Audit) -> set[str]:
+    """The names of the checks that failed."""
+    return {check.__name__ for check in CHECKS if finding(result, check).startswith("FAILED")}
+
+
+def plain(dataset: Dataset, num_workers: int = 0) -> DataLoader:
+    return DataLoader(dataset, batch_size=BATCH_SIZE, shuffle=True, num_workers=num_workers)

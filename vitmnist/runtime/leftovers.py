@@ -1,0 +1,28 @@
+"""Finds threads and processes that something has left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+import time
+
+GRACE_S = 5.0  # threads and processes end within a second; a busy machine may need more
+
+
+def running() -> set[object]:
+    """The threads of this process, and the processes that it has started with `multiprocessing`."""
+    return {*threading.enumerate(), *multiprocessing.active_children()}
+
+
+def left_since(before: set[object]) -> list[str]:
+    """What runs and is not in `before`, as `thread NAME` and `process NAME`, once it had `GRACE_S` to end."""
+    deadline = time.monotonic() + GRACE_S
+    while (left := running() - before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return sorted(f"{'thread' if isinstance(one, threading.Thread) else 'process'} {_name(one)}" for one in left)
+
+
+def _name(one: object) -> str:
+    return str(getattr(one, "name", one))
