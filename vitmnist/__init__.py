@@ -28,6 +28,7 @@ __all__ = ["Loader", "Preprocess", "audit", "diagnose", "from_dataloader", "load
 _HOMES = {
     "Loader": "vitmnist.data.loaders.base",
     "Preprocess": "vitmnist.data.preprocess",
+    "audit": "vitmnist.diagnosis.audit",
     "diagnose": "vitmnist.diagnosis.measure",
     "from_dataloader": "vitmnist.data.from_dataloader",
     "load_dataset": "vitmnist.data.datasets",
