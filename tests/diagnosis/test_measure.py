@@ -226,3 +226,20 @@ def test_batches_that_are_ready_or_begun_are_not_timed(
         assert stream.time_block(5, torch.device("cpu")) == (1.0 / size, 0.5 / size)
         assert passes[-2:] == [ahead, size]
     assert len(stream.first_batch_s) == (2 if length == 60 else len(timed))
+
+
+class OnlyHere(Samples):
+    """Fails in a worker, and at an index that the loop does not read."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if torch.utils.data.get_worker_info() or index == 5:
+            raise OSError("the file is only here")
+        return super().__getitem__(index)
+
+
+def test_an_alternative_that_fails_is_refused_alone() -> None:
+    found = brief(DataLoader(OnlyHere(SLOW_S), batch_sampler=[[0, 1]] * 20))
+    rows = {row.name: row for row in found.alternatives}
+    assert found.verdict.startswith("input-bound")
+    assert rows["DataLoader, num_workers=2"].refused.startswith("OSError: Caught OSError in DataLoader worker process")
+    assert rows["ram"].refused == "OSError: the file is only here"

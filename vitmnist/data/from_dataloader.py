@@ -7,7 +7,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from tqdm import tqdm
 
-from vitmnist.config.schema import Shuffle
 from vitmnist.data.batch_layout import BatchLayout, find_difference
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
 from vitmnist.data.decoding import CHUNK, find_random, load_chunks
+from vitmnist.data.drawn_batches import DrawnBatches
 from vitmnist.data.loaders.base import LOADERS, Loader
 from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.loaders.pinned import HostLoader
@@ -219,41 +218,6 @@ def _run(producer: Producer) -> Iterator[Any]:
         yield from producer.run()
     finally:
         producer.stop()
-
-
-class DrawnBatches:
-    """The batches of indices of a DataLoader's own batch sampler, in place of an `EpochSampler`."""
-
-    shuffle = Shuffle.batch  # their sizes may differ, so loaders take them one by one
-
-    def __init__(self, dataloader: DataLoader[Any]) -> None:
-        self.size = len(dataloader.dataset)  # type: ignore[arg-type]
-        self.batch_size = dataloader.batch_size or 1
-        self.seed = 0
-        # Iterating it draws from the random generators as iterating the original does.
-        self._indices: DataLoader[Any] = DataLoader(
-            range(self.size),  # type: ignore[arg-type]
-            batch_sampler=dataloader.batch_sampler,
-            collate_fn=torch.tensor,
-            generator=dataloader.generator,
-        )
-        self._epochs: dict[int, list[Tensor]] = {}
-        self._next = count()
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def draw(self) -> int:
-        """Draw the indices of the next epoch; returns its number."""
-        number = next(self._next)
-        self._epochs[number] = list(self._indices)
-        return number
-
-    def batches(self, number: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-        """The indices of each batch of an epoch that was drawn: int64 `[B]`."""
-        drawn = self._epochs.pop(number)[start:]
-        sizes = [len(indices) for indices in drawn]
-        yield from torch.cat([torch.arange(0), *drawn]).to(device).split(sizes)
 
 
 def read_batch(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:

@@ -18,7 +18,7 @@ from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.loaders.timing import NOTICEABLE_WAIT
 from vitmnist.diagnosis.result import Alternative, Figure
 from vitmnist.diagnosis.stream import BatchStream
-from vitmnist.errors import UserError
+from vitmnist.errors import UserError, first_line
 from vitmnist.runtime.memory import Memory, check_fits
 
 SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples for one loader
@@ -26,6 +26,21 @@ SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples 
 
 Block = tuple[float, float]
 """Seconds per batch, and how many of them were spent waiting."""
+
+
+class WatchedStep:
+    """A training step that keeps the exception that it raised, for which no loader is to blame."""
+
+    def __init__(self, step: Callable[[Any], object]) -> None:
+        self.error: Exception | None = None
+        self._step = step
+
+    def __call__(self, batch: Any) -> None:
+        try:
+            self._step(batch)
+        except Exception as error:
+            self.error = error
+            raise
 
 
 @dataclass
@@ -55,13 +70,26 @@ class Candidate:
     refused: str | None = None
     timed: Timed | None = None
 
+    def time_block(self, size: int, device: torch.device, step: WatchedStep) -> Block | None:
+        """Time a block of batches; an error of the loader refuses this candidate alone."""
+        if self.stream is None or self.refused:
+            return None
+        try:
+            return self.stream.time_block(size, device, step)
+        except Exception as error:  # a worker may fail in any way
+            if error is step.error:
+                raise
+            self.refused = _reason(error)
+            self.stream.close()
+            return None
+
     def row(self, dataloader: DataLoader[Any], loading_s: float) -> Alternative:
         """The row of the table.
 
         Args:
             loading_s: seconds that the DataLoader takes for a batch, to estimate the decoding of the whole set.
         """
-        if not self.stream or not self.timed or not self.timed.blocks:
+        if self.refused or not self.stream or not self.timed or not self.timed.blocks:
             return Alternative(self.name, refused=self.refused or "it gave no batch")
         batch_s, waiting_s = (Figure.of(values) for values in zip(*self.timed.blocks, strict=True))
         set_up_s = self.stream.first_batch_s[0]
@@ -89,15 +117,15 @@ def candidates(
         stack: closes what is built.
     """
     found = []
-    index = find_random(dataloader.dataset, dataloader.collate_fn)
     if waiting > NOTICEABLE_WAIT:
+        identical = _are_identical(dataloader)
         for workers in _worker_counts(dataloader.num_workers):
-            random = None if index is None else f"no, sample {index} is random"
-            loader = with_workers(dataloader, workers)
-            found.append(
-                Candidate(f"DataLoader, num_workers={workers}", BatchStream(loader), identical=random or "yes")
-            )
-    found.append(_built("prefetch", lambda: PrefetchedDataLoader(dataloader, device), stack))
+            stream = BatchStream(with_workers(dataloader, workers))
+            stack.callback(stream.close)
+            found.append(Candidate(f"DataLoader, num_workers={workers}", stream, identical=identical))
+    # A copy, because a DataLoader with persistent workers has a single iterator.
+    copy = with_workers(dataloader, dataloader.num_workers)
+    found.append(_built("prefetch", lambda: PrefetchedDataLoader(copy, device), stack))
     for name in KEEPS_SAMPLES if device.type == "cuda" else KEEPS_SAMPLES[1:]:
         found.append(_kept(name, dataloader, int(SHARE_OF_TIME * seconds / loading_s) + 2, device, stack))
     return found
@@ -118,6 +146,15 @@ def with_workers(dataloader: DataLoader[Any], workers: int) -> DataLoader[Any]:
         prefetch_factor=(dataloader.prefetch_factor or 2) if workers else None,
         persistent_workers=dataloader.persistent_workers and workers > 0,
     )
+
+
+def _are_identical(dataloader: DataLoader[Any]) -> str:
+    """Whether other workers give the same batches: not if samples are random."""
+    try:
+        index = find_random(dataloader.dataset, dataloader.collate_fn)
+    except Exception as error:  # the collate function may not take a batch of one
+        return f"unknown: {_reason(error)}"
+    return "yes" if index is None else f"no, sample {index} is random"
 
 
 def _worker_counts(given: int) -> list[int]:
@@ -158,9 +195,15 @@ def _built(name: str, build: Callable[[], Any], stack: ExitStack) -> Candidate:
     started = time.perf_counter()
     try:
         loader = stack.enter_context(build())
-    except UserError as error:
-        return Candidate(name, refused=str(error).removeprefix(f"{name}: "))
-    return Candidate(name, BatchStream(loader), built_s=time.perf_counter() - started)
+    except Exception as error:  # a sample that the loop never reads may be broken
+        return Candidate(name, refused=_reason(error).removeprefix(f"{name}: "))
+    stream = BatchStream(loader)
+    stack.callback(stream.close)
+    return Candidate(name, stream, built_s=time.perf_counter() - started)
+
+
+def _reason(error: Exception) -> str:
+    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _batch_size(dataloader: DataLoader[Any]) -> int:

@@ -22,7 +22,7 @@ from vitmnist.data.collate import map_tensors
 from vitmnist.data.loaders.base import Loader
 from vitmnist.data.loaders.timing import BLOCKS, Step, calling, time_batches
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.alternatives import Candidate, Timed, candidates
+from vitmnist.diagnosis.alternatives import Candidate, Timed, WatchedStep, candidates
 from vitmnist.diagnosis.result import Diagnosis, Figure
 from vitmnist.diagnosis.stream import BatchStream
 from vitmnist.errors import ConfigError, DataError
@@ -67,7 +67,7 @@ def diagnose(
     place = _device_of(model, device)
     with ExitStack() as stack:
         stack.enter_context(_restored(loader, place, model, optimizer))
-        diagnosis = _measure(loader, calling(step), batches, seconds, place, data, stack)
+        diagnosis = _measure(loader, WatchedStep(calling(step)), batches, seconds, place, data, stack)
     if model is None:
         diagnosis.notes.append("the step has trained its model: give model= and optimizer= to have them restored")
     print(diagnosis)
@@ -76,7 +76,7 @@ def diagnose(
 
 def _measure(
     loader: Iterable[Any] | Loader,
-    step: Callable[[Any], object],
+    step: WatchedStep,
     batches: int,
     seconds: float,
     device: torch.device,
@@ -84,6 +84,7 @@ def _measure(
     stack: ExitStack,
 ) -> Diagnosis:
     stream = BatchStream(loader)
+    stack.callback(stream.close)
     first = next(stream.take(1), None)
     if not stream.taken:
         raise DataError("the loader has no batches")
@@ -101,8 +102,10 @@ def _measure(
     both = Timed(partial(stream.time_block, device=device, step=step))
     turns = [loading, alone, both]
     for other in others:
+        if not isinstance(loader, DataLoader):
+            other.identical = "not compared"  # nothing is known of the order of its batches
         if other.stream:
-            other.timed = Timed(partial(other.stream.time_block, device=device, step=step))
+            other.timed = Timed(partial(other.time_block, device=device, step=step))
             turns.append(other.timed)
     affordable = int(seconds / (BLOCKS * len(turns) * trained[0]))
     _take_turns(turns, min(max(affordable, 1), -(-batches // BLOCKS)))

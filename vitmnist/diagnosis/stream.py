@@ -89,6 +89,10 @@ class BatchStream:
         number = self.taken - before
         return (seconds / number, waiting / number) if number else None
 
+    def close(self) -> None:
+        """Drop the current epoch, and the workers that belong to it."""
+        self._iterator = None
+
     def _begin_epoch(self) -> None:
         if self.has_ended:
             return

@@ -1,0 +1,109 @@
+"""How exact `vitmnist.diagnose` is: sources and steps that sleep, so that the truth is known.
+
+    python benchmarks/diagnose.py --output benchmarks/results/diagnose-cpu.md
+
+T is compared with the same loop written by hand, over 100 batches after 20 that do not count; so is the time of `prefetch`
+that the diagnosis predicts, with a loop over `from_dataloader(dataloader, "prefetch")`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable
+from contextlib import redirect_stdout
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rounds import check_output, describe, publish, table
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitmnist import diagnose, from_dataloader
+from vitmnist.tracking.environment import describe_environment
+
+CASES = ((2, 20), (20, 2), (10, 10))  # milliseconds that loading and computing sleep for, per batch
+WARM_UP, BATCHES = 20, 100
+
+
+class Sleeping(Dataset[Any]):
+    """Samples whose batches take a given time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 3000
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((3,), float(index)), index
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        time.sleep(self.seconds)
+        return [self[index] for index in indices]
+
+
+class SleepingStep:
+    """A training step that takes a given time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, batch: Any) -> None:
+        time.sleep(self.seconds)
+
+
+def by_hand(loader: Iterable[Any], step: SleepingStep) -> float:
+    """Seconds per batch of a plain loop."""
+    batches = iter(loader)
+    for batch in islice(batches, WARM_UP):
+        step(batch)
+    started = time.perf_counter()
+    for batch in islice(batches, BATCHES):
+        step(batch)
+    return (time.perf_counter() - started) / BATCHES
+
+
+def measure(loading_ms: float, step_ms: float, workers: int, seconds: float) -> list[str]:
+    """A row of the table."""
+    dataloader = DataLoader(Sleeping(loading_ms / 1000), batch_size=10, shuffle=True, num_workers=workers)
+    step = SleepingStep(step_ms / 1000)
+    both_s = by_hand(dataloader, step)
+    with from_dataloader(dataloader, "prefetch", device="cpu") as prefetched:
+        prefetched_s = by_hand(prefetched, step)
+    with redirect_stdout(None):
+        found = diagnose(dataloader, step, seconds=seconds)
+    predicted = next(row.batch_s for row in found.alternatives if row.name == "prefetch")
+    assert predicted is not None
+    return [
+        f"{loading_ms:g}, {step_ms:g}, {workers}",
+        *(f"{1000 * figure.median:.2f}" for figure in (found.loading_s, found.step_s, found.batch_s)),
+        f"{1000 * both_s:.2f}",
+        f"{found.batch_s.median / both_s:.3f}",
+        f"{1000 * predicted.median:.2f}",
+        f"{1000 * prefetched_s:.2f}",
+        f"{predicted.median / prefetched_s:.3f}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each diagnosis")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    arguments = parser.parse_args()
+    if arguments.seconds <= 0:
+        parser.error("--seconds must be above 0")
+    check_output(parser, arguments.output)
+    rows = [measure(*case, workers, arguments.seconds) for workers in arguments.workers for case in CASES]
+    header = ["sleeps (loading, step, workers)", "T1", "T2", "T", "T by hand", "ratio"]
+    header += ["prefetch, predicted", "prefetch, by hand", "ratio"]
+    environment = describe_environment(torch.device("cpu"))
+    lines = ["# The figures of a diagnosis against the truth", "", describe(environment, "Milliseconds per batch."), ""]
+    publish("\n".join([*lines, *table(header, rows), ""]), arguments.output)
+
+
+if __name__ == "__main__":
+    main()
