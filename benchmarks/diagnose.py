@@ -2,8 +2,8 @@
 
     python benchmarks/diagnose.py --output benchmarks/results/diagnose-cpu.md
 
-T is compared with the same loop written by hand, over 100 batches after 20 that do not count; so is the time of `prefetch`
-that the diagnosis predicts, with a loop over `from_dataloader(dataloader, "prefetch")`.
+T is compared with the same loop written by hand, over 100 batches after 20 that do not count. The predicted time of
+`prefetch` is compared with a loop over `from_dataloader(dataloader, "prefetch")`.
 """
 
 from __future__ import annotations
