@@ -21,6 +21,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import PLAIN, REPOSITORY, Train, result_of, start_program
+from tests.support.pages import apply_diff, blocks, write_block
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.models.vit import ViT, ViTOptions
@@ -38,10 +39,6 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
     "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
 }
-
-
-def blocks(language: str, page: Path) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def commands(start: str) -> list[list[str]]:
@@ -112,7 +109,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("arguments", commands("python -m"), ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    # tests/diagnosis/test_stories.py runs the command on a script.
+    [arguments for arguments in commands("python -m") if arguments[0] != "vitmnist.diagnose"],
+    ids=" ".join,
+)
 def test_documented_commands_on_a_trained_run_work(
     arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,12 +206,9 @@ def extended_copy(folder: Path) -> Path:
         shutil.copy(REPOSITORY / name, folder)
     page = REPOSITORY / "docs" / "extending.md"
     for content in blocks("python", page) + blocks("yaml", page):
-        (folder / content.partition("\n")[0].removeprefix("# ")).write_text(content)
-    for name, *lines in map(str.splitlines, blocks("diff", page)):
-        file = folder / name.removeprefix("# ")
-        before, after = ("".join(f"{line[1:]}\n" for line in lines if line[0] in kinds) for kinds in (" -", " +"))
-        assert file.read_text().count(before) == 1, f"{file}: {before}"
-        file.write_text(file.read_text().replace(before, after))
+        write_block(folder, content)
+    for diff in blocks("diff", page):
+        apply_diff(folder, diff)
     return folder
 
 

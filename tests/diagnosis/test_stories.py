@@ -1,0 +1,96 @@
+"""The stories of docs/diagnose.md: each script has the limit that the page says, and another one after the change."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.conftest import REPOSITORY
+from tests.support.pages import apply_diff, blocks, write_block
+
+PAGE = REPOSITORY / "docs" / "diagnose.md"
+FEW = ["--steps=15", "--warm-up=2"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the scripts of the page, and with 160 JPEG files for the one that reads files."""
+    for content in blocks("python", PAGE):
+        if content.startswith("# "):
+            write_block(tmp_path, content)
+    photo = tmp_path / "photo.jpg"
+    Image.merge("RGB", [Image.effect_noise((500, 375), 40) for _ in range(3)]).save(photo)
+    for number in range(160):
+        copy = tmp_path / "photos" / f"class {number % 4}" / f"{number}.jpg"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, copy)
+    return tmp_path
+
+
+def changes(script: str) -> list[str]:
+    """The diffs of a script, in the order of the page."""
+    return [diff for diff in blocks("diff", PAGE) if diff.startswith(f"# {script}\n")]
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What Python prints, when it ends well."""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def observe(folder: Path, script: str) -> str:
+    """What the command of the page prints about a script, over few steps."""
+    documented = re.findall(rf"^\$ python (-m vitmnist\.diagnose .*){script}\b", PAGE.read_text(), re.MULTILINE)
+    (options,) = set(documented)
+    return run(folder, *options.split(), *FEW, script)
+
+
+def limit(printed: str) -> str:
+    """input-bound, balanced or compute-bound."""
+    (found,) = re.findall(r"([\w-]+): \d+% of the time is spent waiting", printed)
+    return found
+
+
+@pytest.mark.slow  # each of the four processes imports torch
+@pytest.mark.parametrize(
+    ("script", "before", "after"),
+    [("norms.py", "compute-bound", "balanced"), ("signals.py", "input-bound", "compute-bound")],
+)
+def test_a_script_has_another_limit_after_its_change(folder: Path, script: str, before: str, after: str) -> None:
+    assert limit(observe(folder, script)) == before
+    for diff in changes(script):
+        apply_diff(folder, diff)
+    assert limit(observe(folder, script)) == after
+
+
+def test_readme_shows_the_command_of_the_first_story() -> None:
+    lines = "".join(blocks("bash", REPOSITORY / "README.md")).splitlines()
+    (command,) = (line for line in lines if "vitmnist.diagnose" in line)
+    assert f"$ {command}\n" in PAGE.read_text()
+
+
+def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
+    assert limit(observe(folder, "photos.py")) == "input-bound"
+    for diff in changes("photos.py"):
+        apply_diff(folder, diff)
+    assert limit(run(folder, "photos.py")) == "compute-bound"
+
+
+@pytest.mark.slow  # it measures seven ways to load
+def test_diagnosis_of_photos_finds_loaders_with_the_same_batches(folder: Path) -> None:
+    apply_diff(folder, changes("photos.py")[0])
+    printed = run(folder, "photos.py")
+    assert limit(printed) == "input-bound"
+    for loader in ("ram", "cache", "prefetch", "DataLoader, num_workers=2"):
+        assert re.search(rf"^{loader} .* yes$", printed, re.MULTILINE), printed

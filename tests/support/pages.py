@@ -1,0 +1,24 @@
+"""The code blocks of a page of the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def blocks(language: str, page: Path) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def write_block(folder: Path, content: str) -> None:
+    """Write a block whose first line is the comment `# NAME` to the file of this name."""
+    (folder / content.partition("\n")[0].removeprefix("# ")).write_text(content)
+
+
+def apply_diff(folder: Path, diff: str) -> None:
+    """Change a file as a block in `diff` says, whose first line is `# NAME`."""
+    name, *lines = diff.splitlines()
+    file = folder / name.removeprefix("# ")
+    before, after = ("".join(f"{line[1:]}\n" for line in lines if line[0] in kinds) for kinds in (" -", " +"))
+    assert file.read_text().count(before) == 1, f"{file}: {before}"
+    file.write_text(file.read_text().replace(before, after))
