@@ -114,7 +114,8 @@ def test_model_optimizer_and_random_generators_are_restored() -> None:
         assert torch.equal(was, now) if isinstance(was, Tensor) else was == now
     assert not model.training
     assert not found.notes
-    assert "give model= and optimizer=" in brief(DataLoader(Samples(), 4), step).notes[0]
+    assert "give model= and optimizer= to have" in brief(DataLoader(Samples(), 4), step).notes[0]
+    assert "give optimizer= to have" in brief(DataLoader(Samples(), 4), step, model=model).notes[0]
 
 
 @pytest.mark.parametrize(

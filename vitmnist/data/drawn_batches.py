@@ -22,23 +22,19 @@ class DrawnBatches:
         self.size = len(dataloader.dataset)  # type: ignore[arg-type]
         self.batch_size = dataloader.batch_size or 1
         self.seed = 0
-        # Iterating it draws from the random generators as iterating the original does.
-        self._indices: DataLoader[Any] = DataLoader(
-            range(self.size),  # type: ignore[arg-type]
-            batch_sampler=dataloader.batch_sampler,
-            collate_fn=torch.tensor,
-            generator=dataloader.generator,
-        )
+        self._dataloader = dataloader
         self._epochs: dict[int, list[Tensor]] = {}
         self._next = count()
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._dataloader)
 
     def draw(self) -> int:
         """Draw the indices of the next epoch; returns its number."""
         number = next(self._next)
-        self._epochs[number] = list(self._indices)
+        # A DataLoader draws a seed for its workers before it iterates its sampler; so the order is the same.
+        torch.empty((), dtype=torch.int64).random_(generator=self._dataloader.generator)
+        self._epochs[number] = [torch.tensor(list(batch)) for batch in self._dataloader.batch_sampler or ()]
         return number
 
     def batches(self, number: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[Tensor]:

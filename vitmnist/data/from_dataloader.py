@@ -243,6 +243,7 @@ def _decode(dataloader: DataLoader[Any], layout: BatchLayout) -> Iterator[tuple[
         timeout=dataloader.timeout,
         generator=torch.Generator(),
     )
+    chunks.is_internal = True  # python -m vitmnist.diagnose observes the user's alone
     size = len(dataloader.dataset)  # type: ignore[arg-type]
     with preserved_generators():
         for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):

@@ -11,7 +11,7 @@ from vitmnist.diagnosis.verdict import milliseconds
 NOTICEABLE_STALL = 0.05  # the share of an epoch that the wait for its first batch must take
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
 PROFILE = (
-    "with torch.profiler.profile() as profile: step(batch)\n"
+    "with torch.profiler.profile() as profile: ...  # a few of your training steps\n"
     'print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))'
 )
 

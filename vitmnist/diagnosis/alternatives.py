@@ -49,10 +49,12 @@ class Timed:
 
     Args:
         time_block: times so many batches; None if there are none left.
+        settle_s: seconds that queues take to fill again, which must not disturb what is timed next.
         cores: processor cores that were busy in each block.
     """
 
     time_block: Callable[[int], Block | None]
+    settle_s: float = 0.0
     blocks: list[Block] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
 

@@ -28,6 +28,8 @@ from vitmnist.diagnosis.stream import BatchStream
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.device import accelerator_of, choose_device
 
+MOST_SETTLE_S = 0.5
+
 
 def diagnose(
     loader: Iterable[Any] | Loader,
@@ -68,8 +70,10 @@ def diagnose(
     with ExitStack() as stack:
         stack.enter_context(_restored(loader, place, model, optimizer))
         diagnosis = _measure(loader, WatchedStep(calling(step)), batches, seconds, place, data, stack)
-    if model is None:
-        diagnosis.notes.append("the step has trained its model: give model= and optimizer= to have them restored")
+    if model is None or optimizer is None:
+        missing = [name for name, value in (("model", model), ("optimizer", optimizer)) if value is None]
+        given = " and ".join(f"{name}=" for name in missing)
+        diagnosis.notes.append(f"the step has trained: give {given} to have what it changed restored")
     print(diagnosis)
     return diagnosis
 
@@ -97,15 +101,18 @@ def _measure(
     if dataloader is not None:
         others = candidates(dataloader, loaded[0], trained[1] / trained[0], seconds, device, stack)
 
-    loading = Timed(partial(stream.time_block, device=device))
+    def settle_s(one: BatchStream) -> float:
+        return min(one.buffered * loaded[0], MOST_SETTLE_S)
+
+    loading = Timed(partial(stream.time_block, device=device), settle_s(stream))
     alone = Timed(partial(_time_resident, resident, device=device, step=step))
-    both = Timed(partial(stream.time_block, device=device, step=step))
+    both = Timed(partial(stream.time_block, device=device, step=step), settle_s(stream))
     turns = [loading, alone, both]
     for other in others:
         if not isinstance(loader, DataLoader):
             other.identical = "not compared"  # nothing is known of the order of its batches
         if other.stream:
-            other.timed = Timed(partial(other.time_block, device=device, step=step))
+            other.timed = Timed(partial(other.time_block, device=device, step=step), settle_s(other.stream))
             turns.append(other.timed)
     affordable = int(seconds / (BLOCKS * len(turns) * trained[0]))
     _take_turns(turns, min(max(affordable, 1), -(-batches // BLOCKS)))
@@ -123,6 +130,7 @@ def _take_turns(turns: list[Timed], size: int) -> None:
         if block := timed.time_block(size):
             timed.blocks.append(block)
             timed.cores.append((_cpu_seconds() - cpu_s) / (time.perf_counter() - started))
+        time.sleep(timed.settle_s)
 
 
 def _diagnosis(
@@ -139,6 +147,7 @@ def _diagnosis(
         100 * min(max((t1 + t2 - t) / min(t1, t2), 0.0), 1.0)
         for (t1, _), (t2, _), (t, _) in zip(loading.blocks, alone.blocks, both.blocks, strict=False)
     ]
+    can_tell = batch_s.high - batch_s.low < min(loading_s.median, step_s.median) / 2
     notes = []
     if stream.has_ended:
         notes.append(f"the loader ended after {stream.taken} batches and cannot begin again, so few were timed")
@@ -150,7 +159,7 @@ def _diagnosis(
         step_s,
         batch_s,
         waiting_s=Figure.of([waiting for _, waiting in both.blocks]),
-        overlap_pct=Figure.of(overlaps),
+        overlap_pct=Figure.of(overlaps) if can_tell else None,
         first_batch_s=Figure.of(stream.first_batch_s),
         cores_busy=Figure.of(both.cores),
         device=str(device),
@@ -168,11 +177,10 @@ def _time_resident(
 
 def _cpu_seconds() -> float:
     """Processor time of this process and its living children so far."""
-    process = psutil.Process()
-    total = 0.0
-    for one in (process, *process.children(recursive=True)):
+    total = time.process_time()
+    for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
+            times = child.cpu_times()  # in steps of 10 ms
             total += times.user + times.system
     return total
 

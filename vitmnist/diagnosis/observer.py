@@ -82,7 +82,8 @@ class Observer:
         iterate, create_fetcher = module.DataLoader.__iter__, module._DatasetKind.create_fetcher
 
         def observed_iter(loader: Any) -> Any:
-            if os.getpid() != self._process:  # a worker or rank that was forked has no report
+            # A worker or rank that was forked has no report.
+            if os.getpid() != self._process or getattr(loader, "is_internal", False):
                 return iterate(loader)
             observation = self._observation_of(loader)
             if observation.is_complete:

@@ -26,7 +26,9 @@ class Figure:
         return cls(median(values), min(values), max(values))
 
     def text(self, scale: float = 1.0, unit: str = "") -> str:
-        """`median unit (low–high)`."""
+        """`median unit (low–high)`; without the range if it is a single value."""
+        if self.low == self.high:
+            return f"{scale * self.median:.3g}{unit}"
         return f"{scale * self.median:.3g}{unit} ({scale * self.low:.3g}–{scale * self.high:.3g})"
 
 
@@ -61,7 +63,8 @@ class Diagnosis:
         step_s: T2, the step over one batch that is already on the device.
         batch_s: T, both together.
         waiting_s: the part of T that the step waits for its batch.
-        overlap_pct: how much of the shorter of T1 and T2 is hidden behind the other; 0 is one after the other.
+        overlap_pct: how much of the shorter of T1 and T2 is hidden behind the other; 0 is one after the other. None
+            if T varies by half of it or more, which hides the difference.
         first_batch_s: from the start of an epoch to its first batch.
         cores_busy: processor cores in use on average while loading and computing, those of workers included.
         alternatives: other ways to load the same batches, the fastest first.
@@ -72,7 +75,7 @@ class Diagnosis:
     step_s: Figure
     batch_s: Figure
     waiting_s: Figure
-    overlap_pct: Figure
+    overlap_pct: Figure | None
     first_batch_s: Figure
     cores_busy: Figure
     device: str
@@ -102,7 +105,10 @@ class Diagnosis:
                 f"{1000 * max(t1.median, t2.median):.3g} ms, {1000 * (t1.median + t2.median):.3g} ms",
             ),
             ("waiting for data", Figure(*share).text(unit="%")),
-            ("loading that overlaps with computing", self.overlap_pct.text(unit="%")),
+            (
+                "loading that overlaps with computing",
+                self.overlap_pct.text(unit="%") if self.overlap_pct else "cannot be told",
+            ),
             ("first batch of an epoch", self.first_batch_s.text(1000, " ms")),
             ("batches per second", Figure(1 / both.median, 1 / both.high, 1 / both.low).text()),
             ("CPU cores busy", self.cores_busy.text()),

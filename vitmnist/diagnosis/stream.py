@@ -84,6 +84,8 @@ class BatchStream:
         if self._length is not None:
             ahead = min(ahead, self._length - 1)  # leaves at least one to time
         time_batches(self.take(ahead), device, step)
+        if self._left is not None:
+            size = min(size, self._left)  # beyond the last batch, the workers' end would be timed too
         before = self.taken
         seconds, waiting = time_batches(self.take(size), device, step)
         number = self.taken - before
