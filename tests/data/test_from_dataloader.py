@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class Ranks:
             Padding(),
             r"^ram: batch is torch.float32 \[3\] per sample in one batch, and torch.float32 \[2\] in another; use",
         ),
-        (Ranks(), r"^ram: batch depends on the other samples of its batch, .*; use loader='prefetch'"),
+        (Ranks(), r"^ram: batch of samples 13, 4, 19, … is not what the .* use loader='prefetch'"),
         (
             lambda samples: {"text": ["a"] * len(samples)},
             r"batch\['text'\]\[0\] is a str, and only tensors can be kept",
@@ -171,6 +171,74 @@ def test_batches_that_are_no_rows_of_tensors_are_refused(collate: Any, message: 
         from_dataloader(dataloader, "ram", device="cpu")
     with from_dataloader(dataloader, "auto", device="cpu") as replacement:
         assert replacement.loader == "prefetch"
+
+
+class Truncated:
+    """Pads to the longest sample, of which most have the greatest length: in a large batch there is always one."""
+
+    def __call__(self, samples: list[tuple[Tensor, int]]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(
+            [torch.ones(min(1 + label, 5)) for _, label in samples], batch_first=True
+        )
+
+
+class Mixed:
+    """Mixes each sample with another one, by a random share: a batch of one does not show it."""
+
+    def __call__(self, samples: list[tuple[Tensor, int]]) -> Tensor:
+        images = torch.stack([image.float() for image, _ in samples])
+        return images.lerp(images.flip(0), torch.rand(()).item())
+
+
+class Marked(Tensor):
+    """A tensor that carries a meaning, as those of torchvision do."""
+
+
+def test_batches_that_differ_only_sometimes_are_refused() -> None:
+    with pytest.raises(DataError, match=r"ram: batch is torch\.float32"):
+        from_dataloader(DataLoader(Pairs(), 20, collate_fn=Truncated()), "ram", device="cpu")
+    for name in ("ram", "prefetch"):
+        with pytest.raises(ConfigError, match=f"^{name}: the collate function is random"):
+            from_dataloader(DataLoader(Pairs(), 20, collate_fn=Mixed()), name, device="cpu")
+    as_marked = DataLoader(Pairs(), 20, collate_fn=lambda samples: torch.ones(len(samples)).as_subclass(Marked))
+    with pytest.raises(DataError, match="batch is a Marked, and only tensors can be kept"):
+        from_dataloader(as_marked, "ram", device="cpu")
+
+
+def test_a_mapping_keeps_its_type_through_prefetch() -> None:
+    dataloader = DataLoader(Pairs(), 20, collate_fn=lambda samples: OrderedDict(x=torch.ones(len(samples))))
+    with from_dataloader(dataloader, "prefetch", device="cpu") as replacement:
+        assert {type(batch) for batch in replacement} == {OrderedDict}
+
+
+@pytest.mark.parametrize("name", ["ram", "prefetch"])
+def test_the_loops_own_random_numbers_are_left_alone(name: str) -> None:
+    """Dropout masks, drawn while batches are made in the background."""
+    masks = []
+    for replaced in (False, True):
+        dataloader = DataLoader(Pairs(), 1, shuffle=True)
+        torch.manual_seed(2)
+        loader = from_dataloader(dataloader, name, device="cpu") if replaced else dataloader
+        torch.manual_seed(3)
+        masks.append([torch.rand(4).tolist() for _ in loader])
+    assert masks[0] == masks[1]
+
+
+@pytest.mark.parametrize("end", [1, 4, 99])
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_the_order_is_the_same_after_an_epoch_that_was_left_early(settings: dict[str, Any], end: int) -> None:
+    orders = []
+    for replaced in (False, True):
+        generator = torch.Generator().manual_seed(1)
+        dataloader = DataLoader(Pairs(), 7, shuffle=True, generator=generator, **settings)
+        loader = from_dataloader(dataloader, "ram", device="cpu") if replaced else dataloader
+        orders.append([[labels.tolist() for _, (_, labels) in zip(range(end), loader)] for _ in range(3)])  # noqa: B905
+    assert orders[0] == orders[1]
+
+
+class Shuffled(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
 
 
 class Endless(IterableDataset[int]):
@@ -191,6 +259,7 @@ class Endless(IterableDataset[int]):
         (DataLoader(Pairs(), batch_size=None), "ram", "batch_size=None leaves batches to the data set"),
         ([1, 2], "ram", "must be a torch.utils.data.DataLoader, found list"),
         (DataLoader([]), "ram", "its data set is empty"),
+        (Shuffled(Pairs()), "ram", "Shuffled iterates in its own way"),
     ],
 )
 def test_what_cannot_be_replaced_is_refused(dataloader: Any, name: str, message: str) -> None:

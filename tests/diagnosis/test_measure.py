@@ -62,7 +62,7 @@ def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
     assert {"prefetch", "ram", "cache", "DataLoader, num_workers=2"} <= rows.keys()
     assert all(row.identical == "yes" and row.refused is None for row in rows.values())
     assert found.alternatives[0].name in ("ram", "cache")
-    assert rows["ram"].epoch_s == pytest.approx(15 * rows["ram"].batch_s.median)
+    assert rows["ram"].epoch_s > 14 * rows["ram"].batch_s.median
     assert rows["ram"].memory_bytes == 60 * (3 * 4 + 8)
     assert rows["ram"].set_up_s > SLOW_S
     printed = capsys.readouterr().out
@@ -107,13 +107,13 @@ def test_model_optimizer_and_random_generators_are_restored() -> None:
         weights = [value.clone() for value in model.state_dict().values()]
         return [*generators, *weights, optimizer.state_dict()["state"], [one.grad for one in model.parameters()]]
 
-    model.eval()
+    model[1].eval()  # the dropout alone, as one freezes a layer
     before = state()
     found = brief(DataLoader(Samples(), 4, shuffle=True, generator=generator), step, model=model, optimizer=optimizer)
     for was, now in zip(before, state(), strict=True):
         assert torch.equal(was, now) if isinstance(was, Tensor) else was == now
-    assert not model.training
-    assert not found.notes
+    assert [one.training for one in model] == [True, False]
+    assert not [note for note in found.notes if "optimizer=" in note]
     assert "give model= and optimizer= to have" in brief(DataLoader(Samples(), 4), step).notes[0]
     assert "give optimizer= to have" in brief(DataLoader(Samples(), 4), step, model=model).notes[0]
 
@@ -240,3 +240,30 @@ def test_an_alternative_that_fails_is_refused_alone() -> None:
     assert found.verdict.startswith("input-bound")
     assert rows["DataLoader, num_workers=2"].refused.startswith("OSError: Caught OSError in DataLoader worker process")
     assert rows["ram"].refused == "OSError: the file is only here"
+
+
+def test_a_loop_keeps_its_persistent_workers() -> None:
+    loader = DataLoader(Samples(), 4, shuffle=True, num_workers=1, persistent_workers=True)
+    brief(loader)
+    assert loader._iterator is None
+
+
+class Halved(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return (images / 2 for images, _ in super().__iter__())
+
+
+def test_a_dataloader_that_iterates_in_its_own_way_has_no_alternatives() -> None:
+    assert not brief(Halved(Samples(), 4)).alternatives
+
+
+def test_the_wait_at_the_start_of_short_epochs_is_part_of_the_verdict() -> None:
+    class Stalls:
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[int]:
+            time.sleep(10 * SLOW_S)
+            yield from range(4)
+
+    assert "the first batch of an epoch takes" in brief(Stalls()).verdict

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -47,8 +48,13 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {key: map_tensors(function, value) for key, value in batch.items()}
+        parts = {key: map_tensors(function, value) for key, value in batch.items()}
+        if isinstance(batch, MutableMapping) and type(batch) is not dict:
+            mapped = copy(batch)  # keeps its type, as torch's pin_memory does
+            mapped.update(parts)
+            return mapped
+        return parts
     if isinstance(batch, (list, tuple)):
-        parts = [map_tensors(function, value) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)  # a namedtuple has fields
+        values = [map_tensors(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)  # a namedtuple has fields
     return batch

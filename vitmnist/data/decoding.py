@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -10,12 +11,13 @@ from torch.utils.data import Dataset
 
 from vitmnist.data.batch_layout import find_difference
 from vitmnist.data.collate import collate_samples
-from vitmnist.data.seeding import read_samples
+from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 
 CHUNK = 256  # samples decoded at a time
 PROBES = 32  # samples compared between two epochs
+BATCHED = 4  # of them in a batch that is made twice
 
 
 def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: int) -> tuple[Tensor, Tensor]:
@@ -92,16 +94,16 @@ def estimate_nbytes(dataset: Dataset[Any], seed: int) -> int:
 
 def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:
     """Raise `ConfigError` if samples are random: a loader that decodes once would repeat one version of them."""
-    if (index := find_random(dataset, collate_samples, seed)) is not None:
+    if random := find_random(dataset, collate_samples, seed):
         raise ConfigError(
-            f"{loader}: sample {index} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
+            f"{loader}: {random} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
             "choose disk or prefetch of disk, or augment batches on the device (data/augment); frozen=True keeps the "
             "version of epoch 0"
         )
 
 
-def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int = 0) -> int | None:
-    """The index of a random sample; None if none was found.
+def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int = 0) -> str | None:
+    """What is random, a sample or how a batch is made of samples; None if nothing was found.
 
     Reads up to 32 evenly spread samples as epochs 0 and 1 have them. A transform that changes one sample in ten is
     missed once in a thousand times.
@@ -110,8 +112,15 @@ def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed
         collate: makes a batch of a list of samples, in which they are compared.
     """
     size = len(dataset)  # type: ignore[arg-type]
-    for index in sorted({probe * size // PROBES for probe in range(PROBES)}) if size else ():
-        first, second = (collate(read_samples(dataset, [index], seed, epoch)) for epoch in (0, 1))
-        if find_difference(first, second):
-            return index
+    probes = sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
+    with preserved_generators():
+        for index in probes:
+            first, second = (collate(read_samples(dataset, [index], seed, epoch)) for epoch in (0, 1))
+            if find_difference(first, second):
+                return f"sample {index}"
+        # A mix of samples shows only in a batch of several; they may be too different in size to make one.
+        with suppress(Exception):
+            samples = read_samples(dataset, probes[:BATCHED], seed, epoch=0)
+            if find_difference(collate(samples), collate(samples)):
+                return "the collate function"
     return None

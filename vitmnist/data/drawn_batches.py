@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -11,34 +12,61 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitmnist.config.schema import Shuffle
+from vitmnist.errors import DataError
 
 
 class DrawnBatches:
-    """The batches of indices of a DataLoader's own batch sampler, in place of an `EpochSampler`."""
+    """The indices of a DataLoader's batches, drawn as it would draw them; loaders take it for their sampler.
 
-    shuffle = Shuffle.batch  # their sizes may differ, so loaders take them one by one
+    Its sampler may draw from random generators that others use too. So it is asked for an index batch exactly when the
+    DataLoader would ask: as many ahead as its workers begin with, then one for each batch that is delivered.
 
-    def __init__(self, dataloader: DataLoader[Any]) -> None:
+    Args:
+        least_ahead: how many index batches are drawn ahead at least.
+    """
+
+    shuffle = Shuffle.batch  # the sizes of batches may differ, so loaders take them one by one
+    seed = 0  # of random samples, of which there are none
+
+    def __init__(self, dataloader: DataLoader[Any], least_ahead: int = 0) -> None:
         self.size = len(dataloader.dataset)  # type: ignore[arg-type]
         self.batch_size = dataloader.batch_size or 1
-        self.seed = 0
         self._dataloader = dataloader
-        self._epochs: dict[int, list[Tensor]] = {}
-        self._next = count()
+        self._ahead = max(dataloader.num_workers * (dataloader.prefetch_factor or 0), least_ahead)
+        self._begun: dict[int, tuple[deque[Any], Iterator[Any]]] = {}
+        self._numbers = count()
+        self._has_seed = False
 
     def __len__(self) -> int:
         return len(self._dataloader)
 
-    def draw(self) -> int:
-        """Draw the indices of the next epoch; returns its number."""
-        number = next(self._next)
-        # A DataLoader draws a seed for its workers before it iterates its sampler; so the order is the same.
-        torch.empty((), dtype=torch.int64).random_(generator=self._dataloader.generator)
-        self._epochs[number] = [torch.tensor(list(batch)) for batch in self._dataloader.batch_sampler or ()]
+    def begin_epoch(self) -> int:
+        """Draw what the DataLoader draws when it is iterated; returns the number to give to `batches`."""
+        number, dataloader = next(self._numbers), self._dataloader
+        if not (self._has_seed and dataloader.persistent_workers):  # the seed of its workers, which these keep
+            torch.empty((), dtype=torch.int64).random_(generator=dataloader.generator)
+        self._has_seed = True
+        batches = iter(dataloader.batch_sampler or ())
+        self._begun[number] = deque(islice(batches, self._ahead)), batches
         return number
 
     def batches(self, number: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-        """The indices of each batch of an epoch that was drawn: int64 `[B]`."""
-        drawn = self._epochs.pop(number)[start:]
-        sizes = [len(indices) for indices in drawn]
-        yield from torch.cat([torch.arange(0), *drawn]).to(device).split(sizes)
+        """The indices of each batch of an epoch that was begun: int64 `[B]`.
+
+        Raises:
+            DataError: they are not whole numbers.
+        """
+        ahead, batches = self._begun.pop(number)
+        if not self._ahead:
+            yield from (self._as_indices(batch, device) for batch in batches)
+        while ahead:
+            batch = ahead.popleft()
+            ahead.extend(islice(batches, 1))
+            yield self._as_indices(batch, device)
+
+    def _as_indices(self, batch: Any, device: torch.device | str) -> Tensor:
+        try:
+            indices = torch.tensor([int(index) for index in batch], dtype=torch.int64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the batch sampler gives {batch}, not the indices of samples") from error
+        return torch.where(indices < 0, indices + self.size, indices).to(device, non_blocking=True)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from vitmnist.data.batch_layout import BatchLayout, find_difference
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
-from vitmnist.data.decoding import CHUNK, find_random, load_chunks
+from vitmnist.data.decoding import CHUNK, PROBES, find_random, load_chunks
 from vitmnist.data.drawn_batches import DrawnBatches
 from vitmnist.data.loaders.base import LOADERS, Loader
 from vitmnist.data.loaders.cache import CacheOptions
@@ -26,7 +26,7 @@ from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.loaders.prefetch import PrefetchOptions, Producer
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import ConfigError, DataError, UserError, choices
+from vitmnist.errors import ConfigError, DataError, UserError, choices, first_line
 from vitmnist.runtime.device import accelerator_of, choose_device
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 
@@ -52,7 +52,8 @@ def from_dataloader(
 
     Args:
         loader: gpu_slice, ram and cache decode each sample once, with the workers of the DataLoader, and keep it on the
-            device, in memory, or in a memory-mapped file. prefetch decodes as before, but in a background thread. auto
+            device, in memory, or in a memory-mapped file. prefetch decodes as before, but in a background thread, a few
+            batches ahead: if an epoch is left early, the sampler has drawn more than the DataLoader's would have. auto
             takes the first that fits: gpu_slice (with a GPU), ram, cache; or prefetch if the samples cannot be kept.
         device: where the batches are delivered; auto is the first CUDA device, or the CPU.
         folder: of the files of cache.
@@ -67,7 +68,7 @@ def from_dataloader(
     allowed = (*KEEPS_SAMPLES, "prefetch", "auto")
     if loader not in allowed:
         raise ConfigError(f"loader={loader}: {choices(loader, allowed)}")
-    _check_map_style(dataloader)
+    check_replaceable(dataloader)
     place = choose_device(str(device))
     if loader == "prefetch":
         return PrefetchedDataLoader(dataloader, place)
@@ -129,25 +130,13 @@ class KeptDataLoader(ReplacedDataLoader):
         self, dataloader: DataLoader[Any], loader: str, device: torch.device, folder: str, fingerprint: str | None
     ) -> None:
         super().__init__(dataloader, loader)
-        if (index := find_random(dataloader.dataset, dataloader.collate_fn)) is not None:
-            raise ConfigError(
-                f"{loader}: sample {index} is random: it differs when it is read twice, and {loader} would repeat one "
-                "version of it; use loader='prefetch', or move the random transform from the samples to the batches "
-                "on the device"
-            )
-        size = len(dataloader.dataset)  # type: ignore[arg-type]
-        first = range(min(size, 2))
         try:
-            self._layout = BatchLayout.of(read_batch(dataloader, first), len(first))
-            decode = partial(_decode, dataloader, self._layout)
-            if loader == "cache":
-                tensors = _map(decode, Path(folder).expanduser(), fingerprint or _fingerprint_of(dataloader), size)
-            else:
-                check_fits(loader, Memory(host=self._layout.nbytes * size), device)
-                tensors = load_chunks(decode(), size)
-            self._check_batches(tensors)
-        except DataError as error:
-            raise DataError(f"{loader}: {error}; use loader='prefetch', which keeps no samples") from error
+            tensors = self._decode_once(Path(folder).expanduser(), fingerprint, device)
+        except (ConfigError, OSError):
+            raise
+        except Exception as error:  # samples and collate function may fail in any way
+            reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
+            raise DataError(f"{loader}: {reason}; use loader='prefetch', which keeps no samples") from error
         self._sampler = DrawnBatches(dataloader)
         self._loader: Loader
         if loader == "gpu_slice":
@@ -156,7 +145,7 @@ class KeptDataLoader(ReplacedDataLoader):
             self._loader = HostLoader(tensors, self._sampler, device)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._loader.epoch(self._sampler.draw())
+        batches = self._loader.epoch(self._sampler.begin_epoch())
         return (self._layout.unpack(*rows) for rows in batches)
 
     @property
@@ -167,13 +156,42 @@ class KeptDataLoader(ReplacedDataLoader):
     def close(self) -> None:
         self._loader.close()
 
+    def _decode_once(self, folder: Path, fingerprint: str | None, device: torch.device) -> TensorSet:
+        """All samples as rows of two tensors, compared with batches of the DataLoader's own."""
+        dataloader, name = self.dataloader, self.loader
+        if hasattr(dataloader.dataset, "set_epoch"):
+            raise ConfigError(f"{name}: the data set has set_epoch: its samples change; use loader='prefetch'")
+        if random := find_random(dataloader.dataset, dataloader.collate_fn):
+            raise ConfigError(
+                f"{name}: {random} is random: it differs when it is read twice, and {name} would repeat one version of "
+                "it; use loader='prefetch', or move the random transform from the samples to the batches on the device"
+            )
+        size = len(dataloader.dataset)  # type: ignore[arg-type]
+        first = range(min(size, 2))
+        self._layout = BatchLayout.of(read_batch(dataloader, first), len(first))
+        decode = partial(_decode, dataloader, self._layout)
+        if name == "cache":
+            fingerprint = fingerprint or _fingerprint_of(dataloader)
+            tensors = _map(decode, folder, fingerprint and f"{fingerprint}, {size} samples, {self._layout.forms}")
+        else:
+            check_fits(name, Memory(host=self._layout.nbytes * size), device)
+            tensors = load_chunks(decode(), size)
+        self._check_batches(tensors)
+        return tensors
+
     def _check_batches(self, tensors: TensorSet) -> None:
         """Raise `DataError` if a batch of the decoded samples is not what the collate function makes of them."""
         shuffled = torch.randperm(len(tensors), generator=torch.Generator().manual_seed(0))
-        for indices in shuffled.split(self.dataloader.batch_size or CHUNK)[:COMPARED]:
+        # Batches of one too: where a batch is padded to its longest sample, all large ones may be equally long.
+        batches = [*shuffled.split(self.dataloader.batch_size or CHUNK)[:COMPARED], *shuffled[:PROBES].split(1)]
+        for indices in batches:
             found = self._layout.unpack(tensors.images[indices], tensors.labels[indices])
             if place := find_difference(found, read_batch(self.dataloader, indices.tolist())):
-                raise DataError(f"{place} depends on the other samples of its batch, or on what was read before")
+                named = ", ".join(map(str, indices[:3].tolist()))
+                raise DataError(
+                    f"{place} of samples {named}, … is not what the DataLoader makes of them: it depends on the other "
+                    "samples of the batch, or fingerprint= names other contents"
+                )
 
 
 class PrefetchedDataLoader(ReplacedDataLoader):
@@ -182,12 +200,12 @@ class PrefetchedDataLoader(ReplacedDataLoader):
     def __init__(self, dataloader: DataLoader[Any], device: torch.device) -> None:
         super().__init__(dataloader, "prefetch")
         has_workers = dataloader.num_workers > 0
-        if not has_workers and (index := find_random(dataloader.dataset, dataloader.collate_fn)) is not None:
+        if not has_workers and (random := find_random(dataloader.dataset, dataloader.collate_fn)):
             raise ConfigError(
-                f"prefetch: sample {index} is random, and with num_workers=0 it would share its random generators with "
-                "the training loop; give the DataLoader num_workers=1 or more"
+                f"prefetch: {random} is random, and with num_workers=0 it would share its random generators with the "
+                "training loop; give the DataLoader num_workers=1 or more"
             )
-        self._sampler = None if has_workers else DrawnBatches(dataloader)
+        self._sampler = None if has_workers else DrawnBatches(dataloader, least_ahead=1)
         in_queue = PrefetchOptions().queue_size + 1  # the thread holds one more, for which there is no room
         self.buffered = in_queue + dataloader.num_workers * (dataloader.prefetch_factor or 0)
         self._accelerator = accelerator_of(device)
@@ -195,12 +213,16 @@ class PrefetchedDataLoader(ReplacedDataLoader):
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
-        # Indices are drawn here, and not in the thread, which would share the random generators with the training loop.
+        # The epoch begins here, and not in the thread, which would share the random generators with the training loop.
         batches: Iterator[Any]
         if self._sampler:
-            drawn = self._sampler.batches(self._sampler.draw())
-            batches = (read_batch(self.dataloader, indices.tolist()) for indices in drawn)
+            drawn = self._sampler.batches(self._sampler.begin_epoch())
+            batches = (_read(self.dataloader, indices.tolist()) for indices in drawn)
         else:
+            if self.dataloader.persistent_workers:  # it has a single iterator, which no thread may use any more
+                for producer in list(self._producers):
+                    producer.stop()
+                    producer.join()
             batches = iter(self.dataloader)
         to_device = partial(map_tensors, self._accelerator.to_device)
         queue_size = PrefetchOptions().queue_size
@@ -221,14 +243,18 @@ def _run(producer: Producer) -> Iterator[Any]:
 
 
 def read_batch(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
-    """The batch that a `DataLoader` makes of these samples; leaves the global random generators alone."""
-    dataset: Any = dataloader.dataset
+    """The batch that a `DataLoader` makes of these samples; restores the global random generators."""
     with preserved_generators():
-        if hasattr(dataset, "__getitems__"):
-            samples = dataset.__getitems__(list(indices))
-        else:
-            samples = [dataset[index] for index in indices]
-        return dataloader.collate_fn(samples)
+        return _read(dataloader, indices)
+
+
+def _read(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
+    dataset: Any = dataloader.dataset
+    if hasattr(dataset, "__getitems__"):
+        samples = dataset.__getitems__(list(indices))
+    else:
+        samples = [dataset[index] for index in indices]
+    return dataloader.collate_fn(samples)
 
 
 def _decode(dataloader: DataLoader[Any], layout: BatchLayout) -> Iterator[tuple[Tensor, Tensor]]:
@@ -250,12 +276,8 @@ def _decode(dataloader: DataLoader[Any], layout: BatchLayout) -> Iterator[tuple[
             yield layout.pack(batch, min(CHUNK, size - number * CHUNK))
 
 
-def _map(
-    decode: Callable[[], Iterator[tuple[Tensor, Tensor]]], folder: Path, fingerprint: str | None, size: int
-) -> TensorSet:
-    if fingerprint is None:
-        return decode_temporarily(folder, decode)
-    return decode_once(folder, f"{fingerprint}, {size} samples in batches", decode).tensors
+def _map(decode: Callable[[], Iterator[tuple[Tensor, Tensor]]], folder: Path, fingerprint: str | None) -> TensorSet:
+    return decode_once(folder, fingerprint, decode).tensors if fingerprint else decode_temporarily(folder, decode)
 
 
 def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:
@@ -264,9 +286,15 @@ def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:
     return fingerprint if isinstance(fingerprint, str) and dataloader.collate_fn is default_collate else None
 
 
-def _check_map_style(dataloader: DataLoader[Any]) -> None:
+def check_replaceable(dataloader: DataLoader[Any]) -> None:
+    """Raise `ConfigError` or `DataError` if this DataLoader has no batches of samples with an index."""
     if not isinstance(dataloader, DataLoader):
         raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {type(dataloader).__name__}")
+    if type(dataloader).__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"dataloader: {type(dataloader).__name__} iterates in its own way; give the DataLoader that it wraps, or "
+            "build a plain one"
+        )
     if isinstance(dataloader.dataset, IterableDataset):
         raise ConfigError(
             "dataloader: its data set is an IterableDataset, whose samples have no index to find them by again"

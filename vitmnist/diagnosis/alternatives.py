@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class Candidate:
         if self.decoded is not None:
             missing = len(dataloader.dataset) - self.decoded  # type: ignore[arg-type]
             set_up_s = self.built_s + missing * loading_s / _batch_size(dataloader)
-        epoch_s = batch_s.median * len(dataloader)
+        epoch_s = median(self.stream.first_batch_s) + batch_s.median * (len(dataloader) - 1)
         return Alternative(self.name, batch_s, waiting_s, epoch_s, set_up_s, self.memory_bytes, self.identical)
 
 
@@ -143,6 +144,7 @@ def with_workers(dataloader: DataLoader[Any], workers: int) -> DataLoader[Any]:
         pin_memory=dataloader.pin_memory,
         timeout=dataloader.timeout if workers else 0,
         worker_init_fn=dataloader.worker_init_fn,
+        in_order=dataloader.in_order,
         multiprocessing_context=dataloader.multiprocessing_context if workers else None,
         generator=dataloader.generator,
         prefetch_factor=(dataloader.prefetch_factor or 2) if workers else None,
@@ -153,10 +155,10 @@ def with_workers(dataloader: DataLoader[Any], workers: int) -> DataLoader[Any]:
 def _are_identical(dataloader: DataLoader[Any]) -> str:
     """Whether other workers give the same batches: not if samples are random."""
     try:
-        index = find_random(dataloader.dataset, dataloader.collate_fn)
+        random = find_random(dataloader.dataset, dataloader.collate_fn)
     except Exception as error:  # the collate function may not take a batch of one
         return f"unknown: {_reason(error)}"
-    return "yes" if index is None else f"no, sample {index} is random"
+    return f"no, {random} is random" if random else "yes"
 
 
 def _worker_counts(given: int) -> list[int]:

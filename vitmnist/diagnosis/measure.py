@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from functools import partial
@@ -15,17 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from vitmnist.data.collate import map_tensors
+from vitmnist.data.from_dataloader import check_replaceable
 from vitmnist.data.loaders.base import Loader
 from vitmnist.data.loaders.timing import BLOCKS, Step, calling, time_batches
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.alternatives import Candidate, Timed, WatchedStep, candidates
+from vitmnist.diagnosis.alternatives import Candidate, Timed, WatchedStep, candidates, with_workers
 from vitmnist.diagnosis.result import Diagnosis, Figure
 from vitmnist.diagnosis.stream import BatchStream
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.runtime.device import accelerator_of, choose_device
 
 MOST_SETTLE_S = 0.5
@@ -87,7 +88,10 @@ def _measure(
     data: Dataset[Any] | None,
     stack: ExitStack,
 ) -> Diagnosis:
-    stream = BatchStream(loader)
+    deadline = time.perf_counter() + seconds
+    dataloader = loader if isinstance(loader, DataLoader) and _can_be_replaced(loader) else None
+    # A copy, because persistent workers belong to the loop.
+    stream = BatchStream(loader if dataloader is None else with_workers(dataloader, dataloader.num_workers))
     stack.callback(stream.close)
     first = next(stream.take(1), None)
     if not stream.taken:
@@ -96,7 +100,9 @@ def _measure(
     loaded, trained = stream.time_block(2, device), stream.time_block(2, device, step)
     if not loaded or not trained:
         raise DataError(_too_few(stream))
-    dataloader = _dataloader_of(loader, data, first)
+    if dataloader is None and data is not None:
+        sizes = [len(leaf) for leaf in tree_leaves(first) if isinstance(leaf, Tensor) and leaf.dim()]
+        dataloader = DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
     others: list[Candidate] = []
     if dataloader is not None:
         others = candidates(dataloader, loaded[0], trained[1] / trained[0], seconds, device, stack)
@@ -115,22 +121,36 @@ def _measure(
             other.timed = Timed(partial(other.time_block, device=device, step=step), settle_s(other.stream))
             turns.append(other.timed)
     affordable = int(seconds / (BLOCKS * len(turns) * trained[0]))
-    _take_turns(turns, min(max(affordable, 1), -(-batches // BLOCKS)))
+    rounds = _take_turns(turns, min(max(affordable, 1), -(-batches // BLOCKS)), deadline)
     if not loading.blocks or not both.blocks:
         raise DataError(_too_few(stream))
-    return _diagnosis(stream, loading, alone, both, device, dataloader, others)
+    diagnosis = _diagnosis(stream, loading, alone, both, device, dataloader, others)
+    if rounds < BLOCKS:
+        diagnosis.notes.append(
+            f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these"
+        )
+    return diagnosis
 
 
-def _take_turns(turns: list[Timed], size: int) -> None:
-    """Time a block of `size` batches of each, in several rounds; each round begins with another."""
-    for number in tqdm(range(BLOCKS * len(turns)), desc="measuring", leave=False, disable=None):
-        round_number, turn = divmod(number, len(turns))
-        timed = turns[(turn + round_number) % len(turns)]
-        started, cpu_s = time.perf_counter(), _cpu_seconds()
-        if block := timed.time_block(size):
-            timed.blocks.append(block)
-            timed.cores.append((_cpu_seconds() - cpu_s) / (time.perf_counter() - started))
-        time.sleep(timed.settle_s)
+def _take_turns(turns: list[Timed], size: int, deadline: float) -> int:
+    """Time a block of `size` batches of each, in several rounds; each round begins with another.
+
+    Returns:
+        The number of rounds: fewer than `BLOCKS` if the time is over.
+    """
+    for number in range(BLOCKS):
+        if number and time.perf_counter() > deadline:
+            return number
+        first = number % len(turns)
+        for timed in tqdm(
+            [*turns[first:], *turns[:first]], f"round {number + 1} of {BLOCKS}", leave=False, disable=None
+        ):
+            started, cpu_s = time.perf_counter(), _cpu_seconds()
+            if block := timed.time_block(size):
+                timed.blocks.append(block)
+                timed.cores.append((_cpu_seconds() - cpu_s) / (time.perf_counter() - started))
+            time.sleep(timed.settle_s)
+    return BLOCKS
 
 
 def _diagnosis(
@@ -159,10 +179,12 @@ def _diagnosis(
         step_s,
         batch_s,
         waiting_s=Figure.of([waiting for _, waiting in both.blocks]),
+        waiting_pct=Figure.of([100 * waiting / batch for batch, waiting in both.blocks]),
         overlap_pct=Figure.of(overlaps) if can_tell else None,
         first_batch_s=Figure.of(stream.first_batch_s),
         cores_busy=Figure.of(both.cores),
         device=str(device),
+        batches_per_epoch=len(stream.source) if isinstance(stream.source, Sized) else None,
         alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
         notes=notes,
     )
@@ -209,15 +231,13 @@ def _device_of(model: nn.Module | None, device: torch.device | str | None) -> to
     return place
 
 
-def _dataloader_of(loader: Any, data: Dataset[Any] | None, first: Any) -> DataLoader[Any] | None:
-    """The DataLoader whose batches others could deliver; None if its samples have no index."""
-    if isinstance(loader, DataLoader):
-        is_map_style = not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
-        return loader if is_map_style else None
-    if data is None:
-        return None
-    sizes = [len(leaf) for leaf in tree_leaves(first) if isinstance(leaf, Tensor) and leaf.dim()]
-    return DataLoader(data, batch_size=sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
+def _can_be_replaced(dataloader: DataLoader[Any]) -> bool:
+    """Whether others could deliver its batches: its samples have an index, and it iterates as torch does."""
+    try:
+        check_replaceable(dataloader)
+    except UserError:
+        return False
+    return True
 
 
 @contextmanager
@@ -225,12 +245,16 @@ def _restored(
     loader: Any, device: torch.device, model: nn.Module | None, optimizer: Optimizer | None
 ) -> Iterator[None]:
     """Restore the state of model, optimizer and random generators on exit."""
+    modes = [(one, one.training) for one in model.modules()] if model is not None else []
     gradients = (
-        [(one, one.grad if one.grad is None else one.grad.clone()) for one in model.parameters()] if model else []
+        [(one, one.grad if one.grad is None else one.grad.clone()) for one in model.parameters()]
+        if model is not None
+        else []
     )
-    model_state, is_training = (deepcopy(model.state_dict()), model.training) if model else (None, False)
+    model_state = deepcopy(model.state_dict()) if model is not None else None
     optimizer_state = deepcopy(optimizer.state_dict()) if optimizer else None
-    owners = (loader, getattr(loader, "sampler", None))
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     generators = {one for owner in owners if isinstance(one := getattr(owner, "generator", None), torch.Generator)}
     states = [(generator, generator.get_state()) for generator in generators]
     try:
@@ -241,7 +265,8 @@ def _restored(
             generator.set_state(state)
         if model is not None and model_state is not None:
             model.load_state_dict(model_state)
-            model.train(is_training)
+            for module, is_training in modes:
+                module.training = is_training
             for parameter, gradient in gradients:
                 parameter.grad = gradient
         if optimizer and optimizer_state:

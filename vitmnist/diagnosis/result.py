@@ -9,7 +9,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.diagnosis.verdict import verdict
+from vitmnist.diagnosis.verdict import milliseconds, verdict
+
+NOTICEABLE_STALL_PCT = 5.0  # of an epoch
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,9 @@ class Figure:
         """The figure of the values of all blocks."""
         return cls(median(values), min(values), max(values))
 
-    def text(self, scale: float = 1.0, unit: str = "") -> str:
-        """`median unit (low–high)`; without the range if it is a single value."""
-        if self.low == self.high:
-            return f"{scale * self.median:.3g}{unit}"
-        return f"{scale * self.median:.3g}{unit} ({scale * self.low:.3g}–{scale * self.high:.3g})"
+    def text(self, write: Callable[[float], str] = "{:.3g}".format) -> str:
+        """`median (low–high)`; without the range if it is a single value."""
+        return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Diagnosis:
         loading_s: T1, loading alone.
         step_s: T2, the step over one batch that is already on the device.
         batch_s: T, both together.
-        waiting_s: the part of T that the step waits for its batch.
+        waiting_s, waiting_pct: the part of T that the step waits for its batch.
         overlap_pct: how much of the shorter of T1 and T2 is hidden behind the other; 0 is one after the other. None
             if T varies by half of it or more, which hides the difference.
         first_batch_s: from the start of an epoch to its first batch.
@@ -75,17 +75,26 @@ class Diagnosis:
     step_s: Figure
     batch_s: Figure
     waiting_s: Figure
+    waiting_pct: Figure
     overlap_pct: Figure | None
     first_batch_s: Figure
     cores_busy: Figure
     device: str
+    batches_per_epoch: int | None = None
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
-        """One sentence: input-bound, compute-bound or balanced, and the most that a loader could gain."""
-        return verdict(self.batch_s.median, self.waiting_s.median)
+        """Input-bound, compute-bound or balanced, the most that a loader could gain, and the wait for first batches."""
+        text = verdict(self.batch_s.median, self.waiting_s.median)
+        if self.batches_per_epoch is not None:
+            epoch_s = self.first_batch_s.median + (self.batches_per_epoch - 1) * self.batch_s.median
+            share = 100 * (self.first_batch_s.median - self.waiting_s.median) / epoch_s
+            if share > NOTICEABLE_STALL_PCT:
+                first = milliseconds(self.first_batch_s.median)
+                text += f"; besides, the first batch of an epoch takes {first}, {share:.0f}% of it"
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values; times in seconds."""
@@ -93,25 +102,22 @@ class Diagnosis:
 
     def __str__(self) -> str:
         t1, t2, both = self.loading_s, self.step_s, self.batch_s
-        share = [
-            100 * value / both.median for value in (self.waiting_s.median, self.waiting_s.low, self.waiting_s.high)
-        ]
         rows = [
-            ("loading alone (T1)", t1.text(1000, " ms")),
-            ("step alone, one resident batch (T2)", t2.text(1000, " ms")),
-            ("both together (T)", both.text(1000, " ms")),
+            ("loading alone (T1)", t1.text(milliseconds)),
+            ("step alone, one resident batch (T2)", t2.text(milliseconds)),
+            ("both together (T)", both.text(milliseconds)),
             (
                 "the larger of T1 and T2, and their sum",
-                f"{1000 * max(t1.median, t2.median):.3g} ms, {1000 * (t1.median + t2.median):.3g} ms",
+                f"{milliseconds(max(t1.median, t2.median))}, {milliseconds(t1.median + t2.median)}",
             ),
-            ("waiting for data", Figure(*share).text(unit="%")),
+            ("waiting for data", self.waiting_pct.text("{:.0f}%".format)),
             (
                 "loading that overlaps with computing",
-                self.overlap_pct.text(unit="%") if self.overlap_pct else "cannot be told",
+                self.overlap_pct.text("{:.0f}%".format) if self.overlap_pct else "cannot be told",
             ),
-            ("first batch of an epoch", self.first_batch_s.text(1000, " ms")),
-            ("batches per second", Figure(1 / both.median, 1 / both.high, 1 / both.low).text()),
-            ("CPU cores busy", self.cores_busy.text()),
+            ("first batch of an epoch", self.first_batch_s.text(milliseconds)),
+            ("batches per second", Figure(1 / both.median, 1 / both.high, 1 / both.low).text("{:,.1f}".format)),
+            ("CPU cores busy", self.cores_busy.text("{:.1f}".format)),
         ]
         parts = [tabulate(rows, tablefmt="plain"), self.verdict]
         if self.alternatives:
@@ -123,13 +129,13 @@ class Diagnosis:
         timed = [row for row in self.alternatives if row.batch_s and row.waiting_s]
         columns: dict[str, Callable[[Alternative], str]] = {
             "what if": lambda row: row.name,
-            "per batch": lambda row: row.batch_s.text(1000, " ms") if row.batch_s else "",
+            "per batch": lambda row: row.batch_s.text(milliseconds) if row.batch_s else "",
             "waiting": lambda row: (
                 f"{100 * row.waiting_s.median / row.batch_s.median:.0f}%" if row.waiting_s and row.batch_s else ""
             ),
             "epoch": lambda row: "–" if row.epoch_s is None else f"{row.epoch_s:.3g} s",
             "set-up": lambda row: "–" if row.set_up_s is None else f"{row.set_up_s:.3g} s",
-            "memory": lambda row: "–" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.1f} MiB",
+            "memory": lambda row: "–" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.3g} MiB",
             "identical batches": lambda row: row.identical,
         }
         table = tabulate(

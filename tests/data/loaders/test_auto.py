@@ -295,8 +295,8 @@ def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:
 
     with make_loader("auto", Counted(), batch_size=10, device="cpu", seed=0, candidates=["ram"], batches=3) as loader:
         assert sum(len(labels) for _, labels in loader.epoch(0)) == 100
-    # Each sample once, two of each probe for randomness, and the first for its size.
-    assert Counted.reads < 100 + 2 * 32 + 5
+    # Each sample once, two of each probe for randomness, four for a batch of them, and the first for its size.
+    assert Counted.reads < 100 + 2 * 32 + 4 + 5
 
 
 def test_a_graph_is_timed_as_it_would_run(train_here: Train, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

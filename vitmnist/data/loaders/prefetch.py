@@ -158,6 +158,10 @@ class Producer:
         if self._thread.is_alive():
             self._thread.join(timeout=1)
 
+    def join(self) -> None:
+        """Wait for the end of a thread that was stopped, however long its current batch takes."""
+        self._thread.join()
+
     def _get(self) -> Item:
         started = time.monotonic()
         while not self._stopped.is_set():  # by `close` in another thread
