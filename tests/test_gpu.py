@@ -44,9 +44,11 @@ LOADER_OPTIONS = {
     "disk": {"num_workers": 2},
     "ram": {},
     "gpu_slice": {},
+    "gpu_slice (half resident)": {"resident": 0.5},
     "cache": {},
     "prefetch of ram": {"base": "ram"},
     "prefetch of gpu_slice": {"base": "gpu_slice"},
+    "prefetch of half": {"base": {"name": "gpu_slice", "resident": 0.5}},
     "prefetch of disk": {"base": "disk"},
 }
 
@@ -135,6 +137,23 @@ def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: t
                 sums.append(images.sum())
                 del images
             wanted = [tiny.train.images[indices].sum() for indices in sampler.batches(number)]
+            assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
+
+
+def test_a_partly_resident_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
+    """The uploads lag behind the consumer, and then the consumer behind the uploads: the sums must not change."""
+    with make_loader("gpu_slice", tiny.train, batch_size=2, device=cuda, seed=3, resident=0.5) as loader:
+        assert loader._partial is not None
+        for number in range(20):
+            sums = []
+            for images, _ in loader.epoch(number):
+                sums.append(images.sum())
+                torch.cuda._sleep(30_000_000 if number % 2 else 0)
+                with torch.cuda.stream(loader._partial._stream):
+                    torch.cuda._sleep(0 if number % 2 else 20_000_000)
+                sums.append(images.sum())
+                del images
+            wanted = [tiny.train.images[indices].sum() for indices in loader.sampler.batches(number)]
             assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
 
 

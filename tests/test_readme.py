@@ -34,6 +34,7 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
     "loaders": ([*IMAGES, "--epochs=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
     "ranks": (["--rounds=1", "model.depth=1", PLAIN, *FEW], ["1", "2"]),
+    "residency": ([*IMAGES, "--epochs=1"], ["0", "0.25", "0.5", "0.75", "1"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
     "diagnose": (["--seconds=1", "--workers=0"], ["2, 20, 0", "20, 2, 0", "10, 10, 0"]),
     "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),

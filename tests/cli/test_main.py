@@ -121,6 +121,8 @@ MISTAKES = {
     "data/loader=prefetch data.loader.queue_size=0": "data.loader.queue_size=0: must be at least 1",
     "data/loader=prefetch data.loader.timeout_s=0": "data.loader.timeout_s=0.0: must be above 0",
     "data/loader=prefetch data/loader@data.loader.base=auto": "prefetch cannot wrap auto",
+    "data/loader=gpu_slice data.loader.resident=1.5": "data.loader.resident=1.5: must be auto, a fraction from 0 to 1",
+    "data/loader=gpu_slice data.loader.resident=9TiB": "data.loader.resident=9TiB: larger than the set, which takes 0.",
     "data/loader=auto data.loader.candidates.disk.num_workers=-1": "candidates.disk.num_workers=-1: must be at least 0",
     "data/loader=auto +data.loader.candidates.rem.name=rem": "data.loader.candidates.rem.name=rem: not known",
     "data/loader=cache data.loader.folder=file": "the cache folder file cannot be used: ",

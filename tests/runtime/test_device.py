@@ -21,6 +21,7 @@ from vitmnist.runtime.device import choose_device
 
 DEVICE = torch.device("privateuseone")
 COMPARED = ["ram", "cache", "disk", "prefetch of ram", "prefetch of cache", "prefetch of disk"]
+PARTIAL = [f"{loader} at {fraction}" for loader in ("gpu_slice", "prefetch of gpu_slice") for fraction in (0, 0.5, 0.9)]
 
 Open = Callable[..., tuple[Loader, list[FakeAccelerator]]]
 
@@ -40,10 +41,15 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(device_module.ACCELERATORS, DEVICE.type, lambda device: one)
 
         def values(name: str) -> dict[str, Any]:
-            options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
+            options = {
+                "cache": {"folder": str(tmp_path)},
+                "disk": {"num_workers": 0},
+                "gpu_slice": {"resident": fraction},
+            }
             return LOADERS.complete({"name": name, **options.get(name, {})})
 
-        wrapper, _, base = label.rpartition(" of ")
+        name, _, fraction = label.partition(" at ")
+        wrapper, _, base = name.rpartition(" of ")
         options = {**values("prefetch"), "base": values(base)} if wrapper else values(base)
         return LOADERS.build(options, data, EpochSampler(50, 4, 1, shuffle), DEVICE), one
 
@@ -80,7 +86,7 @@ def same(found: list[tuple[Tensor, Tensor]], wanted: list[tuple[Tensor, Tensor]]
 
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("shuffle", ["sample", "batch"])
-@pytest.mark.parametrize("label", COMPARED)
+@pytest.mark.parametrize("label", [*COMPARED, *PARTIAL])
 def test_what_the_device_reads_is_the_batch(
     open_on_fake: Open, data: TensorSet, label: str, shuffle: str, late: bool
 ) -> None:
@@ -107,7 +113,14 @@ class NeverSynchronizes(FakeAccelerator):
 
 @pytest.mark.parametrize(
     ("label", "forgetful"),
-    [("prefetch of ram", NeverWaits), ("prefetch of disk", NeverHolds), ("ram", NeverSynchronizes)],
+    [
+        ("prefetch of ram", NeverWaits),
+        ("prefetch of disk", NeverHolds),
+        ("ram", NeverSynchronizes),
+        ("gpu_slice at 0.5", NeverWaits),
+        ("gpu_slice at 0.5", NeverHolds),
+        ("gpu_slice at 0.5", NeverSynchronizes),
+    ],
 )
 def test_each_of_the_precautions_is_needed(
     open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeAccelerator]
@@ -118,18 +131,21 @@ def test_each_of_the_precautions_is_needed(
         assert not same(epoch_on(device, loader, 0, late=True), expected(data, loader, 0))
 
 
-@pytest.mark.parametrize("label", ["ram", "prefetch of ram"])
+@pytest.mark.parametrize("label", ["ram", "prefetch of ram", "gpu_slice at 0.5"])
 def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake: Open, label: str) -> None:
     loader, device = open_on_fake(label)
     with loader:
         for number in range(5):
             epoch_on(device, loader, number, late=True)
     assert device.made_pinned == 2 * PinnedBuffers.DEPTH  # images and labels
-    assert len(device.streams) == (2 if label.startswith("prefetch") else 1)  # the default one, and the loader's
+    assert len(device.streams) == (1 if label == "ram" else 2)  # the default one, and the loader's
 
 
-def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Open, data: TensorSet) -> None:
-    loader, device = open_on_fake("ram")
+@pytest.mark.parametrize("label", ["ram", "gpu_slice at 0.5"])
+def test_more_iterators_than_buffers_do_not_wait_for_each_other(
+    open_on_fake: Open, data: TensorSet, label: str
+) -> None:
+    loader, device = open_on_fake(label)
     with loader:
         iterators = [loader.epoch(number) for number in range(2 * PinnedBuffers.DEPTH)]
         batches = [next(iterator) for iterator in iterators]
@@ -139,6 +155,18 @@ def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Op
         device.finish()
         for number, images in enumerate(seen):
             assert torch.equal(images, data.images[next(loader.sampler.batches(number))])
+
+
+@pytest.mark.parametrize("label", PARTIAL)
+def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: TensorSet, label: str) -> None:
+    """Their uploads are under way when their memory and their buffers are used again."""
+    loader, device = open_on_fake(label)
+    with loader:
+        for number in range(2 * PinnedBuffers.DEPTH):
+            abandoned = loader.epoch(number)
+            next(abandoned)
+            del abandoned
+        assert same(epoch_on(device, loader, 0, late=True), expected(data, loader, 0))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "cpu:1", "privateuseone"])

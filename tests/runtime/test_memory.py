@@ -11,9 +11,9 @@ from vitmnist import make_loader
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
 from vitmnist.data.loaders.ram import RamOptions
+from vitmnist.data.loaders.residency import GpuSliceOptions
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
 
@@ -52,12 +52,16 @@ def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> No
         check_fits("gpu_slice", Memory(device=2**33), cuda, others=others)
 
 
-def test_a_sets_memory_is_judged_at_its_real_dtype() -> None:
+def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**30, device=2**30))
     needs = GpuSliceLoader.needs
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         permutation = 23 * 8
-        assert needs(NoOptions(), arrays, SAMPLER, torch.device("cuda")).device == 23 * 3 * size + 23 * 8 + permutation
+        assert (
+            needs(GpuSliceOptions(), arrays, SAMPLER, torch.device("cuda")).device
+            == 23 * 3 * size + 23 * 8 + permutation
+        )
     samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
     ram, _ = LOADERS.member(LOADERS.complete({"name": "ram"}))
     assert ram.needs(RamOptions(), samples, SAMPLER, CPU).host == 23 * (3 * 8 + 4)

@@ -33,6 +33,31 @@ class Stream:
             self.work[self.done - 1]()
 
 
+class DeviceTensor(Tensor):
+    """A tensor of the device: what is computed from it is queued on the current stream."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    accelerator: FakeAccelerator
+
+    def index_select(self, dim: int, index: Tensor) -> DeviceTensor:
+        rows, source = index.as_subclass(Tensor), self.as_subclass(Tensor)
+        block, found = self.accelerator.allocate((len(index), *self.shape[1:]), self.dtype)
+        self.accelerator.enqueue(lambda: block.copy_(source.index_select(dim, rows)))
+        return found
+
+    def index_copy_(self, dim: int, index: Tensor, source: Tensor) -> DeviceTensor:
+        target, rows, values = (tensor.as_subclass(Tensor) for tensor in (self, index, source))
+        self.accelerator.enqueue(lambda: target.index_copy_(dim, rows, values))
+        return self
+
+    def split(self, sizes: list[int]) -> list[Tensor]:
+        """Views; each keeps the memory that it looks into."""
+        views = [view.as_subclass(DeviceTensor) for view in self.as_subclass(Tensor).split(sizes)]
+        for view in views:
+            view.accelerator, view.owner = self.accelerator, self
+        return views
+
+
 class FakeAccelerator(Accelerator):
     """Keeps the promises of CUDA's streams and allocator, and no more than those."""
 
@@ -59,8 +84,11 @@ class FakeAccelerator(Accelerator):
 
     @contextmanager
     def use_stream(self, stream: Stream) -> Iterator[None]:
-        self._current.stream = stream
-        yield
+        before, self._current.stream = self.current, stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with self._lock:
@@ -73,14 +101,25 @@ class FakeAccelerator(Accelerator):
             ranges = [range(block.data_ptr(), block.data_ptr() + max(block.nbytes, 1)) for block in self._pinned]
             if not any(tensor.data_ptr() in addresses for addresses in ranges):
                 tensor = tensor.clone()  # from pageable memory the driver copies before the call returns
-            block = torch.empty_like(tensor)
+            block, copy = self.allocate(tensor.shape, tensor.dtype)
+            self.enqueue(lambda: block.copy_(tensor))
+            return copy
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, DeviceTensor]:
+        """A block of memory of the current stream, and the tensor whose last reference frees it."""
+        with self._lock:
+            block = torch.empty(shape, dtype=dtype)
             _poison(block)
-            stream = self.current
-            stream.work.append(lambda: block.copy_(tensor))
-            view = block.view(block.shape)
-            self._blocks[id(view)] = block, stream, []
-            weakref.finalize(view, self._free, id(view))
-            return view
+            tensor = block.as_subclass(DeviceTensor)
+            tensor.accelerator = self
+            self._blocks[id(tensor)] = block, self.current, []
+            weakref.finalize(tensor, self._free, id(tensor))
+            return block, tensor
+
+    def enqueue(self, work: Callable[[], object]) -> None:
+        """Queue a kernel on the current stream."""
+        with self._lock:
+            self.current.work.append(work)
 
     def record_event(self) -> tuple[Stream, int]:
         with self._lock:
@@ -108,7 +147,7 @@ class FakeAccelerator(Accelerator):
         """Queue a kernel that reads the tensor's memory on the current stream."""
         with self._lock:
             block = self._blocks[id(tensor)][0]
-            self.current.work.append(lambda: into.append(block.clone()))
+            self.enqueue(lambda: into.append(block.clone()))
 
     def finish(self) -> None:
         """Let every stream do all its work."""

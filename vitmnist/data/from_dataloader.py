@@ -52,9 +52,10 @@ def from_dataloader(
 
     Args:
         loader: gpu_slice, ram and cache decode each sample once, with the workers of the DataLoader, and keep it on the
-            device, in memory, or in a memory-mapped file. prefetch decodes as before, but in a background thread, a few
-            batches ahead: if an epoch is left early, the sampler has drawn more than the DataLoader's would have. auto
-            takes the first that fits: gpu_slice (with a GPU), ram, cache; or prefetch if the samples cannot be kept.
+            device, in memory, or in a memory-mapped file; what does not fit on the device, gpu_slice keeps in memory.
+            prefetch decodes as before, but in a background thread, a few batches ahead: if an epoch is left early, the
+            sampler has drawn more than the DataLoader's would have. auto takes the first that fits: gpu_slice (with a
+            GPU), ram, cache; or prefetch if the samples cannot be kept.
         device: where the batches are delivered; auto is the first CUDA device, or the CPU.
         folder: of the files of cache.
         fingerprint: names the decoded contents, so that later processes find them in `folder`; by default that of a
@@ -140,7 +141,7 @@ class KeptDataLoader(ReplacedDataLoader):
         self._sampler = DrawnBatches(dataloader)
         self._loader: Loader
         if loader == "gpu_slice":
-            self._loader = LOADERS.build({"name": loader}, tensors, self._sampler, device)
+            self._loader = LOADERS.build(LOADERS.complete({"name": loader}), tensors, self._sampler, device)
         else:
             self._loader = HostLoader(tensors, self._sampler, device)  # type: ignore[arg-type]
 

@@ -46,7 +46,7 @@ class Accelerator:
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """Queue a copy of a host tensor to the device; from pinned memory the host does not wait for it."""
-        return tensor
+        return tensor.to(self.device)
 
     def record_event(self) -> Any:
         """An event after everything queued on the current stream so far."""

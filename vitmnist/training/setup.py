@@ -18,6 +18,7 @@ from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
+from vitmnist.data.loaders.residency import with_resident_fraction
 from vitmnist.data.loaders.timing import ResidentBatch, Trial, time_batches
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
@@ -123,10 +124,9 @@ def build_setup(
     if isinstance(LOADERS.member(values)[1], AutoOptions):
         choice = choose_loader(config, dataset, step, step_config, sampler, eval_sampler) if world.is_main else None
         values = world.broadcast_object(lambda: choice.values if choice else None)
-    train_loader, eval_loader = (
-        stack.enter_context(LOADERS.build(values, split, one, device))
-        for split, one in ((dataset.train, sampler), (dataset.test, eval_sampler))
-    )
+    sets = [(dataset.train, sampler), (dataset.test, eval_sampler)]
+    values = with_resident_fraction(values, sets, device)
+    train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
     setup = TrainSetup(
         dataset, step, step_config, train_loader, eval_loader, Preprocess(dataset.train).to(device), choice
     )

@@ -30,6 +30,7 @@ LOADER_OPTIONS = {
     "disk, 2 persistent workers": {"name": "disk", "num_workers": 2},
     "ram": {"name": "ram"},
     "gpu_slice": {"name": "gpu_slice"},
+    "gpu_slice, half resident": {"name": "gpu_slice", "resident": 0.5},
     "cache": {"name": "cache"},
     "auto": {"name": "auto", "batches": 1, "candidates": {"first": {"name": "gpu_slice"}, "second": {"name": "ram"}}},
     "prefetch": {"name": "prefetch"},

@@ -18,6 +18,7 @@ from tabulate import tabulate
 from vitmnist.config.validation import bounded, join
 from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
 from vitmnist.data.loaders.pinned import HostLoader
+from vitmnist.data.loaders.residency import with_resident_fraction
 from vitmnist.data.loaders.timing import NOTICEABLE_WAIT, ResidentBatch, Step, Trial, measure, new_trial
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
@@ -173,7 +174,7 @@ def choose(
     fastest = min(timed, key=lambda row: row.epoch_s)
     chosen = next(row for row in timed if row.epoch_s <= fastest.epoch_s * (1 + TIE))
     reason = _reason(chosen, fastest, timed)
-    values = dict(candidates[chosen.name])
+    values = dict(bench.fitted.get(chosen.name, candidates[chosen.name]))
     return Choice(chosen.name, values, reason, table, model_alone_s, bench.decoded if _decodes(values) else None)
 
 
@@ -200,6 +201,8 @@ class Bench:
     model_memory: Memory = field(default_factory=Memory)
     decoded: TensorSet | None = None
     """A data set that is read sample by sample, once `ram` has decoded it."""
+    fitted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The options that candidates were timed with, fitted to the memory that the model leaves."""
 
     def time_model(self) -> float:
         """Seconds of an epoch over one batch that is already on the device; also measures the model's memory."""
@@ -215,7 +218,10 @@ class Bench:
         try:
             # Checked before the loader and a model are built for the trial: what is free now is all there is.
             data = self.decoded if self.decoded is not None and _decodes(values) else self.data
-            needs = [needs_of(values, *each, self.device) for each in ((data, self.sampler), *self.also)]
+            sets = [(data, self.sampler), *self.also]
+            reserve = self.model_memory if self.trial_of else None
+            values = self.fitted[name] = with_resident_fraction(values, sets, self.device, reserve)
+            needs = [needs_of(values, *each, self.device) for each in sets]
             check_fits(name, sum(needs, Memory()), self.device, self.model_memory)
             started = time.perf_counter()
             with LOADERS.build(values, data, self.sampler, self.device) as loader:

@@ -40,7 +40,7 @@ class Loader(ABC):
     """
 
     resident: TensorSet | None = None
-    """The whole set, if it is on the run's device; None if batches are copied there."""
+    """The whole set, if it is on the run's device; None if batches, or parts of them, are copied there."""
 
     buffered: int = 0
     """How many batches may be ready ahead of the consumer."""

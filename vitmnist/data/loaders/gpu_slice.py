@@ -1,51 +1,159 @@
-"""The whole set is on the run's device; a batch is one gather there, or a slice."""
+"""The set is on the run's device, or the part of it that fits; a batch is one gather there, or a slice."""
 
 from __future__ import annotations
 
-import torch
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
-from vitmnist.data.loaders.pinned import gather
+import torch
+from torch import Tensor
+
+from vitmnist.data.loaders.base import LOADERS, Batch, Batches, Data, Loader
+from vitmnist.data.loaders.pinned import PinnedBuffers, gather
 from vitmnist.data.loaders.ram import in_memory
+from vitmnist.data.loaders.residency import UPLOADED_AHEAD, GpuSliceOptions, needed_memory, resident_fraction
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.registry import NoOptions
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.device import Accelerator, accelerator_of
+from vitmnist.runtime.memory import Memory, check_fits, free_memory_at, mib
+
+log = logging.getLogger(__name__)
 
 
-@LOADERS.register("gpu_slice")
+@LOADERS.register("gpu_slice", GpuSliceOptions)
 class GpuSliceLoader(Loader):
     """Copies the set to the device once, and each epoch's permutation; no batch crosses the bus.
 
-    On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the whole set.
+    Of a set that does not fit, only the first rows are there. The others cross the bus in each epoch, from where the
+    set is: host memory, or a memory-mapped file.
+
+    On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the set on its device.
 
     Raises:
-        ConfigError: a data set that is read sample by sample.
-        DoesNotFitError: the device's memory is too small for the set.
+        ConfigError: a data set that is read sample by sample; `resident` is a size larger than the set.
+        DoesNotFitError: the device's memory is too small for what `resident` asks for.
     """
 
-    def __init__(self, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, options: GpuSliceOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
         if not isinstance(data, TensorSet):
             raise ConfigError(
                 "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
         super().__init__(sampler)
-        check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
+        fraction = resident_fraction(options.resident, [(data, sampler)], device)
+        needs = needed_memory(fraction, data, sampler, device)
+        check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
+        accelerator = accelerator_of(device)
         tensors = in_memory(data, sampler.seed) if device.type == "cpu" else data
-        self.resident = TensorSet(tensors.images.detach().to(device), tensors.labels.detach().to(device))
+        rows = int(fraction * len(tensors))
+        images, labels = (accelerator.to_device(part[:rows].detach()) for part in (tensors.images, tensors.labels))
+        self._partial: PartialSet | None = None
+        if rows == len(tensors):
+            self.resident = TensorSet(images, labels)
+        else:
+            log.info(
+                "gpu_slice: %s of %s rows (%s) stay on %s, which leaves %s free there",
+                *(f"{rows:,}", f"{len(tensors):,}", mib(images.nbytes + labels.nbytes)),
+                *(device, mib(free_memory_at(device))),
+            )
+            self._partial = PartialSet((images, labels), tensors, sampler, accelerator)
+            self.buffered = UPLOADED_AHEAD
 
     @classmethod
-    def needs(cls, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The set and the permutation of an epoch; only the permutation if the set is already on the device."""
+    def needs(cls, options: GpuSliceOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
+        """The resident part and the indices of an epoch; only the indices if the set is already on the device."""
         if not isinstance(data, TensorSet):
             return Memory()
-        found = data.images.device
-        is_there = found.type == device.type and device.index in (None, found.index) and not data.mapped
-        permutation = 8 * sampler.size if device.type != "cpu" else 0  # on the CPU every loader has one
-        return Memory(device=(0 if is_there else data.nbytes) + permutation)
+        return needed_memory(resident_fraction(options.resident, [(data, sampler)], device), data, sampler, device)
 
     def batches(self, number: int, start: int) -> Batches:
+        if self._partial:
+            return self._partial.batches(number, start)
         assert self.resident is not None
         return gather(self.resident, self.sampler, number, start)
+
+
+class PartialSet:
+    """Batches of a set whose first rows are on the device.
+
+    The resident rows of a batch are gathered there. Its missing rows are gathered into pinned buffers and uploaded on a
+    stream of this object while the batches before it are consumed, and then written into their places in the batch.
+    The host queues all of this, so no thread is needed.
+
+    Args:
+        resident: the first rows of the images and of the labels, on the device.
+        tensors: the whole set, in host memory.
+    """
+
+    def __init__(
+        self, resident: tuple[Tensor, Tensor], tensors: TensorSet, sampler: EpochSampler, accelerator: Accelerator
+    ) -> None:
+        tensors.check_on_host()
+        self._resident = resident
+        self._sampler = sampler
+        self._accelerator = accelerator
+        self._stream = accelerator.new_stream()
+        host = TensorSet(tensors.images.detach(), tensors.labels.detach())
+        self._buffers = PinnedBuffers(accelerator, host, min(sampler.batch_size, sampler.size))
+
+    def batches(self, number: int, start: int) -> Batches:
+        """The batches of an epoch."""
+        indices = [_as_tensor(batch) for batch in self._sampler.batches(number, start)]
+        if not indices:
+            return
+        missing = [batch >= len(self._resident[0]) for batch in indices]
+        uploads = self._upload_ahead(batch[mask] for batch, mask in zip(indices, missing, strict=True))
+        # Row 0 stands in for a missing row. The indices of a whole epoch are copied at once, as those of a resident set
+        # are: a copy from pageable memory makes the host wait for the stream.
+        rows = self._to_device([batch.masked_fill(mask, 0) for batch, mask in zip(indices, missing, strict=True)])
+        places = self._to_device([mask.nonzero().flatten() for mask in missing])
+        for parts in zip(rows, places, uploads, strict=True):
+            yield self._merge(*parts)
+
+    def _to_device(self, parts: list[Tensor]) -> Iterable[Tensor]:
+        """Small host tensors on the device, by a single copy."""
+        together = self._accelerator.to_device(torch.cat(parts))
+        copies: tuple[Tensor, ...] = together.split([len(part) for part in parts])
+        return copies
+
+    def _upload_ahead(self, missing: Iterable[Tensor]) -> Iterator[tuple[Batch, Any] | None]:
+        """The missing rows of each batch and the event of their copy, queued `UPLOADED_AHEAD` batches ahead."""
+        queue: deque[tuple[Batch, Any] | None] = deque()
+        for indices in missing:
+            queue.append(self._upload(indices) if len(indices) else None)
+            if len(queue) > UPLOADED_AHEAD:
+                yield queue.popleft()
+        while queue:
+            yield queue.popleft()
+
+    def _upload(self, indices: Tensor) -> tuple[Batch, Any]:
+        with self._accelerator.use_stream(self._stream):
+            return self._buffers.send(indices), self._accelerator.record_event()
+
+    def _merge(self, rows: Tensor, places: Tensor, upload: tuple[Batch, Any] | None) -> Batch:
+        """A batch on the current stream: the resident rows gathered, the uploaded ones written over their stand-ins."""
+        if upload is None:
+            return self._gather(rows)
+        uploaded, event = upload
+        self._accelerator.wait_event(event)
+        for tensor in uploaded:
+            # The memory belongs to the uploading stream, which must not reuse it while the current stream reads it.
+            self._accelerator.record_stream(tensor)
+        if len(places) == len(rows):  # in the batch's order already; and there may be no resident row to stand in
+            return uploaded
+        batch = self._gather(rows)
+        for tensor, part in zip(batch, uploaded, strict=True):
+            tensor.index_copy_(0, places, part)
+        return batch
+
+    def _gather(self, rows: Tensor) -> Batch:
+        images, labels = self._resident
+        return images.index_select(0, rows), labels.index_select(0, rows)
+
+
+def _as_tensor(indices: slice | Tensor) -> Tensor:
+    return torch.arange(indices.start, indices.stop, device="cpu") if isinstance(indices, slice) else indices

@@ -1,0 +1,224 @@
+"""With only a part of the set on the device the batches are the same, and the bytes of the rest cross the bus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.eager_accelerator import DEVICE, EagerAccelerator
+from vitmnist import make_loader
+from vitmnist.data import from_dataloader as from_dataloader_module
+from vitmnist.data import loaders
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.loaders import LOADERS, Loader
+from vitmnist.data.loaders.auto import AutoOptions, Bench, choose
+from vitmnist.data.loaders.base import needs_of
+from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
+from vitmnist.data.loaders.residency import BATCHES, resident_fraction, with_resident_fraction
+from vitmnist.data.loaders.timing import Trial
+from vitmnist.data.rank_sampler import RankSampler
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import ConfigError
+from vitmnist.runtime import device as device_module
+from vitmnist.runtime import memory
+from vitmnist.runtime.memory import DoesNotFitError, Memory
+from vitmnist.testing import PROMISES, Case, assert_same
+
+ROW = 800  # bytes of an image and its label
+SIZE = 1000
+BATCH = 10
+INDICES = 16 * SIZE
+GENERATOR = torch.Generator().manual_seed(0)
+TENSORS = TensorSet(
+    torch.randint(0, 256, (SIZE, ROW - 8), generator=GENERATOR, dtype=torch.uint8),
+    torch.randint(0, 10, (SIZE,), generator=GENERATOR),
+)
+SAMPLER = EpochSampler(SIZE, BATCH, 3)
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> EagerAccelerator:
+    """That of `DEVICE`, which is also what `device="cpu"` names."""
+    eager = EagerAccelerator(DEVICE)
+    monkeypatch.setitem(device_module.ACCELERATORS, DEVICE.type, lambda device: eager)
+    monkeypatch.setattr(loaders, "choose_device", lambda name: DEVICE)
+    return eager
+
+
+def free(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=nbytes))
+
+
+def build(resident: object, data: TensorSet = TENSORS, sampler: EpochSampler = SAMPLER) -> Loader:
+    return LOADERS.build({"name": "gpu_slice", "resident": resident}, data, sampler, DEVICE)
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("kind", ["split", "pair of tensors", "mapped"])
+@pytest.mark.parametrize("resident", [0, 0.5])
+def test_contract_with_a_part_on_the_device(
+    resident: float, kind: str, promise: Callable[[Case], None], tiny: Dataset, tmp_path: Path
+) -> None:
+    if kind == "mapped":
+        data = map_from_cache(tiny.train, CacheOptions(folder=str(tmp_path)), seed=0)
+    elif kind == "split":
+        data = tiny.train
+    else:
+        data = (torch.randn(23, 3, dtype=torch.float64), torch.arange(46, dtype=torch.int16).view(23, 2))
+    promise(Case.of("gpu_slice", data, "cpu", {"resident": resident}))
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("resident", [0, 0.001, 0.37, 0.5, "500KiB", 0.999, 1])
+@pytest.mark.parametrize("shuffle", ["sample", "batch", "none"])
+def test_every_rank_gets_its_part_of_the_same_batches(resident: object, shuffle: str) -> None:
+    whole = EpochSampler(SIZE, 300, 3, shuffle)
+    for rank in range(3):
+        sampler = RankSampler.of(whole, rank, 3)
+        expected = [(TENSORS.images[rows], TENSORS.labels[rows]) for rows in sampler.batches(1)]
+        with build(resident, sampler=sampler) as loader:
+            assert_same(list(loader.epoch(1)), expected)
+            assert_same(list(loader.epoch(1, start=2)), expected[2:])
+
+
+def epoch_nbytes(accelerator: EagerAccelerator, resident: float) -> int:
+    with build(resident) as loader:
+        before = accelerator.copied_nbytes
+        assert sum(len(labels) for _, labels in loader.epoch(0)) == SIZE
+        return accelerator.copied_nbytes - before
+
+
+def test_bytes_over_the_bus_are_those_of_the_missing_part(accelerator: EagerAccelerator) -> None:
+    everything = epoch_nbytes(accelerator, 0)
+    assert everything == TENSORS.nbytes + INDICES
+    for fraction in (0.25, 0.5, 0.75):
+        assert epoch_nbytes(accelerator, fraction) / everything == pytest.approx(1 - fraction, abs=0.01)
+
+
+def test_a_set_that_fits_is_resident_as_a_whole(accelerator: EagerAccelerator) -> None:
+    """Then a CUDA graph gathers from it, and no batch is copied."""
+    for resident in ("auto", 1, "1.0", f"{TENSORS.nbytes / 2**20}MiB"):
+        with build(resident) as loader:
+            assert loader.resident is not None
+            assert len(loader.resident) == SIZE
+    assert epoch_nbytes(accelerator, 1) == 0
+    with build(0.999) as loader:
+        assert loader.resident is None
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_uploads_are_queued_two_batches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    with build(0.5) as loader:
+        sent: list[int] = []
+        send = loader._partial._buffers.send
+        monkeypatch.setattr(loader._partial._buffers, "send", lambda rows: (sent.append(len(rows)), send(rows))[1])
+        for number, _ in enumerate(loader.epoch(0)):
+            assert len(sent) == min(number + 1 + loader.buffered, len(loader))
+    assert loader.buffered == 2
+    assert len(sent) == SIZE / BATCH
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_auto_takes_all_that_fits_next_to_the_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    staged = (INDICES + BATCHES * BATCH * ROW) / TENSORS.nbytes
+    # A fifth of the free memory is left to the model.
+    for nbytes, expected in ((2 * TENSORS.nbytes, 1.0), (TENSORS.nbytes, 0.8 - staged), (0, 0.0)):
+        free(monkeypatch, nbytes)
+        assert resident_fraction("auto", [(TENSORS, SAMPLER)], DEVICE) == pytest.approx(expected)
+    free(monkeypatch, TENSORS.nbytes)
+    with caplog.at_level(logging.INFO), build("auto") as loader:
+        assert loader.resident is None
+    assert "gpu_slice: 730 of 1,000 rows (0.6 MiB) stay on privateuseone, which leaves 0.8 MiB free" in caplog.text
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_a_measured_model_is_left_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 2 * TENSORS.nbytes)
+    options = AutoOptions(batches=3, candidates={"gpu_slice": LOADERS.complete({"name": "gpu_slice"})})
+
+    def fraction_next_to(model: int) -> float:
+        bench = Bench(options, TENSORS, SAMPLER, DEVICE, lambda loader: Trial(loader.epoch, run), [])
+        bench.model_memory = Memory(host=model)
+        assert bench.time_loader("gpu_slice", options.candidates["gpu_slice"]).refused is None
+        return float(bench.fitted["gpu_slice"]["resident"])
+
+    def run(batches: object) -> tuple[float, float]:
+        return float(len(list(batches))), 0.0
+
+    assert fraction_next_to(TENSORS.nbytes // 2) == 1
+    staged = INDICES + BATCHES * BATCH * ROW
+    assert fraction_next_to(TENSORS.nbytes) == pytest.approx(1 - staged / TENSORS.nbytes)
+    assert fraction_next_to(3 * TENSORS.nbytes // 2) == pytest.approx(0.5 - staged / TENSORS.nbytes)
+    assert choose(options, TENSORS, SAMPLER, DEVICE).values == {"name": "gpu_slice", "resident": "1.0"}
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_training_and_evaluation_set_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [(TENSORS, SAMPLER), (TensorSet(TENSORS.images[:200], TENSORS.labels[:200]), EpochSampler(200, BATCH, 3))]
+    values = {"name": "gpu_slice", "resident": f"{0.6 * ROW * SIZE / 1024}KiB"}
+    assert float(with_resident_fraction(values, sets, DEVICE)["resident"]) == pytest.approx(0.5)
+    wrapped = with_resident_fraction({"name": "prefetch", "base": values}, sets, DEVICE)
+    assert float(wrapped["base"]["resident"]) == pytest.approx(0.5)
+    free(monkeypatch, TENSORS.nbytes)
+    shared = with_resident_fraction({**values, "resident": "auto"}, sets, DEVICE)
+    taken = sum(needs_of(shared, *each, DEVICE).device for each in sets)
+    assert 0.7 * TENSORS.nbytes < taken < 0.8 * TENSORS.nbytes
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_a_replaced_dataloader_keeps_the_part_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_dataloader_module, "choose_device", lambda name: DEVICE)
+    free(monkeypatch, TENSORS.nbytes + INDICES)
+    original = DataLoader(TensorDataset(TENSORS.images, TENSORS.labels), batch_size=BATCH)
+    with from_dataloader_module.from_dataloader(original, "gpu_slice", device="cpu") as replacement:
+        assert replacement._loader.resident is None
+        assert_same(list(map(tuple, replacement)), list(map(tuple, original)))
+
+
+def test_other_loaders_keep_their_options() -> None:
+    sets = [(TENSORS, SAMPLER)]
+    for values in ({"name": "ram", "frozen": False}, {"name": "prefetch", "base": {"name": "ram", "frozen": False}}):
+        assert with_resident_fraction(values, sets, DEVICE) == values
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("resident", [0.9, "700KiB"])
+def test_what_does_not_fit_is_refused_with_numbers_and_the_largest_that_does(
+    monkeypatch: pytest.MonkeyPatch, resident: object
+) -> None:
+    free(monkeypatch, TENSORS.nbytes // 2)
+    message = (
+        r"data\.loader\.resident=[\w.]+: takes 0\.7 MiB of memory on privateuseone, where 0\.4 MiB are free; "
+        r"type data\.loader\.resident=0\.43, the largest that fits, or data\.loader\.resident=auto$"
+    )
+    with pytest.raises(DoesNotFitError, match=message):
+        build(resident)
+    build(0.43).close()
+    values = {"name": "gpu_slice", "resident": resident}
+    with pytest.raises(DoesNotFitError, match=r"0\.4 MiB are free, and the model needs 0\.2 MiB too; .*resident=0\.18"):
+        with_resident_fraction(values, [(TENSORS, SAMPLER)], DEVICE, Memory(host=TENSORS.nbytes // 4))
+
+
+@pytest.mark.parametrize(
+    "resident", [-0.1, 1.01, 5000, "half", "8GB", "8 GiB", "-1GiB", "nan", "inf", True, "", ".", "1.2.3"]
+)
+def test_what_is_neither_auto_nor_a_fraction_nor_a_size_is_refused(resident: object) -> None:
+    message = r"^data\.loader\.resident=.*: must be auto, a fraction from 0 to 1, or a size such as 500MiB or 8GiB$"
+    with pytest.raises(ConfigError, match=message):
+        make_loader("gpu_slice", TENSORS, batch_size=1, device="cpu", seed=0, resident=resident)
+
+
+def test_a_size_larger_than_the_set_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"resident=1MiB: larger than the set, which takes 0\.8 MiB; type .*=1 to keep"
+    ):
+        make_loader("gpu_slice", TENSORS, batch_size=1, device="cpu", seed=0, resident="1MiB")
