@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist.data.datasets import Split
-from vitmnist.data.loaders.disk import ImagesOnDisk
+from vitmnist.data.loaders.batch_reader import ImagesOnDisk
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.models.vit import ViT
 

@@ -87,11 +87,15 @@ class Case:
             return replace(self, data=TensorSet(self.data.images[:size], self.data.labels[:size]))
         return replace(self, data=Subset(self.data, range(size)))
 
+    def build(self, **settings: Any) -> Loader:
+        """The loader, with some other arguments of `make_loader`."""
+        settings = {"batch_size": BATCH_SIZE, "seed": SEED, **settings}
+        return make_loader(self.name, self.data, device=self.device, **settings, **self.options)
+
     @contextmanager
-    def open(self, **sampler: Any) -> Iterator[Loader]:
-        """The loader, closed at the end."""
-        settings = {"batch_size": BATCH_SIZE, "seed": SEED, **sampler}
-        with make_loader(self.name, self.data, device=self.device, **settings, **self.options) as loader:
+    def open(self, **settings: Any) -> Iterator[Loader]:
+        """The same, closed at the end."""
+        with self.build(**settings) as loader:
             yield loader
 
     def expected(self, number: int, shuffle: str = "sample", drop_last: bool = False) -> list[Batch]:
@@ -190,6 +194,13 @@ def live_iterators(case: Case) -> None:
     assert_same(seen[1], case.expected(1))
 
 
+def epochs_ahead(case: Case) -> None:
+    """with a known number of epochs, it delivers the same batches, whichever epoch follows"""
+    with case.open(epochs=4) as loader:
+        for number, start in ((0, 0), (1, 0), (2, 3), (3, 0), (1, 0), (1, 0), (4, 0)):
+            assert_same(case.copies(loader.epoch(number, start)), case.expected(number)[start:])
+
+
 def any_size(case: Case) -> None:
     """sets of no sample, of one, and around the size of a batch are delivered completely"""
     # A map-style data set has no shape before its first sample.
@@ -202,8 +213,7 @@ def any_size(case: Case) -> None:
 
 def iterators_hold_their_loader(case: Case) -> None:
     """an iterator keeps its loader alive"""
-    options = {"batch_size": BATCH_SIZE, "seed": SEED, "device": case.device, **case.options}
-    iterator = make_loader(case.name, case.data, **options).epoch(0)
+    iterator = case.build().epoch(0)
     gc.collect()
     assert_same(case.copies(iterator), case.expected(0))
 
@@ -225,8 +235,7 @@ def no_global_randomness(case: Case) -> None:
     """the global random generators are left alone"""
     before = generator_states()
     with case.open() as loader:
-        for _ in loader.epoch(0):
-            pass
+        _exhaust(loader.epoch(0))
     for name in changed_generators(before):
         raise AssertionError(f"{name}'s was used")
 
@@ -245,15 +254,29 @@ def randomness_is_not_frozen(case: Case) -> None:
 
 
 def nothing_left_behind(case: Case) -> None:
-    """an abandoned epoch and a closed loader leave no thread and no process"""
+    """an abandoned epoch, a closed loader and a collected one leave no thread and no process"""
     before = running()
-    with case.open() as loader:
+    with case.open(epochs=2) as loader:
         abandoned, kept = loader.epoch(0), loader.epoch(1)
         next(abandoned), next(kept)
         del abandoned
+        _exhaust(loader.epoch(0))
+    _assert_none_left(before)
+    assert list(kept) == [], "an iterator of the closed loader continued"
+    collected = case.build(epochs=2)
+    _exhaust(collected.epoch(0))
+    del collected
+    _assert_none_left(before)
+
+
+def _exhaust(batches: Iterator[Batch]) -> None:
+    for _ in batches:
+        pass
+
+
+def _assert_none_left(before: set[object]) -> None:
     left = left_since(before)
     assert not left, f"a {' and a '.join(left)} is left"
-    assert list(kept) == [], "an iterator of the closed loader continued"
 
 
 PROMISES: tuple[Callable[[Case], None], ...] = (
@@ -261,6 +284,7 @@ PROMISES: tuple[Callable[[Case], None], ...] = (
     on_the_device,
     each_sample_once,
     epochs_begin_anywhere,
+    epochs_ahead,
     iterators_hold_their_loader,
     batches_are_kept,
     live_iterators,

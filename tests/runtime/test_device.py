@@ -96,6 +96,18 @@ def test_what_the_device_reads_is_the_batch(
             assert same(epoch_on(device, loader, number, late), expected(data, loader, number))
 
 
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("label", ["prefetch of ram", "prefetch of cache", "prefetch of disk"])
+def test_so_are_the_batches_of_an_epoch_that_was_begun_before(
+    open_on_fake: Open, data: TensorSet, label: str, late: bool
+) -> None:
+    loader, device = open_on_fake(label)
+    loader.epochs = 3
+    with loader:
+        for number in (0, 1, 2):
+            assert same(epoch_on(device, loader, number, late), expected(data, loader, number))
+
+
 class NeverWaits(FakeAccelerator):
     def wait_event(self, event: object) -> None:
         """As in the article: the copy stream is not joined to the one that computes."""

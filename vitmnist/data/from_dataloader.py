@@ -229,18 +229,11 @@ class PrefetchedDataLoader(ReplacedDataLoader):
         queue_size = PrefetchOptions().queue_size
         producer = Producer(lambda: map(to_device, batches), queue_size, None, self._accelerator, self._stream)
         self._producers.add(producer)
-        return _run(producer)
+        return producer.run()
 
     def close(self) -> None:
         for producer in list(self._producers):
             producer.stop()
-
-
-def _run(producer: Producer) -> Iterator[Any]:
-    try:
-        yield from producer.run()
-    finally:
-        producer.stop()
 
 
 def read_batch(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:

@@ -127,6 +127,7 @@ def build_setup(
     sets = [(dataset.train, sampler), (dataset.test, eval_sampler)]
     values = with_resident_fraction(values, sets, device)
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
+    train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
     setup = TrainSetup(
         dataset, step, step_config, train_loader, eval_loader, Preprocess(dataset.train).to(device), choice
     )

@@ -38,6 +38,7 @@ def make_loader(
     seed: int,
     shuffle: str = "sample",
     drop_last: bool = False,
+    epochs: int | None = None,
     step: Step | None = None,
     **options: Any,
 ) -> Loader:
@@ -52,6 +53,8 @@ def make_loader(
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
+        epochs: how many epochs you will ask for, one after the other from 0 on; None if unknown. With the number,
+            prefetch and disk begin the next epoch before it is asked for, and none after the last.
         step: for `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
             (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
@@ -71,10 +74,14 @@ def make_loader(
     size = len(loaded)  # type: ignore[arg-type]
     batch_size, seed = _integer("batch_size", batch_size), _integer("seed", seed)
     sampler = EpochSampler(size, batch_size, seed, Shuffle(shuffle), drop_last)
+    if epochs is not None and (epochs := _integer("epochs", epochs)) < 1:
+        raise ConfigError(f"epochs={epochs}: must be at least 1, or None if their number is unknown")
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     parts = (loaded, sampler, choose_device(str(device)), *([step] if step else []))
-    return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
+    loader = LOADERS.build(_complete({"name": name, **options}), *parts, key="")
+    loader.epochs = epochs
+    return loader
 
 
 def loadable(data: Data | Sequence[Tensor]) -> Data:

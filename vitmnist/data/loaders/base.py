@@ -45,6 +45,10 @@ class Loader(ABC):
     buffered: int = 0
     """How many batches may be ready ahead of the consumer."""
 
+    epochs: int | None = None
+    """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
+    may use it to begin the next epoch early. Any other epoch may still be asked for."""
+
     choice: object = None
     """The `Choice` of `auto` that led to this loader; None if it was chosen by name."""
 

@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils import data
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.collate import collate_samples, map_tensors
-from vitmnist.data.datasets.base import Split
-from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
+from vitmnist.data.collate import map_tensors
+from vitmnist.data.loaders.background import EPOCH_END, BackgroundLoader, Run
+from vitmnist.data.loaders.base import LOADERS, Data
+from vitmnist.data.loaders.batch_reader import BatchKeys, BatchReader
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.seeding import read_samples
-from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import LoadingError, UserError
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.failures import worker_error
-from vitmnist.runtime.imports import import_large
 from vitmnist.runtime.signals import STOPPING
 
 log = logging.getLogger(__name__)
@@ -34,65 +31,6 @@ log = logging.getLogger(__name__)
 END = object()
 GRACE_S = 3.0  # how long a worker survives SIGTERM
 POLL_S = 5.0  # how often torch looks for dead workers
-
-
-class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
-    """Sample i of a split: its image on disk as a normalised tensor, and its label."""
-
-    def __init__(self, split: Split) -> None:
-        assert split.open_reader is not None
-        transforms = import_large("torchvision.transforms")  # only this loader needs it
-        self.reader = split.open_reader()
-        self.labels = split.labels.tolist()
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.reader[index]), self.labels[index]
-
-
-class BatchReader(data.Dataset[Any]):
-    """Whole batches by the key (epoch, indices): from disk if a split has images there, else from memory.
-
-    `is_seeded`: samples of a data set from outside of this project may be random.
-    """
-
-    def __init__(self, source: Data, seed: int) -> None:
-        self.samples: data.Dataset[Any]
-        self.is_seeded, self.seed = not isinstance(source, TensorSet), seed
-        if isinstance(source, Split) and source.open_reader:
-            self.samples = ImagesOnDisk(source)
-        elif isinstance(source, TensorSet):
-            self.samples = data.TensorDataset(source.images, source.labels)
-        else:
-            self.samples = source
-
-    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
-        epoch, indices = key
-        if self.is_seeded:
-            return collate_samples(read_samples(self.samples, indices, self.seed, epoch))
-        return collate_samples([self.samples[index] for index in indices])
-
-
-class BatchKeys(data.Sampler[tuple[int, list[int]]]):
-    """The keys of one epoch's batches; `number` and `start` are set before each pass.
-
-    The epoch is part of the key because persistent workers keep the data set that they were started with.
-    """
-
-    def __init__(self, sampler: EpochSampler) -> None:
-        self.sampler = sampler
-        self.number = 0
-        self.start = 0
-
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        for indices in self.sampler.batches(self.number, self.start):
-            if isinstance(indices, slice):
-                yield self.number, list(range(indices.start, indices.stop))
-            else:
-                yield self.number, indices.tolist()
 
 
 @dataclass
@@ -107,21 +45,36 @@ class DiskOptions:
 
 
 @LOADERS.register("disk", DiskOptions)
-class DiskLoader(Loader):
+class DiskLoader(BackgroundLoader):
     """A `torch.utils.data.DataLoader`; of a split on disk it delivers normalised float32."""
 
     def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.options = options
         self.buffered = options.num_workers * options.prefetch_factor
-        self.device = device
+        self.pool = DataLoaderPool(options, BatchReader(source, sampler.seed), sampler, device)
+
+    def run_epochs(self, numbers: range, start: int) -> Run:
+        return self.pool.run_epochs(numbers, start)
+
+    def close(self) -> None:
+        super().close()
+        self.pool.close()
+
+
+class DataLoaderPool:
+    """The DataLoaders of a loader.
+
+    A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live run has
+    its own DataLoader, and a finished one is kept here, with its workers, for the next run.
+    """
+
+    def __init__(self, options: DiskOptions, reader: BatchReader, sampler: EpochSampler, device: torch.device) -> None:
+        self.options, self.reader, self.sampler, self.device = options, reader, sampler, device
         self.accelerator = accelerator_of(device)
-        self.reader = BatchReader(source, sampler.seed)
-        # A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live
-        # iterator has its own DataLoader, and a finished one is kept here, with its workers, for the next epoch.
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
 
-    def batches(self, number: int, start: int) -> Batches:
+    def run_epochs(self, numbers: range, start: int) -> Run:
+        """See `BackgroundLoader`. Only persistent workers begin another epoch: the others end with theirs."""
         workers = self.options.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
             workers = 1
@@ -136,12 +89,11 @@ class DiskLoader(Loader):
                 dataloader, keys = self._idle.pop()
             except IndexError:
                 dataloader, keys = self._build(workers)
-            keys.number, keys.start = number, start
+            keys.numbers, keys.start = numbers if dataloader.persistent_workers else numbers[:1], start
             iterator = iter(dataloader)
         is_finished = False
         try:
-            while (batch := self._next(iterator)) is not END:
-                yield map_tensors(self.accelerator.to_device, batch)
+            yield from self._deliver(iterator, keys)
             is_finished = True
         except UserError as error:
             # torch raises a worker's error again with the worker's traceback as its message.
@@ -163,6 +115,21 @@ class DiskLoader(Loader):
             elif workers:
                 _shut_down(iterator)
 
+    def close(self) -> None:
+        """End the idle workers: nothing else refers to their DataLoader."""
+        self._idle.clear()
+
+    def _deliver(self, iterator: Iterator[Any], keys: BatchKeys) -> Run:
+        """The batches of a DataLoader on the device, with `EPOCH_END` between the epochs."""
+        start = keys.start
+        for number in keys.numbers:
+            if number != keys.numbers.start:
+                yield EPOCH_END
+            for _ in range(start, len(self.sampler)):
+                yield map_tensors(self.accelerator.to_device, self._next(iterator))
+            start = 0
+        self._next(iterator)  # only at its end are the workers idle, or ended
+
     def _next(self, iterator: Iterator[Any]) -> Any:
         """The next batch, or `END`.
 
@@ -176,11 +143,6 @@ class DiskLoader(Loader):
                 waited, allowed = time.monotonic() - started, self.options.timeout_s
                 if not str(error).startswith("DataLoader timed out") or (allowed is not None and waited >= allowed):
                     raise
-
-    def close(self) -> None:
-        super().close()
-        # Nothing else refers to an idle DataLoader, and its workers end with it.
-        self._idle.clear()
 
     def _build(self, workers: int) -> tuple[data.DataLoader[Any], BatchKeys]:
         keys = BatchKeys(self.sampler)

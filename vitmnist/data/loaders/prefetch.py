@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, Full, Queue
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import map_tensors
-from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader, needs_of
+from vitmnist.data.loaders.background import EPOCH_END, BackgroundLoader, Run
+from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, LoadingError
@@ -36,10 +38,10 @@ class PrefetchOptions:
 
 
 @LOADERS.register("prefetch", PrefetchOptions)
-class PrefetchLoader(Loader):
+class PrefetchLoader(BackgroundLoader):
     """Wraps any other loader: the time of a step falls from loading + computing to the larger of the two.
 
-    Each epoch has its own thread and queue, so no batch of an abandoned epoch can appear in the next. With CUDA the
+    Each run has its own thread and queue, so no batch of an abandoned epoch can appear in another one. With CUDA the
     copies of the base loader go to a stream of this loader.
     """
 
@@ -64,17 +66,12 @@ class PrefetchLoader(Loader):
         """What the base needs; the queue holds a few batches."""
         return needs_of(_base_values(options, data), data, sampler, device)
 
-    def batches(self, number: int, start: int) -> Batches:
-        options = self.options
-        producer = Producer(
-            lambda: self.base.epoch(number, start), options.queue_size, options.timeout_s, self.accelerator, self.stream
-        )
+    def run_epochs(self, numbers: range, start: int) -> Run:
+        options, source = self.options, partial(_epochs_of, self.base, numbers, start)
+        producer = Producer(source, options.queue_size, options.timeout_s, self.accelerator, self.stream)
         with self._lock:
             self._producers.add(producer)
-        try:
-            yield from producer.run()
-        finally:
-            producer.stop()
+        return producer.run()
 
     def close(self) -> None:
         with self._lock:
@@ -83,6 +80,15 @@ class PrefetchLoader(Loader):
             producer.stop()
         super().close()
         self.base.close()
+
+
+def _epochs_of(base: Loader, numbers: range, start: int) -> Run:
+    """A run of a loader. The loader itself is asked for one epoch after the other, and begins none of them ahead."""
+    for number in numbers:
+        if number != numbers.start:
+            yield EPOCH_END
+        yield from base.epoch(number, start)
+        start = 0
 
 
 def _base_values(options: PrefetchOptions, data: Data) -> dict[str, Any]:
@@ -128,20 +134,23 @@ class Producer:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="vitmnist-prefetch", daemon=True)
 
-    def run(self) -> Batches:
+    def run(self) -> Run:
         """Start the thread and yield its batches; raises an exception of the source in place of its batch.
 
         Raises:
             LoadingError: no batch came in time.
         """
         self._started_after = self._accelerator.record_event()
-        self._thread.start()
-        while (item := self._get()) is not END:
-            if item.error is not None:
-                raise item.error
-            self._accelerator.wait_event(item.event)
-            # The memory belongs to the producer's stream, which must not reuse it while the consumer's stream reads it.
-            yield map_tensors(self._record_stream, item.batch)
+        try:
+            self._thread.start()
+            while (item := self._get()) is not END:
+                if item.error is not None:
+                    raise item.error
+                self._accelerator.wait_event(item.event)
+                # The memory belongs to the producer's stream, which must not reuse it while another stream reads it.
+                yield map_tensors(self._record_stream, item.batch)
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Stop the thread after its current batch, and wait up to a second for it.
@@ -160,7 +169,8 @@ class Producer:
 
     def join(self) -> None:
         """Wait for the end of a thread that was stopped, however long its current batch takes."""
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _get(self) -> Item:
         started = time.monotonic()
