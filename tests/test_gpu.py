@@ -79,7 +79,7 @@ def test_images_normalised_on_the_gpu_are_those_of_the_cpu(tiny: Dataset, label:
             assert torch.equal(on_gpu(images).cpu(), on_cpu(wanted))
 
 
-@pytest.mark.parametrize("name", ["shift", "affine"])
+@pytest.mark.parametrize("name", ["shift", "affine", "cifar", "crops"])
 def test_augmentation_draws_the_same_numbers_on_the_gpu(tiny: Dataset, name: str, cuda: torch.device) -> None:
     augmented = []
     for device in (cuda, torch.device("cpu")):

@@ -10,7 +10,8 @@ from torch import Tensor
 from torchvision.transforms import functional as TF
 
 from vitmnist import make_loader
-from vitmnist.data.augment import AUGMENTS, _mix64, augment_keys
+from vitmnist.data.augment import AUGMENTS, augment_keys
+from vitmnist.data.augment.keys import _mix64
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.preprocess import Preprocess
@@ -28,6 +29,21 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
     for place, image in enumerate(images):
         shown = grid[1:29, 30 * place + 1 : 30 * place + 29]
         assert (shown == image[0].numpy()[..., None]).all()
+
+
+def test_the_training_batch_is_shown_as_it_was_mixed(tiny: Dataset) -> None:
+    """With the partners of the whole batch, of which fewer images may be shown."""
+    sampler, options = EpochSampler(23, 10, 3), LOADERS.complete({"name": "ram"})
+    preprocess = Preprocess(tiny.train, AUGMENTS.build({"name": "compose", "operations": [{"name": "cutmix"}]}))
+    with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
+        grid = np.asarray(training_batch(tiny.train, loader, preprocess, 1))
+        batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))
+    mixed, _, _ = preprocess.mixed(*batch, keys)
+    assert not torch.equal(mixed, Preprocess(tiny.train)(batch[0]))
+    for place, image in enumerate(mixed * preprocess.std + preprocess.mean):
+        row, column = divmod(place, 8)
+        shown = grid[30 * row + 1 : 30 * row + 29, 30 * column + 1 : 30 * column + 29]
+        assert (shown == (255 * image[0]).round().byte().numpy()[..., None]).all()
 
 
 def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

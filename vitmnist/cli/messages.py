@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,12 @@ PLUGINS = {
     "hydra/launcher=submitit_slurm": "launchers",
     "hydra/launcher=ray": "ray",
 }
+
+
+LISTS = (
+    "elements of a list are overridden by their place, from 0, as in data.augment.operations.0.p=0.3; to add or remove "
+    "one, type the whole list"
+)
 
 
 def describe(error: BaseException, composed: DictConfig | None = None) -> Failure:
@@ -62,6 +69,8 @@ def _message(error: BaseException, composed: DictConfig | None) -> str | None:
     if isinstance(error, HydraException):
         group = re.search(r"Could not override '([^']+)'|but config group '([^']+)' does not exist", text)
         return _unknown_group(group[1] or group[2]) if group else _one_line(text)
+    if isinstance(error, TypeError | ValueError) and _is_override(error):
+        return LISTS
     if isinstance(error, ValueError) and text == "No trials are completed yet.":  # Optuna
         return "no trial of the search completed; the report in the sweep's folder says why"
     if isinstance(error, ValueError) and text.startswith("Config group override must be"):
@@ -69,6 +78,11 @@ def _message(error: BaseException, composed: DictConfig | None) -> str | None:
     if isinstance(error, ValueError) and isinstance(cause, OSError):  # logging could not open its file
         return classify(cause).message
     return None
+
+
+def _is_override(error: BaseException) -> bool:
+    """Whether Hydra failed to apply an override: it deletes or names a key of a list."""
+    return any(frame.name == "_apply_overrides_to_config" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def refuse_flags(arguments: list[str]) -> None:
@@ -113,9 +127,11 @@ def _unknown_group(key: str) -> str:
 
 def _refused_override(error: BaseException, cause: OmegaConfBaseException) -> str:
     """`batch_size=many` or `lr=0.01`: a wrong type or an unknown key."""
-    key = str(cause.full_key)
+    key = re.sub(r"\[(\d+)\]", r".\1", str(cause.full_key))  # a place in a list, as it is typed
     if isinstance(cause, ValidationError):
         return wrong_type(Config, cause)
+    if isinstance(cause, IndexError):
+        return f"{key}: {LISTS}"
     if not isinstance(cause, ConfigKeyError | ConfigAttributeError) or cause.parent_node is None:
         return f"{key}: {first_line(cause)}"
     if "/" in key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from enum import Enum
 from operator import ge, gt, le, lt
@@ -28,7 +28,7 @@ def bounded(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field for a number whose bounds `validate` checks."""
+    """A dataclass field for a number, or a least and a greatest one as a tuple, whose bounds `validate` checks."""
     bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
@@ -84,9 +84,11 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
 
 def _allowed_kinds(kind: Any) -> str:
     """`a whole number or null` for `int | None`."""
-    kinds = (kind,) if get_origin(kind) is list else get_args(kind) or (kind,)
+    kinds = (kind,) if get_origin(kind) in (list, tuple) else get_args(kind) or (kind,)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     names[list[int]] = "a list of whole numbers, as in '[2,4]'"
+    names[tuple[float, float]] = "a list of two numbers, as in '[0.5,1.0]'"
+    names[list[Any]] = "a list"
     if int in kinds or bool in kinds:
         names[str] = AUTO  # a field of `or_auto`
     return " or ".join(names[kind] for kind in kinds if kind in names)
@@ -116,12 +118,21 @@ def _check_bounds(options: Any, key: str) -> None:
         elif AUTO in item.metadata and isinstance(value, str):
             if value != AUTO:
                 raise ConfigError(f"{full}={value}: must be {_allowed_kinds(get_type_hints(type(options))[item.name])}")
+        elif bounds and isinstance(value, list | tuple):
+            _check_interval(full, value, bounds)
         elif bounds and isinstance(value, float) and math.isinf(value):  # would pass a lower bound
             raise ConfigError(f"{full}={value}: must be finite")
         # `not all` also refuses NaN, for which every comparison is false.
         elif value is not None and not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
             allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
             raise ConfigError(f"{full}={value}: must be {allowed}")
+
+
+def _check_interval(key: str, values: Sequence[float], bounds: Mapping[str, float]) -> None:
+    is_inside = all(BOUNDS[name](value, bound) for value in values for name, bound in bounds.items())
+    if len(values) != 2 or not values[0] <= values[1] < math.inf or not is_inside:
+        allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
+        raise ConfigError(f"{key}={list(values)}: must be two numbers, the lower one first, {allowed}")
 
 
 def join(key: str, name: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class Preprocess(nn.Module):
     Args:
         data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
             map-style data set, are computed from its uint8 images, each of which is read once.
-        augment: applied to the normalised images if keys are given.
+        augment: applied to the normalised images if keys are given; one that mixes images, by `mixed`.
         mean, std: instead of `data`, per channel, of images scaled to 0…1; a number for one channel.
 
     Raises:
@@ -80,9 +80,36 @@ class Preprocess(nn.Module):
             keys: int64 `[B]`, from the method `keys`.
 
         Raises:
+            ConfigError: keys are given, and the augmentation mixes images, which needs their labels: `mixed`.
             DataError: images that are neither uint8 nor floating point, have another layout or number of channels, or
                 are floats not normalised with `mean` and `std`.
         """
+        if self.mixes and keys is not None:
+            raise ConfigError("this augmentation mixes images and their labels; call mixed(images, labels, keys)")
+        return self._augmented(images, keys)
+
+    def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.
+
+        The loss of an image is its weight times the loss for its label, plus the rest times that for its partner's.
+
+        Args:
+            labels: int64 `[B]`, negative for images that are padding.
+            keys: int64 `[B]`, from the method `keys`.
+
+        Returns:
+            The images, the labels of their partners, and the weights, 0.5 to 1; raises as `forward`.
+        """
+        if self.augment is None or not self.mixes:
+            raise ConfigError("this augmentation does not mix images; call Preprocess itself")
+        return self.augment.mix(self._augmented(images, keys), labels, keys)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the augmentation mixes images and their labels."""
+        return self.augment is not None and self.augment.mixes
+
+    def _augmented(self, images: Tensor, keys: Tensor | None) -> Tensor:
         check_layout(images.shape, len(self.mean))
         if images.dtype == torch.uint8:
             images = self._normalised(images)
@@ -90,9 +117,12 @@ class Preprocess(nn.Module):
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
         elif not torch.compiler.is_compiling() and not self._floats_checked and _may_wait_for(images):
             self._check_floats(images)
-        if self.augment is not None and keys is not None:
-            images = self.augment(images, keys, self.black)
-        return images
+        if self.augment is None or keys is None:
+            return images
+        if not self.augment.unit_range:
+            return cast(Tensor, self.augment(images, keys, self.black))
+        augmented = self.augment(images * self.std + self.mean, keys, torch.zeros_like(self.black))
+        return cast(Tensor, augmented.sub_(self.mean).div_(self.std))
 
     def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
         """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""

@@ -38,19 +38,32 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
 
     They are read by their indices; the loader's own iteration is not disturbed.
     """
-    indices = loader.sampler.indices(epoch)[: min(GRID_IMAGES, loader.sampler.batch_size)]
+    size = loader.sampler.batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.batch_size)
+    indices = loader.sampler.indices(epoch)[:size]
     keys = next(preprocess.keys(loader.sampler, epoch))
-    images = train.images[indices].to(preprocess.mean.device)
+    return grid(model_inputs(train, indices, preprocess, None if keys is None else keys[:size])[:GRID_IMAGES])
+
+
+def model_inputs(split: Split, indices: Tensor, preprocess: Preprocess, keys: Tensor | None) -> Tensor:
+    """What the model sees of a batch of images, as uint8 pixels `[B, C, H, W]`; augmented if it has keys."""
+    images = split.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
-        inputs = preprocess(images, None if keys is None else keys[:GRID_IMAGES])
-        pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
+        if preprocess.mixes and keys is not None:
+            inputs, _, _ = preprocess.mixed(images, split.labels[indices].to(images.device), keys)
+        else:
+            inputs = preprocess(images, keys)
+        return (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
+
+
+def grid(pixels: Tensor) -> Image.Image:
+    """Images `[B, C, H, W]` in rows of eight, with a margin of one pixel."""
     _, _, height, width = pixels.shape
     rows = math.ceil(len(pixels) / GRID_COLUMNS)
-    grid = Image.new("RGB", (GRID_COLUMNS * (width + 2), rows * (height + 2)))
+    canvas = Image.new("RGB", (GRID_COLUMNS * (width + 2), rows * (height + 2)))
     for number, image in enumerate(pixels):
         row, column = divmod(number, GRID_COLUMNS)
-        grid.paste(_to_image(image), (column * (width + 2) + 1, row * (height + 2) + 1))
-    return grid
+        canvas.paste(_to_image(image), (column * (width + 2) + 1, row * (height + 2) + 1))
+    return canvas
 
 
 def worst_mistakes(test: Split, predictions: Predictions) -> Image.Image | None:

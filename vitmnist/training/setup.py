@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitmnist.config.schema import Config, Shuffle
-from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.augment import AUGMENTS, Augment
 from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
@@ -163,8 +163,10 @@ def build_step(
     config: Config, split: Split, sampler: EpochSampler, device: torch.device, step_config: StepConfig
 ) -> TrainStep:
     """Build model, optimizer, schedule, EMA, and the step that uses them."""
-    preprocess = Preprocess(split, AUGMENTS.build(config.data.augment)).to(device)
     _, channels, height, width = split.images.shape
+    augment = AUGMENTS.build(config.data.augment)
+    check_augment(augment, height, width)
+    preprocess = Preprocess(split, augment).to(device)
     # Weights are initialised on the CPU, so they are identical on every device.
     torch.manual_seed(config.seed)
     model = MODELS.build(config.model, (channels, height, width), len(split.classes)).to(device)
@@ -244,5 +246,17 @@ def check_config(config: Config) -> None:
     MODELS.member(config.model)
     if shape := getattr(options, "shape", None):
         MODELS.build(config.model, shape, 2)  # the number of classes is not known yet
-        if augment:
-            augment.check(*shape[1:])
+        check_augment(augment, *shape[1:])
+
+
+def check_augment(augment: Augment | None, height: int, width: int) -> None:
+    """Raise `ConfigError` if images of this size cannot be augmented, or would have another size than the model's."""
+    if augment is None:
+        return
+    augment.check(height, width)
+    found = augment.output_size(height, width)
+    if found != (height, width):
+        raise ConfigError(
+            f"data.augment: makes images of {found[0]}×{found[1]}, and the model takes those of the data set, "
+            f"{height}×{width}; set size: null in its random_resized_crop"
+        )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,14 +133,20 @@ class TrainStep:
             That loss and the number of correct predictions.
         """
         self.model.zero_grad()
+        partner_labels = weights = None
+        if self.preprocess.mixes and keys is not None:
+            # The whole batch, because the partners of its images must not depend on the size of a microbatch.
+            images, partner_labels, weights = self.preprocess.mixed(images, labels, keys)
+            keys = None
         total = torch.zeros((), device=self.device)
         total_correct = torch.zeros((), dtype=torch.int64, device=self.device)
         with _tf32() if self._uses_tf32 else nullcontext():
             for start in range(0, len(labels), self.microbatch):
                 rows = slice(start, start + self.microbatch)
-                parts = images[rows], labels[rows], None if keys is None else keys[rows]
+                whole = (images, labels, keys, partner_labels, weights)
+                parts = [None if part is None else part[rows] for part in whole]
                 if self.pad:
-                    parts = self._padded(*parts)
+                    parts = self._padded(parts)
                 with self._without_all_reduce() if rows.stop < len(labels) else nullcontext():
                     losses, correct = self._forward(*parts)
                     loss = losses / size
@@ -230,19 +237,22 @@ class TrainStep:
         """Skip DDP's all-reduce."""
         return self._forward.no_sync() if isinstance(self._forward, DistributedDataParallel) else nullcontext()
 
-    def _padded(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        missing = self.microbatch - len(labels)
-        if not missing:
-            return images, labels, keys
-        return (
-            torch.cat([images, images.new_zeros((missing, *images.shape[1:]))]),
-            torch.cat([labels, labels.new_full((missing,), IGNORED)]),
-            None if keys is None else torch.cat([keys, keys.new_zeros(missing)]),
-        )
+    def _padded(self, parts: list[Tensor | None]) -> list[Tensor | None]:
+        """The arguments of `_ModelAndLoss` with as many rows as a full microbatch."""
+        missing = self.microbatch - next(len(part) for part in parts if part is not None)
+        fills = (0, IGNORED, 0, IGNORED, 0)
+        return [
+            None if part is None else torch.cat([part, part.new_full((missing, *part.shape[1:]), fill)])
+            for part, fill in zip(parts, fills, strict=True)
+        ]
 
 
 class _ModelAndLoss(nn.Module):
-    """From images to the sum of their losses and the correct predictions: one module, for compile and DDP."""
+    """From images to the sum of their losses and the correct predictions: one module, for compile and DDP.
+
+    Images that are mixed are preprocessed already, and come with the labels of their partners and their own weights.
+    A prediction is correct if it is the image's own label, which has the larger weight.
+    """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
         super().__init__()
@@ -251,11 +261,24 @@ class _ModelAndLoss(nn.Module):
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._label_smoothing = precision == Precision.bf16, label_smoothing
 
-    def forward(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        images = self._preprocess(images, keys)
+    def forward(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        keys: Tensor | None,
+        partner_labels: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if weights is None:
+            images = self._preprocess(images, keys)
         with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
             logits = self.model(images)
-        loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=self._label_smoothing)
+        cross_entropy = partial(F.cross_entropy, logits.float(), label_smoothing=self._label_smoothing)
+        if partner_labels is None or weights is None:
+            loss = cross_entropy(labels, reduction="sum")
+        else:
+            losses, partner_losses = (cross_entropy(one, reduction="none") for one in (labels, partner_labels))
+            loss = partner_losses.lerp(losses, weights).sum()
         return loss, (logits.detach().argmax(dim=1) == labels).sum()
 
 

@@ -1,0 +1,191 @@
+"""What augmentation costs: batched on the device, per sample in a DataLoader with torchvision, and with kornia.
+
+    python benchmarks/augment.py --output benchmarks/results/augment-cpu.md
+
+The first table is the preset `cifar` on random images of 32×32×3 bytes: in each round every candidate loads, augments
+and normalises one shuffled epoch. The second applies single operations to batches that are in memory, as floats. A
+ratio divides a candidate's time by that of this project in the same round. kornia is left out if it is not installed:
+`pip install -e '.[bench]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rounds import check_output, describe, publish, ratio, rotated, table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from vitmnist import Preprocess, make_loader
+from vitmnist.data.augment import AUGMENTS, OPERATIONS, augment_keys
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.runtime.allocator import freed_memory_kept
+from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.timer import synchronize
+from vitmnist.tracking.environment import describe_environment
+
+OURS = "`data/augment=cifar` on the batches of `ram`"
+SIDE, BATCH_SIZE, BATCHES = 32, 512, 20
+SCALE, RATIO = (0.02, 0.2), (0.3, 3.3)  # of the preset's random_erasing
+
+Candidates = dict[str, Callable[[int], object]]
+
+
+class PerSample(Dataset[tuple[Tensor, Tensor]]):
+    """The preset with torchvision's transforms, sample by sample."""
+
+    def __init__(self, data: TensorSet, preprocess: Preprocess) -> None:
+        from torchvision.transforms import v2
+
+        mean, std, black = (part.flatten().tolist() for part in (preprocess.mean, preprocess.std, preprocess.black))
+        self.data = data
+        self.transform = v2.Compose(
+            [
+                v2.RandomCrop(SIDE, padding=4),
+                v2.RandomHorizontalFlip(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(mean, std),
+                v2.RandomErasing(0.5, SCALE, RATIO, value=black),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.transform(self.data.images[index]), self.data.labels[index]
+
+
+def kornia_operations() -> dict[str, nn.Module]:
+    """kornia's counterparts of our operations, on floats of 0…1, with the same parameters."""
+    import kornia.augmentation as K
+
+    return {
+        "shift": K.RandomCrop((SIDE, SIDE), padding=4),
+        "horizontal_flip": K.RandomHorizontalFlip(0.5),
+        "random_erasing": K.RandomErasing(SCALE, RATIO, p=0.5),
+        "random_resized_crop": K.RandomResizedCrop((SIDE, SIDE), (0.08, 1.0), (0.75, 1.3333), align_corners=False),
+        "color_jitter": K.ColorJitter(0.2, 0.2, 0.2, 0.1),
+    }
+
+
+def epochs(data: TensorSet, device: torch.device) -> Candidates:
+    """The preset: load, augment and normalise an epoch."""
+    preprocess = Preprocess(data, AUGMENTS.build(AUGMENTS.complete({"name": "cifar"})))
+    per_sample = PerSample(data, preprocess)
+    preprocess.to(device)
+    loader = make_loader("ram", data, batch_size=BATCH_SIZE, device=device, seed=0)
+
+    def ours(number: int) -> None:
+        for (images, _), keys in zip(loader.epoch(number), preprocess.keys(loader.sampler, number), strict=True):
+            preprocess(images, keys)
+
+    workers = DataLoader(per_sample, BATCH_SIZE, shuffle=True, num_workers=2, persistent_workers=True)
+
+    def torchvision(number: int) -> None:
+        for images, _ in workers:
+            images.to(device)
+
+    found: Candidates = {OURS: ours, "torchvision v2 per sample, DataLoader with 2 workers": torchvision}
+    if find_spec("kornia"):
+        chain = list(kornia_operations().values())[:3]
+
+        def kornia(number: int) -> None:
+            for images, _ in loader.epoch(number):
+                floats = images.float() / 255
+                for operation in chain:
+                    floats = operation(floats)
+                floats.sub_(preprocess.mean).div_(preprocess.std)
+
+        found["kornia on the batches of `ram`"] = kornia
+    return found
+
+
+def operations(data: TensorSet, device: torch.device) -> dict[str, Candidates]:
+    """Single operations, ours first."""
+    options: dict[str, dict[str, Any]] = {
+        "shift": {"pixels": 4},
+        "random_erasing": {"scale": list(SCALE), "ratio": list(RATIO)},
+        "color_jitter": {"hue": 0.1},
+    }
+    batches = (data.images.to(device).float() / 255).split(BATCH_SIZE)
+    sampler, black = EpochSampler(len(data), BATCH_SIZE, 0), torch.zeros(3, 1, 1, device=device)
+    found: dict[str, Candidates] = {}
+    for name, theirs in kornia_operations().items():
+        operation = OPERATIONS.build(OPERATIONS.complete({"name": name, **options.get(name, {})})).to(device)
+
+        def ours(number: int, operation: nn.Module = operation) -> None:
+            for images, keys in zip(batches, augment_keys(sampler, number, device).split(BATCH_SIZE), strict=True):
+                operation(images, keys, black)
+
+        def kornia(number: int, theirs: nn.Module = theirs) -> None:
+            for images in batches:
+                theirs(images)
+
+        found[name] = {"ours": ours, "kornia": kornia}
+    return found
+
+
+def measure(candidates: Candidates, rounds: int, device: torch.device) -> dict[str, list[float]]:
+    """Milliseconds per batch in each round but the first, in which the candidates warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(rounds + 1):
+        for name in rotated(list(candidates), number):
+            synchronize(device)
+            started = time.perf_counter()
+            candidates[name](number)
+            synchronize(device)
+            seconds[name].append((time.perf_counter() - started) * 1000 / BATCHES)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def ratios(times: dict[str, list[float]], name: str) -> str:
+    """A candidate's time over that of the first, per round."""
+    first = next(iter(times.values()))
+    return ratio([theirs / ours for ours, theirs in zip(first, times[name], strict=True)])
+
+
+def report_of(data: TensorSet, rounds: int, device: torch.device) -> str:
+    """Measure everything; Markdown."""
+    times = measure(epochs(data, device), rounds, device)
+    rows = [[name, f"{median(values):.2f}", ratios(times, name)] for name, values in times.items()]
+    method = f"Batches of {BATCH_SIZE} images of {SIDE}×{SIDE}×3, {rounds} rounds; ratios: median and range."
+    lines = ["# Augmentation", "", describe(describe_environment(device), method), ""]
+    lines += table(["preset `cifar`", "ms per batch", "time over ours"], rows)
+    if find_spec("kornia"):
+        rows = []
+        for name, candidates in operations(data, device).items():
+            times = measure(candidates, rounds, device)
+            rows.append([f"`{name}`", *(f"{median(values):.2f}" for values in times.values()), ratios(times, "kornia")])
+        lines += ["", *table(["operation", "ours, ms", "kornia, ms", "kornia over ours"], rows)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    check_output(parser, arguments.output)
+    device = choose_device(arguments.device)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (BATCH_SIZE * BATCHES, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
+    data = TensorSet(images, torch.zeros(len(images), dtype=torch.int64))
+
+    with freed_memory_kept() if device.type == "cpu" else nullcontext():  # as in training
+        report = report_of(data, arguments.rounds, device)
+    publish(report, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Each operation is torchvision's, applied image by image with the parameters that were drawn for the image."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torchvision.transforms.v2 import functional as TF
+
+from vitmnist.data.augment import OPERATIONS, Augment, augment_keys
+from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
+from vitmnist.data.augment.keys import random_uniform
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import DataError
+
+BLACK = torch.zeros(3, 1, 1)
+NUMBER = 200
+# Parameters that change no image.
+IDENTITY = {
+    "shift": {"pixels": 0},
+    "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
+    "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
+    "horizontal_flip": {"p": 0},
+    "color_jitter": {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0},
+    "random_erasing": {"p": 0},
+}
+
+
+def operation(name: str, **options: object) -> Augment:
+    return OPERATIONS.build(OPERATIONS.complete({"name": name, **options}))
+
+
+def keys(number: int = NUMBER) -> Tensor:
+    return augment_keys(EpochSampler(number, number, 0, "none"), 0, torch.device("cpu"))
+
+
+def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int = 17, seed: int = 0) -> Tensor:
+    return torch.rand(number, channels, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def test_operations_without_their_own_test_here_are_those_known() -> None:
+    assert set(OPERATIONS.names()) == {*IDENTITY, "mixup", "cutmix"}
+
+
+@pytest.mark.parametrize("size", [None, 8, 40])
+def test_crops_are_those_of_torchvision(size: int | None) -> None:
+    """To 1e-5, against its resampling without antialiasing."""
+    crop, source = operation("random_resized_crop", size=size), images()
+    found = crop(source, keys(), BLACK)
+    boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
+    for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
+        theirs = TF.resized_crop(
+            image, int(top), int(left), int(bottom - top), int(right - left), [size or 12, size or 17], antialias=False
+        )
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_antialiasing_would_change_nothing_in_crops_of_the_size_of_the_image() -> None:
+    source = images(50)
+    found = operation("random_resized_crop")(source, keys(50), BLACK)
+    boxes = random_boxes(keys(50), (0.08, 1.0), (0.75, 1.3333), 12, 17)
+    for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
+        theirs = TF.resized_crop(image, int(top), int(left), int(bottom - top), int(right - left), [12, 17])
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
+    boxes = random_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
+    heights, widths = (boxes.bottom - boxes.top).double(), (boxes.right - boxes.left).double()
+    areas, ratios = heights * widths / 60_000, widths / heights
+    assert 0.095 < areas.min() < 0.12
+    assert 0.38 < areas.max() < 0.405
+    assert areas.mean() == pytest.approx(0.25, abs=0.01)
+    assert 0.49 < ratios.min() < 0.52
+    assert 1.48 < ratios.max() < 1.52
+    assert ratios.log().mean() == pytest.approx((math.log(0.5) + math.log(1.5)) / 2, abs=0.02)
+    for first, end, side in ((boxes.top, boxes.bottom, 200), (boxes.left, boxes.right, 300)):
+        assert first.min() == 0
+        assert end.max() == side
+        room = side - (end - first)
+        assert (first[room > 0] / room[room > 0]).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
+    source = images(2000)
+    found = operation("horizontal_flip", p=0.3)(source, keys(2000), BLACK)
+    is_flipped = torch.tensor(
+        [torch.equal(ours, TF.horizontal_flip(image)) for ours, image in zip(found, source, strict=True)]
+    )
+    assert all(torch.equal(found[row], source[row]) for row in range(2000) if not is_flipped[row])
+    assert is_flipped.double().mean() == pytest.approx(0.3, abs=0.05)
+
+
+def test_erased_boxes_are_those_of_torchvision() -> None:
+    black = torch.tensor([-0.5, 0.0, 0.5]).view(3, 1, 1)
+    found = operation("random_erasing", p=0.4)(images(), keys(), black)
+    boxes = random_boxes(keys(), (0.02, 0.33), (0.3, 3.3), 12, 17)
+    is_erased = random_uniform(keys(), NUMBERS_OF_A_BOX) < 0.4
+    assert 0.25 < is_erased.double().mean() < 0.55
+    for image, erased, top, left, bottom, right, ours in zip(images(), is_erased, *boxes, found, strict=True):
+        box = int(top), int(left), int(bottom - top), int(right - left)
+        assert torch.equal(ours, TF.erase(image, *box, black) if erased else image)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("parameter", "number", "adjust"),
+    [
+        ("brightness", 0, TF.adjust_brightness),
+        ("contrast", 1, TF.adjust_contrast),
+        ("saturation", 2, TF.adjust_saturation),
+        ("hue", 3, TF.adjust_hue),
+    ],
+)
+def test_colours_are_those_of_torchvision(parameter: str, number: int, adjust, channels: int) -> None:
+    """Each to 1e-5; hue to 1e-4, because torchvision rounds to sectors of the wheel first."""
+    strength = 0.5 if parameter == "hue" else 0.8
+    source = images(channels=channels)
+    source[:20] = source[:20, :1]  # grey pixels, which have no hue
+    only = {**IDENTITY["color_jitter"], parameter: strength}
+    found = operation("color_jitter", **only)(source, keys(), BLACK)
+    centre = 0.0 if parameter == "hue" else 1.0
+    factors = random_uniform(keys(), number, centre - strength, centre + strength)
+    assert factors.unique().numel() == NUMBER
+    for image, factor, ours in zip(source, factors, found, strict=True):
+        tolerance = 1e-4 if parameter == "hue" else 1e-5
+        torch.testing.assert_close(ours, adjust(image, float(factor)), rtol=0, atol=tolerance)
+
+
+def test_jitter_takes_its_steps_in_the_order_documented() -> None:
+    source, strengths = images(), {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+    found = operation("color_jitter", **strengths)(source, keys(), BLACK)
+    for row in range(NUMBER):
+        image = source[row]
+        for number, (name, strength) in enumerate(strengths.items()):
+            centre = 0.0 if name == "hue" else 1.0
+            factor = float(random_uniform(keys(), number, centre - strength, centre + strength)[row])
+            image = getattr(TF, f"adjust_{name}")(image, factor)
+        torch.testing.assert_close(found[row], image, rtol=0, atol=1e-4)
+
+
+def test_jitter_refuses_two_channels() -> None:
+    with pytest.raises(DataError, match="takes images of 1 or 3 channels, found 2"):
+        operation("color_jitter")(images(2, channels=2), keys(2), BLACK)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from(sorted(IDENTITY)),
+    side=st.integers(5, 20),
+    extra=st.integers(0, 9),
+    number=st.integers(1, 5),
+    channels=st.sampled_from([1, 3]),
+    seed=st.integers(0, 1000),
+)
+def test_any_batch_keeps_its_shape_dtype_and_range(
+    name: str, side: int, extra: int, number: int, channels: int, seed: int
+) -> None:
+    """And is not written to; parameters for no change give the same images to 1e-5."""
+    source = images(number, channels, side, side + extra, seed)
+    before, black = source.clone(), BLACK[:channels]
+    found = operation(name)(source, keys(number), black)
+    assert (found.shape, found.dtype) == (source.shape, torch.float32)
+    assert found.min() >= -1e-6
+    assert found.max() <= 1 + 1e-6
+    assert torch.equal(source, before)
+    options = dict(IDENTITY[name])
+    if "ratio" in options:
+        options["ratio"] = [(side + extra) / side] * 2
+    torch.testing.assert_close(operation(name, **options)(source, keys(number), black), source, rtol=0, atol=1e-5)

@@ -1,0 +1,64 @@
+"""The preview of an augmentation, as its users start it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tests.conftest import CallHere
+from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.preview import main
+
+
+def test_the_preview_shows_the_originals_and_what_the_model_sees_of_them(
+    call_here: CallHere, tiny_root: Path, tiny: Dataset, tmp_path: Path
+) -> None:
+    ended = call_here(main, "data/augment=shift", "data/dataset=kmnist", f"data.root={tiny_root}", "seed=5")
+    assert (ended.returncode, ended.stdout) == (0, "outputs/preview.png\n")
+    picture = np.asarray(Image.open(tmp_path / "outputs" / "preview.png"))
+    side = 4 * 28  # enlarged
+    assert picture.shape == (8 * (side + 2), 8 * (side + 2), 3)
+    preprocess = Preprocess(tiny.train, AUGMENTS.build({"name": "shift", "pixels": 2}))
+    sampler = EpochSampler(23, 23, 5, "none")
+    for column in (0, 1, 7):
+        keys = next(preprocess.keys(sampler, column - 1)) if column else None
+        seen = preprocess(tiny.train.images, keys) * preprocess.std + preprocess.mean
+        for row in (0, 7):
+            top, left = row * (side + 2) + 1, column * (side + 2) + 1
+            shown = picture[top : top + side : 4, left : left + side : 4, 0]
+            assert np.array_equal(shown, (seen[row, 0] * 255).round().to(torch.uint8).numpy())
+
+
+def test_mixed_images_are_shown_mixed(call_here: CallHere, tiny_root: Path, tmp_path: Path) -> None:
+    operations = "data.augment.operations=[{name: mixup, alpha: 10}]"
+    place = tmp_path / "folder" / "mixed.png"
+    arguments = ("data/augment=compose", operations, "data/dataset=kmnist", f"data.root={tiny_root}")
+    ended = call_here(main, *arguments, "--output", str(place))
+    assert ended.stdout == "folder/mixed.png\n"
+    picture = np.asarray(Image.open(place)).astype(int)
+    # Black or white pixels of the noise of the data set are rare in averages.
+    assert picture[:, 1:113].std() > 1.2 * picture[:, 115:227].std()
+
+
+def test_a_mistake_is_one_line(call_here: CallHere, tiny_root: Path) -> None:
+    for overrides, message in (
+        (["data/augment=cifra"], "error: data/augment=cifra: there is no such choice; did you mean 'cifar'?"),
+        (
+            ["data/augment=cifar", "data.augment.operations.1.q=1"],
+            "error: data.augment.operations.1.q: there is no such key; allowed: name, p",
+        ),
+        (
+            ["data/augment=compose", "data.augment.operations=[{name: random_resized_crop, size: 8}]"],
+            "error: data.augment: makes images of 8×8",
+        ),
+    ):
+        ended = call_here(main, *overrides, "data/dataset=kmnist", f"data.root={tiny_root}")
+        assert ended.returncode == 1
+        assert ended.stderr.startswith(message)
+        assert ended.stderr.count("\n") == 1

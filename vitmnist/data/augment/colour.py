@@ -1,0 +1,81 @@
+"""Colour jitter: brightness, contrast, saturation and hue of each image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitmnist.config.validation import bounded
+from vitmnist.data.augment.base import OPERATIONS, Augment
+from vitmnist.data.augment.keys import random_uniform
+from vitmnist.errors import DataError
+
+LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as in torchvision
+
+
+@dataclass
+class ColorJitterOptions:
+    """brightness, contrast, saturation: factors 1 - x to 1 + x, at least 0. hue: turns of the colour wheel, -x to x."""
+
+    brightness: float = bounded(0.2, at_least=0)
+    contrast: float = bounded(0.2, at_least=0)
+    saturation: float = bounded(0.2, at_least=0)
+    hue: float = bounded(0.0, at_least=0, at_most=0.5)
+
+
+@OPERATIONS.register("color_jitter", ColorJitterOptions)
+class ColorJitter(Augment):
+    """Changes brightness, contrast, saturation and hue, in this order; torchvision's order is random.
+
+    Saturation and hue change nothing in images of one channel.
+    """
+
+    unit_range = True
+
+    def __init__(self, options: ColorJitterOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+        channels = images.shape[1]
+        if channels not in (1, 3):
+            raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
+        if self.options.brightness:
+            images = (images * self._factor(keys, 0, self.options.brightness)).clamp_(0, 1)
+        if self.options.contrast:
+            mean = _luma(images).mean(dim=(1, 2, 3), keepdim=True)
+            images = mean.lerp(images, self._factor(keys, 1, self.options.contrast)).clamp_(0, 1)
+        if self.options.saturation and channels == 3:
+            images = torch.lerp(_luma(images), images, self._factor(keys, 2, self.options.saturation)).clamp_(0, 1)
+        if self.options.hue and channels == 3:
+            turns = random_uniform(keys, 3, -self.options.hue, self.options.hue).float()
+            images = _turn_hue(images, turns[:, None, None])
+        return images
+
+    def _factor(self, keys: Tensor, number: int, strength: float) -> Tensor:
+        """A factor for each image, float32 `[B, 1, 1, 1]`."""
+        return random_uniform(keys, number, max(0.0, 1 - strength), 1 + strength).float()[:, None, None, None]
+
+
+def _luma(images: Tensor) -> Tensor:
+    """The brightness of each pixel, `[B, 1, H, W]`."""
+    if images.shape[1] == 1:
+        return images
+    weights = torch.tensor(LUMA, device=images.device).view(3, 1, 1)
+    return (images * weights).sum(dim=1, keepdim=True)
+
+
+def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Turn the hue of RGB images `[B, 3, H, W]` in HSV space by a part of the colour wheel, `[B, 1, 1]`."""
+    red, green, blue = images.unbind(dim=1)
+    value, strongest = images.max(dim=1)
+    chroma = value - images.amin(dim=1)
+    divisor = chroma.where(chroma > 0, 1)  # grey has no hue
+    sectors = torch.stack([(green - blue) / divisor, (blue - red) / divisor + 2, (red - green) / divisor + 4])
+    sector = sectors.gather(0, strongest[None])[0] + 6 * turns
+    # Each channel of a hue is a trapezoid over the wheel: https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
+    offsets = torch.tensor([5.0, 3.0, 1.0], device=images.device).view(3, 1, 1)
+    place = (offsets + sector[:, None]) % 6
+    return value[:, None] - chroma[:, None] * torch.minimum(place, 4 - place).clamp_(0, 1)

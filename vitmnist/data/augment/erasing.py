@@ -1,0 +1,36 @@
+"""Random erasing: hides a box of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitmnist.config.validation import bounded
+from vitmnist.data.augment.base import OPERATIONS, Augment
+from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
+from vitmnist.data.augment.keys import random_uniform
+
+
+@dataclass
+class RandomErasingOptions:
+    """p: probability. scale: area of the box as a share of the image's. ratio: its width over height."""
+
+    p: float = bounded(0.5, at_least=0, at_most=1)
+    scale: tuple[float, float] = bounded((0.02, 0.33), at_least=0, at_most=1)
+    ratio: tuple[float, float] = bounded((0.3, 3.3), above=0)
+
+
+@OPERATIONS.register("random_erasing", RandomErasingOptions)
+class RandomErasing(Augment):
+    """Makes a random box of an image black, with probability `p` (Zhong et al., arXiv:1708.04896)."""
+
+    def __init__(self, options: RandomErasingOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        boxes = random_boxes(keys, self.options.scale, self.options.ratio, height, width)
+        is_erased = random_uniform(keys, NUMBERS_OF_A_BOX) < self.options.p
+        return images.lerp(black, boxes.mask(height, width) * is_erased[:, None, None, None])

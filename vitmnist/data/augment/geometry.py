@@ -1,0 +1,159 @@
+"""Operations that move pixels: shift, affine, random resized crop, horizontal flip."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitmnist.config.validation import bounded
+from vitmnist.data.augment.base import AUGMENTS, OPERATIONS, Augment
+from vitmnist.data.augment.boxes import random_boxes
+from vitmnist.data.augment.keys import random_bits, random_signed, random_uniform
+from vitmnist.errors import ConfigError
+
+
+class Moving(Augment):
+    """Moves images by up to `pixels`."""
+
+    pixels: float
+
+    def check(self, height: int, width: int, key: str = "data.augment") -> None:
+        if self.pixels >= min(height, width):
+            raise ConfigError(f"{key}.pixels={self.pixels:g}: must be below the side of an image, {min(height, width)}")
+
+
+@dataclass
+class ShiftOptions:
+    """See `conf/data/augment/shift.yaml`."""
+
+    pixels: int = bounded(2, at_least=0)
+
+
+@AUGMENTS.register("shift", ShiftOptions)
+@OPERATIONS.register("shift", ShiftOptions)
+class Shift(Moving):
+    """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
+
+    def __init__(self, options: ShiftOptions) -> None:
+        super().__init__()
+        self.pixels = options.pixels
+
+    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+        size, channels, height, width = images.shape
+        margin = int(self.pixels)
+        framed = black.expand(size, channels, height + 2 * margin, width + 2 * margin).contiguous()
+        framed[:, :, margin : margin + height, margin : margin + width] = images
+        down, right = (random_bits(keys, number) % (2 * margin + 1) for number in (0, 1))
+        # A row of the result is `width` consecutive values of the framed images: a gather of whole rows, which is 2.5
+        # times as fast as one of elements.
+        first_rows = torch.arange(size * channels, device=images.device).view(size, channels, 1) * framed.shape[2]
+        rows = first_rows + (down[:, None] + torch.arange(height, device=images.device))[:, None, :]
+        starts = rows * framed.shape[3] + right[:, None, None]
+        return framed.flatten().unfold(0, width, 1).index_select(0, starts.flatten()).view(images.shape)
+
+
+@dataclass
+class AffineOptions:
+    """See `conf/data/augment/affine.yaml`."""
+
+    degrees: float = bounded(10.0, at_least=0, at_most=180)
+    pixels: float = bounded(2.0, at_least=0)
+    scale: float = bounded(0.1, at_least=0, below=1)
+    shear_degrees: float = bounded(5.0, at_least=0, below=90)
+
+
+@AUGMENTS.register("affine", AffineOptions)
+@OPERATIONS.register("affine", AffineOptions)
+class Affine(Moving):
+    """Rotates, scales, shears and moves each image about its centre, each uniformly up to its bound; bilinear."""
+
+    def __init__(self, options: AffineOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.pixels = options.pixels
+
+    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+        _, _, height, width = images.shape
+        angle = math.radians(self.options.degrees) * random_signed(keys, 0)
+        shear = torch.tan(math.radians(self.options.shear_degrees) * random_signed(keys, 1))
+        scale = 1 + self.options.scale * random_signed(keys, 2)
+        down, right = (self.options.pixels * random_signed(keys, number) for number in (3, 4))
+        cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
+        # Maps each output pixel to its source. affine_grid's unit is half a side, so without the aspect ratio a
+        # rotation would shear images that are not square.
+        aspect = height / width
+        rows = [
+            torch.stack([cos, (cos * shear - sin) * aspect, 2 * right / width], dim=1),
+            torch.stack([sin / aspect, sin * shear + cos, 2 * down / height], dim=1),
+        ]
+        grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
+        # Relative to black, because grid_sample pads with zeros.
+        return F.grid_sample(images - black, grid, align_corners=False).add_(black)
+
+
+@dataclass
+class RandomResizedCropOptions:
+    """size: side of the result, null: that of the image. scale: area of the crop. ratio: its width over height."""
+
+    size: int | None = bounded(None, at_least=1)
+    scale: tuple[float, float] = bounded((0.08, 1.0), above=0, at_most=1)
+    ratio: tuple[float, float] = bounded((0.75, 1.3333), above=0)
+
+
+@OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
+class RandomResizedCrop(Augment):
+    """Resizes a random box of each image; bilinear, without antialiasing.
+
+    With `size: null` a crop is never reduced, so that antialiasing would change nothing.
+    """
+
+    def __init__(self, options: RandomResizedCropOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        return (self.options.size, self.options.size) if self.options.size else (height, width)
+
+    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+        _, _, height, width = images.shape
+        to_height, to_width = self.output_size(height, width)
+        boxes = random_boxes(keys, self.options.scale, self.options.ratio, height, width)
+        rows = _resampled(boxes.top, boxes.bottom, height, to_height)
+        columns = _resampled(boxes.left, boxes.right, width, to_width)
+        size = len(keys), to_height, to_width
+        grid = torch.stack([columns[:, None, :].expand(size), rows[:, :, None].expand(size)], dim=3)
+        return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
+
+
+def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
+    """Where the pixels of a resized crop come from along one side, in grid_sample's unit: float32 `[B, to_side]`."""
+    length = (end - first)[:, None]
+    places = (torch.arange(to_side, device=first.device) + 0.5) * length / to_side - 0.5
+    # Not beyond the crop's own edge: `interpolate` does not see the rest of the image either.
+    places = places.clamp(min=0).minimum(length - 1.0) + first[:, None]
+    return (2 * places + 1) / side - 1
+
+
+@dataclass
+class HorizontalFlipOptions:
+    """p: probability."""
+
+    p: float = bounded(0.5, at_least=0, at_most=1)
+
+
+@OPERATIONS.register("horizontal_flip", HorizontalFlipOptions)
+class HorizontalFlip(Augment):
+    """Mirrors an image with probability `p`."""
+
+    def __init__(self, options: HorizontalFlipOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+        is_flipped = random_uniform(keys, 0) < self.options.p
+        # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
+        return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])

@@ -1,0 +1,51 @@
+"""Random numbers for augmentation: pure functions of (seed, epoch, index in the set), drawn on any device alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitmnist.data.sampler import EpochSampler
+
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment as a signed int64
+NUMBERS = 64  # random numbers that an operation may draw per image
+
+
+def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
+    """A random int64 for each image of an epoch from batch `start` on, in the order of its batches."""
+    # Another spawn key than the sampler's (epoch,), so that augmentation is independent of the order.
+    (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
+    return _mix64(sampler.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
+
+
+def operation_keys(keys: Tensor, place: int) -> Tensor:
+    """The keys of the operation at a place of a list, independent for each place; the first has the keys themselves."""
+    return keys + GOLDEN * NUMBERS * place % 2**63
+
+
+def random_bits(keys: Tensor, number: int) -> Tensor:
+    """31 random bits per key, as int64, independent for each `number`."""
+    return _shift_right(_mix64(keys + GOLDEN * (number + 1) % 2**63), 33)
+
+
+def random_signed(keys: Tensor, number: int) -> Tensor:
+    """Uniform in -1…1 per key, as float32, independent for each `number`."""
+    return random_bits(keys, number).double().mul_(2**-30).sub_(1).float()
+
+
+def random_uniform(keys: Tensor, number: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform from `low` to below `high` per key, as float64, independent for each `number`."""
+    return random_bits(keys, number).double().mul_((high - low) * 2**-31).add_(low)
+
+
+def _mix64(numbers: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea, Flood, 2014, doi:10.1145/2660193.2660195), elementwise on int64."""
+    numbers = (numbers ^ _shift_right(numbers, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    numbers = (numbers ^ _shift_right(numbers, 27)) * (0x94D049BB133111EB - 2**64)
+    return torch.bitwise_xor(numbers, _shift_right(numbers, 31))
+
+
+def _shift_right(numbers: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right; torch's `>>` is arithmetic for signed integers."""
+    return torch.bitwise_and(numbers >> bits, 2 ** (64 - bits) - 1)

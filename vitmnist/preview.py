@@ -1,0 +1,77 @@
+"""Draw what an augmentation does: a row per training image, with the original and its versions in seven epochs.
+
+python -m vitmnist.preview data/augment=crops data/dataset=image_folder data.dataset.path=pictures
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from vitmnist.cli.messages import describe
+from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config, Shuffle
+from vitmnist.config.validation import validate
+from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.datasets import build_dataset
+from vitmnist.data.datasets.base import Split
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.runtime.files import display_path, write_atomic
+from vitmnist.tracking.images import GRID_COLUMNS, grid, model_inputs
+from vitmnist.training.setup import check_augment
+
+IMAGES = 8
+LEAST_SIDE = 96  # pixels; smaller images are enlarged
+
+
+def draw(train: Split, preprocess: Preprocess, seed: int) -> Image.Image:
+    """The first images of a split, and next to each what the model sees of it in epochs 0 to 6.
+
+    These are the images of a run with this seed, except that mixing takes partners from among the images shown.
+    """
+    sampler = EpochSampler(len(train), min(IMAGES, len(train)), seed, Shuffle.none)
+    shown = torch.arange(sampler.batch_size)
+    keys = [None, *(next(preprocess.keys(sampler, epoch)) for epoch in range(GRID_COLUMNS - 1))]
+    versions = torch.stack([model_inputs(train, shown, preprocess, key) for key in keys], dim=1)
+    enlarged = max(1, -(-LEAST_SIDE // max(versions.shape[-2:])))
+    pixels = versions.flatten(0, 1).repeat_interleave(enlarged, dim=2).repeat_interleave(enlarged, dim=3)
+    return grid(pixels)
+
+
+def preview(overrides: list[str], output: Path) -> None:
+    """Write the preview of a configuration to a PNG file; raises what the configuration and its data raise."""
+    config = validate(Config, compose(overrides))
+    train = build_dataset(config.data.dataset, config.data.root).train
+    augment = AUGMENTS.build(config.data.augment)
+    check_augment(augment, *train.images.shape[-2:])
+    picture, png = draw(train, Preprocess(train, augment), config.seed), io.BytesIO()
+    picture.save(png, "PNG")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(output, png.getvalue())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m vitmnist.preview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", help="as for train.py, such as data/augment=cifar")
+    parser.add_argument("--output", type=Path, metavar="PNG", default=Path("outputs/preview.png"))
+    arguments = parser.parse_intermixed_args()
+    try:
+        preview(arguments.overrides, arguments.output)
+    except Exception as error:
+        failure = describe(error)
+        if not failure.is_user_error:
+            raise
+        sys.exit(f"error: {failure.message}")
+    print(display_path(arguments.output))
+
+
+if __name__ == "__main__":
+    main()
