@@ -7,11 +7,11 @@ import logging
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 from torch import Tensor
 
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
+from vitmnist.data.datasets.downloading import find_or_download
 from vitmnist.data.datasets.idx import IdxFile, IdxImageReader
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import DataError
@@ -83,25 +83,17 @@ def kmnist(sizes: SizeOptions, root: Path) -> Dataset:
 def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
     """The four files of a torchvision data set class, downloaded only if no folder has them."""
     raw = root / source.__name__ / "raw"
-    found = _find_files(source, root)
-    if found is None:
-        log.info("downloading %s into %s", source.__name__, raw)
+
+    def fetch() -> None:
         try:
             source(str(root), download=True)
-            reason = "the download left files out"
-        except (RuntimeError, URLError, OSError) as error:
-            reason = " ".join(str(error).split())
+        finally:
             with contextlib.suppress(OSError):  # the downloader leaves its empty folders behind
                 raw.rmdir()
                 raw.parent.rmdir()
-        found = _find_files(source, root)
-        if found is None:
-            raise DataError(
-                f"{source.__name__} is not in {root} and could not be downloaded ({reason[:200]}).\n"
-                f"Put {', '.join(f'{name}.gz' for name in FILES)} into {raw}, "
-                "or name their folder with data.root=FOLDER"
-            )
-    return found
+
+    packed = [f"{name}.gz" for name in FILES]
+    return find_or_download(source.__name__, root, partial(_find_files, source, root), fetch, packed, raw)
 
 
 def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
