@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import struct
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torchvision import datasets as torchvision_datasets
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import Train
+from tests.support.cifar import write_cifar
 from vitmnist import make_loader
 from vitmnist.data.datasets import Dataset, load_dataset
 from vitmnist.data.datasets.cifar import ArrayUnpickler
@@ -25,54 +24,11 @@ SOURCES = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_data
 SIZE = 4  # images of a file
 
 
-def pickle_batch(pixels: np.ndarray, labels: dict[str, list[int]]) -> bytes:
-    """A dict as Python 2 and NumPy 1 pickled it for the published files: byte strings, and NumPy's old module names."""
-
-    def text(value: str) -> bytes:
-        return b"U" + bytes([len(value)]) + value.encode()
-
-    dtype = (
-        b"cnumpy\ndtype\n"
-        + text("u1")
-        + b"K\x00K\x01\x87R(K\x03"
-        + text("|")
-        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    )
-    shape = b"".join(b"J" + struct.pack("<i", side) for side in pixels.shape) + b"\x86"
-    data = b"T" + struct.pack("<i", pixels.nbytes) + pixels.tobytes()
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text("b") + b"\x87R"
-    array += b"(K\x01" + shape + dtype + b"\x89" + data + b"tb"
-    lists = b"".join(
-        text(key) + b"](" + b"".join(b"K" + bytes([value]) for value in values) + b"e" for key, values in labels.items()
-    )
-    return b"\x80\x02}(" + text("batch_label") + text("a batch") + text("data") + array + lists + b"u."
-
-
 @pytest.fixture(params=SOURCES)
 def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a data set, of which there are small files in `tmp_path`, with their checksums in torchvision."""
-    source = SOURCES[request.param]
-    folder = tmp_path / source.base_folder
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    classes = 10 if request.param == "cifar10" else 100
-
-    def write(file: str, content: bytes) -> str:
-        (folder / file).write_bytes(content)
-        return hashlib.md5(content).hexdigest()
-
-    def write_batch(file: str) -> list[str]:
-        labels = {"labels" if classes == 10 else "fine_labels": generator.integers(0, classes, SIZE).tolist()}
-        if classes == 100:
-            labels["coarse_labels"] = [19] * SIZE
-        return [file, write(file, pickle_batch(generator.integers(0, 256, (SIZE, 3072), dtype=np.uint8), labels))]
-
-    names = [f"class {number}" for number in range(classes)]
-    meta = {**source.meta, "md5": write(source.meta["filename"], pickle.dumps({source.meta["key"]: names}, 2))}
-    monkeypatch.setattr(source, "meta", meta)
-    monkeypatch.setattr(source, "train_list", [write_batch(file) for file, _ in source.train_list])
-    monkeypatch.setattr(source, "test_list", [write_batch(file) for file, _ in source.test_list])
-    monkeypatch.setattr(source, "url", "http://127.0.0.1:9/")
+    """The name of a data set, of which there are small files in `tmp_path`."""
+    write_cifar(tmp_path, SOURCES[request.param], SIZE, monkeypatch)
+    monkeypatch.setattr(SOURCES[request.param], "url", "http://127.0.0.1:9/")
     return request.param
 
 
