@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -46,6 +48,31 @@ def test_pil_images_become_uint8(name: str, tmp_path: Path) -> None:
             assert images.dtype == torch.uint8
             assert images.shape[1:] == (3, 3, 4)
             assert torch.equal(images[:, 1, 0, 0].long(), 2 * labels)
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_numpy_arrays_are_used_without_a_copy_or_a_warning(is_writable: bool) -> None:
+    images, labels = np.arange(60, dtype=np.uint8).reshape(10, 1, 2, 3), np.arange(10, dtype=np.int32)
+    for array in (images, labels):
+        array.flags.writeable = is_writable
+    torch.set_warn_always(True)  # torch shows the warning only once in a process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with make_loader("ram", (images, labels), **COMMON, shuffle="none") as loader:
+                batches = list(loader.epoch(0))
+    finally:
+        torch.set_warn_always(False)
+    assert batches[1][0].data_ptr() == images[4:].ctypes.data
+    assert batches[1][1].data_ptr() == labels[4:].ctypes.data
+    assert batches[1][1].dtype == torch.int32
+
+
+def test_loaders_keep_their_promises_with_numpy_arrays() -> None:
+    generator = np.random.default_rng(0)
+    pair = generator.integers(0, 256, (23, 1, 4, 4), dtype=np.uint8), generator.integers(0, 10, 23)
+    check_loader("ram", pair)
+    check_loader("gpu_slice", pair)
 
 
 def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
@@ -106,7 +133,9 @@ class Triples(Dataset[tuple[int, int, int]]):
     [
         ("ram", (PAIR[0], PAIR[1][:9]), "^10 images, but 9 labels$"),
         ("ram", (PAIR[0],), r"a pair \(images, labels\) has two tensors, this one 1"),
-        ("ram", (PAIR[0].numpy(), PAIR[1]), "images: must be a tensor, found ndarray; torch.as_tensor makes one"),
+        ("ram", (PAIR[0].tolist(), PAIR[1]), "images: must be a tensor or a NumPy array, found list"),
+        ("ram", (PAIR[0], np.array(["cat"] * 10)), "labels: torch cannot use this array: can't convert .*numpy.str_"),
+        ("ram", (PAIR[0].numpy()[::-1], PAIR[1]), "images: torch cannot use this array: .* negative"),
         ("ram", (PAIR[0], torch.tensor(3)), "labels: must have a first dimension of samples"),
         ("ram", PAIR[0], "pair of tensors, nor a map-style"),
         ("ram", Stream(), "Stream is neither a split, nor a pair of tensors, nor a map-style data set"),

@@ -19,8 +19,10 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import PLAIN, REPOSITORY, Train, result_of, start_program
+from tests.support.cifar import write_cifar
 from tests.support.pages import apply_diff, blocks, write_block
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
@@ -38,6 +40,7 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "residency": ([*IMAGES, "--epochs=1"], ["0", "0.25", "0.5", "0.75", "1"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
     "diagnose": (["--seconds=1", "--workers=0"], ["2, 20, 0", "20, 2, 0", "10, 10, 0"]),
+    "decoding": (["--pictures=2", "--width=40", "--height=30", "--rounds=1"], ["1"]),
     "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
     "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
 }
@@ -84,6 +87,8 @@ def test_documented_train_commands_run(
     arguments: list[str], train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    if "data/dataset=cifar10" in arguments:
+        write_cifar(tmp_path / "data", torchvision_datasets.CIFAR10, 100, monkeypatch)
     # A launcher leaves its pool of processes to the process that used it.
     has_launcher = any("launcher" in argument for argument in arguments)
     ended = (partial(start_program, tmp_path) if has_launcher else train_here)(*small(arguments, tmp_path))

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, Subset
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.loaders import Batch, Data, Loader, make_loader
+from vitmnist.data.loaders import Batch, Data, Loader, loadable, make_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import changed_generators, draw_from_generators, generator_states, read_samples
@@ -74,7 +74,7 @@ class Case:
             generator = torch.Generator().manual_seed(SEED)
             images = torch.randint(0, 256, (SIZE, 1, 4, 6), generator=generator, dtype=torch.uint8)
             data = images, torch.randint(0, 10, (SIZE,), generator=generator)
-        loaded = TensorSet(*data) if isinstance(data, (tuple, list)) else data
+        loaded = loadable(data)
         if len(loaded) < SIZE:  # type: ignore[arg-type]
             raise ValueError(f"the check needs {SIZE} samples or more")
         return cls(name, loaded, device, options)

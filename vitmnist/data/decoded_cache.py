@@ -4,6 +4,7 @@ FOLDER/KEY/images.bin   the samples one after another, as their dtype is stored 
 FOLDER/KEY/labels.bin   their labels
 FOLDER/KEY/cache.json   shapes, dtypes, checksums and the caller's notes; written last
 FOLDER/KEY.lock         held by the process that decodes, while others wait
+FOLDER/.KEY.unfinished  the same files while they are written; journal.jsonl has a line per chunk, to resume from
 """
 
 from __future__ import annotations
@@ -11,41 +12,33 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-import mmap
 import os
-import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-import torch
 from filelock import FileLock
 from torch import Tensor
 
+from vitmnist.data.tensor_files import DamagedError, TensorWriter, map_file
 from vitmnist.data.tensors import TensorSet, digest
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 
-MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
-
-DTYPES = {
-    str(dtype): dtype
-    for dtype in (
-        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
-        torch.uint16, torch.uint32, torch.uint64, torch.complex64,
-        torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    )
-}  # fmt: skip
+JOURNAL = "journal.jsonl"
+Chunk = TypeVar("Chunk")
 
 Chunks = Iterable[tuple[Tensor, Tensor]]
 """Images `[B, …]` and labels `[B, …]` of consecutive samples."""
+
+ResumableChunks = Iterable[tuple[Tensor, Tensor, Any]]
+"""The same with plain values that are kept with each chunk; one with None is not resumed from."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +48,6 @@ class CacheEntry:
     tensors: TensorSet
     sha256: str
     notes: dict[str, Any]
-
-
-class DamagedError(Exception):
-    """The files of a cache are not what was written."""
 
 
 class DecodingError(Exception):
@@ -76,10 +65,26 @@ def decode_once(
     make_notes: Callable[[TensorSet], dict[str, Any]] = lambda tensors: {},
     verify: bool = True,
 ) -> CacheEntry:
+    """The cache of `fingerprint` in `folder`, for which `decode` yields all samples; see `decode_resumably`."""
+
+    def decode_all(finished: list[Any]) -> ResumableChunks:
+        return ((images, labels, None) for images, labels in decode())
+
+    return decode_resumably(folder, fingerprint, decode_all, make_notes, verify)
+
+
+def decode_resumably(
+    folder: Path,
+    fingerprint: str,
+    decode: Callable[[list[Any]], ResumableChunks],
+    make_notes: Callable[[TensorSet], dict[str, Any]] = lambda tensors: {},
+    verify: bool = True,
+) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
         fingerprint: identifies the contents; other contents need another one.
+        decode: called with the values of the chunks that an interrupted decoding has left; yields the other chunks.
         make_notes: called once with the decoded tensors; returns plain values to store with them.
         verify: compare the images with their checksum, which reads them all; sizes and labels are always compared.
 
@@ -99,21 +104,18 @@ def decode_once(
             except DamagedError as damage:
                 log.warning("the cache %s was damaged (%s) and is decoded again", place, damage)
         log.info("decoding once into %s", place)
-        _remove(folder, key)  # left by a process that was killed: a living one would hold the lock
-        fresh = folder / f".{key}.{secrets.token_hex(4)}"
-        fresh.mkdir()
+        unfinished = folder / f".{key}.unfinished"
+        _remove(folder, key, keep=unfinished)  # left by a process that was killed: a living one would hold the lock
+        unfinished.mkdir(exist_ok=True)
         try:
-            with (fresh / "images.bin").open("x+b") as images, (fresh / "labels.bin").open("x+b") as labels:
-                tensors, record = _write(images, labels, decode())
-                for file in (images, labels):
-                    os.fsync(file.fileno())
-            record |= {"fingerprint": fingerprint, "notes": make_notes(tensors)}
-            write_atomic(fresh / "cache.json", json.dumps(record, indent=2).encode())
+            record = _write(unfinished, decode, make_notes) | {"fingerprint": fingerprint}
+            write_atomic(unfinished / "cache.json", json.dumps(record, indent=2).encode())
             if place.exists():
                 place.rename(folder / f".{key}.damaged")
-            fresh.rename(place)
+            unfinished.rename(place)
+            (place / JOURNAL).unlink()
         finally:
-            _remove(folder, key)
+            _remove(folder, key, keep=unfinished if _has_journal(unfinished) else None)
         return _open(place, fingerprint, verify=False)
 
 
@@ -124,7 +126,10 @@ def decode_temporarily(folder: Path, decode: Callable[[], Chunks]) -> TensorSet:
         DataError: as in `decode_once`.
     """
     with _named_errors(folder), TemporaryFile(dir=_existing(folder)) as images, TemporaryFile(dir=folder) as labels:
-        return _write(images, labels, decode())[0]
+        writer = TensorWriter(images, labels)
+        for chunk in _decoded(decode()):
+            writer.append(*chunk)
+        return writer.tensors()
 
 
 @contextmanager
@@ -146,42 +151,49 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def _remove(folder: Path, key: str) -> None:
-    for unfinished in folder.glob(f".{key}.*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _remove(folder: Path, key: str, keep: Path | None) -> None:
+    for left in folder.glob(f".{key}.*"):
+        if left != keep:
+            shutil.rmtree(left, ignore_errors=True)
 
 
-def _decoded(chunks: Chunks) -> Chunks:
+def _has_journal(unfinished: Path) -> bool:
+    """Whether a decoding can be resumed."""
+    journal = unfinished / JOURNAL
+    return journal.exists() and journal.stat().st_size > 0
+
+
+def _write(
+    folder: Path,
+    decode: Callable[[list[Any]], ResumableChunks],
+    make_notes: Callable[[TensorSet], dict[str, Any]],
+) -> dict[str, Any]:
+    """Write the files of a cache, or the rest of them; the contents of `cache.json`."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(_open_to_update(folder / name)) for name in ("images.bin", "labels.bin", JOURNAL)]
+        images, labels, journal = files
+        writer = TensorWriter(images, labels)
+        chunks = stack.enter_context(closing(_decoded(decode(writer.resume(journal)))))
+        for *tensors, notes in chunks:
+            writer.append(*tensors)
+            if notes is not None:
+                writer.log(journal, notes)
+        decoded = writer.tensors()
+        for file in files:
+            os.fsync(file.fileno())
+        return {**writer.record, "notes": make_notes(decoded)}
+
+
+def _open_to_update(path: Path) -> IO[bytes]:
+    path.touch()
+    return path.open("r+b")
+
+
+def _decoded(chunks: Iterable[Chunk]) -> Generator[Chunk, None, None]:
     try:
         yield from chunks
     except OSError as error:
         raise DecodingError(error) from error
-
-
-def _write(images: IO[bytes], labels: IO[bytes], chunks: Chunks) -> tuple[TensorSet, dict[str, Any]]:
-    """Write the chunks to two files; the mapped tensors, and shape, dtype and checksum of each by name."""
-    files = {"images": images, "labels": labels}
-    checksums = {name: hashlib.sha256() for name in files}
-    forms: dict[str, tuple[torch.Size, torch.dtype]] = {}
-    samples = 0
-    for chunk in _decoded(chunks):
-        for (name, file), tensor in zip(files.items(), chunk, strict=True):
-            if str(tensor.dtype) not in DTYPES:
-                raise DataError(f"{name}: a cache cannot hold {tensor.dtype}; choose ram or disk")
-            forms[name] = tensor.shape[1:], tensor.dtype
-            content = tensor.contiguous().view(torch.uint8).numpy().data
-            file.write(content)
-            checksums[name].update(content)
-        samples += len(chunk[0])
-    if not samples:
-        raise DataError("there is no sample to decode")
-    record: dict[str, Any] = {
-        name: {"shape": [samples, *shape], "dtype": str(dtype), "sha256": checksums[name].hexdigest()}
-        for name, (shape, dtype) in forms.items()
-    }
-    for file in files.values():
-        file.flush()
-    return TensorSet(*(_map(file, record[name]) for name, file in files.items()), mapped=True), record
 
 
 def _open(place: Path, fingerprint: str, verify: bool) -> CacheEntry:
@@ -195,23 +207,10 @@ def _open(place: Path, fingerprint: str, verify: bool) -> CacheEntry:
         if record["fingerprint"] != fingerprint:
             raise DamagedError("it is of other contents")
         with (place / "images.bin").open("rb") as images_file, (place / "labels.bin").open("rb") as labels_file:
-            images, labels = _map(images_file, record["images"]), _map(labels_file, record["labels"]).clone()
+            images, labels = map_file(images_file, record["images"]), map_file(labels_file, record["labels"]).clone()
         entry = CacheEntry(TensorSet(images, labels, mapped=True), record["images"]["sha256"], dict(record["notes"]))
         if digest(labels) != record["labels"]["sha256"] or (verify and digest(images) != entry.sha256):
             raise DamagedError("its checksum does not match")
     except (OSError, ValueError, KeyError, TypeError, DataError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
     return entry
-
-
-def _map(file: IO[bytes], form: Mapping[str, Any]) -> Tensor:
-    shape, dtype = form["shape"], DTYPES[form["dtype"]]
-    size, found = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
-    if found != size:
-        raise DamagedError(f"it has {found} bytes, not {size}")
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    # Private: writing into a view copies the page and never changes the file. Without a reserve, because the kernel
-    # would refuse to map more than memory; torch.from_file has no flags for either.
-    flags = {"flags": mmap.MAP_PRIVATE | MAP_NORESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
-    return torch.frombuffer(mmap.mmap(file.fileno(), size, **flags), dtype=dtype).view(shape)

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from vitmnist.data.batch_layout import find_difference
 from vitmnist.data.collate import collate_samples
+from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -26,11 +27,15 @@ def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: 
     Raises:
         DataError: samples that are no such pairs, or of different shapes.
     """
-    samples = read_samples(dataset, indices, seed, epoch)
+    if isinstance(dataset, RowPairs) and not dataset.is_transformed:  # what is not transformed is not random
+        samples: list[Any] = dataset.read(indices)
+    else:
+        samples = read_samples(dataset, indices, seed, epoch)
     try:
         batch = collate_samples(samples)
     except (TypeError, RuntimeError) as error:
-        raise DataError(f"samples {indices[0]} to {indices[-1]} do not make a batch: {error}") from error
+        advice = "; give them the same shape" if isinstance(error, RuntimeError) else ""
+        raise DataError(f"samples {indices[0]} to {indices[-1]} do not make a batch: {error}{advice}") from error
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
         found = f"a {type(samples[0]).__name__}"
         if isinstance(samples[0], (tuple, list)):

@@ -35,13 +35,16 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image)
+            # In place, and converted only if necessary: a copy holds Python's lock, for which other threads wait.
+            ImageOps.exif_transpose(image, in_place=True)
+            upright: Image.Image = image
             if upright.mode[0] in "IF":
                 upright = _to_8_bit(upright)
             if upright.has_transparency_data:
                 background = Image.new("RGBA", upright.size, "white")
                 upright = Image.alpha_composite(background, upright.convert("RGBA"))
-            converted = upright.convert("L" if mode == Mode.grey else "RGB")
+            target = "L" if mode == Mode.grey else "RGB"
+            converted = upright if upright.mode == target else upright.convert(target)
             return converted.resize(size, Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow's decoders raise the errors of many libraries
         raise DataError(f"{printable(path)}: cannot be read as a picture: {error}") from error

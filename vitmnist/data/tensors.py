@@ -36,7 +36,7 @@ class TensorSet:
     def __post_init__(self) -> None:
         for name, tensor in (("images", self.images), ("labels", self.labels)):
             if not isinstance(tensor, Tensor):
-                raise DataError(f"{name}: must be a tensor, found {type(tensor).__name__}; torch.as_tensor makes one")
+                raise DataError(f"{name}: must be a tensor or a NumPy array, found {type(tensor).__name__}")
             if not tensor.dim():
                 raise DataError(f"{name}: must have a first dimension of samples, found a single value")
         if len(self.images) != len(self.labels):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.datasets import image_folder, mnist  # noqa: F401  # imported to be registered
+from vitmnist.data.datasets import cifar, image_folder, mnist  # noqa: F401  # imported to be registered
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
@@ -24,7 +24,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Data
     """The data set `name`: its training and test split, uint8 images, labels and channel statistics.
 
     Args:
-        name: mnist, fashion_mnist, kmnist, image_folder.
+        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder.
         root: the folder for downloaded, unpacked and cached files; `~` is the home folder.
         options: the keys of the set's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
 

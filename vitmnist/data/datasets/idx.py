@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import logging
 import math
 import struct
@@ -22,6 +23,8 @@ from vitmnist.runtime.files import write_atomic
 log = logging.getLogger(__name__)
 
 UINT8 = 0x08  # the IDX code of the only element type in this family
+HEADER_NBYTES = 16  # at most: 4, and 4 for each of three dimensions
+MAX_NBYTES = 1 << 30  # unpacked; MNIST's largest file has 47 MB
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,34 @@ class IdxFile:
 
     Args:
         path: an existing file.
-        checksum: `sha256:…` or `md5:…` of that file; None if nobody publishes one.
+        checksum: published `sha256:…` or `md5:…` of that file; None if there is none.
         unpacked: where `unpack` writes the unpacked file, if `path` is packed.
+        content_sha256: of the unpacked bytes; None if unknown.
     """
 
     path: Path
     checksum: str | None
     unpacked: Path
+    content_sha256: str | None = None
 
     def read(self) -> Tensor:
-        """The verified contents: uint8, of the shape in the header.
+        """The contents: uint8, of the shape in the header; logs whether they are verified.
+
+        Content that is complete but unknown is used, with a warning: many sets have the format of MNIST.
 
         Raises:
-            DataError: the file cannot be read, has another checksum, or is not a complete IDX file of bytes.
+            DataError: the file cannot be read or unpacked, or is not a complete IDX file of bytes.
         """
-        return parse_idx(self._content(), self.path)
+        stored = self._stored()
+        content = self._unpacked(stored)
+        tensor = parse_idx(content, self.path)
+        if self._difference(stored) or (self.content_sha256 and not self.checksum):
+            sha256 = hashlib.sha256(content).hexdigest()
+            if sha256 != self.content_sha256:
+                log.warning("%s: content unknown, sha256 %s; it is used as it is", self.path, sha256)
+            else:
+                log.info("%s: %scontent verified", self.path, "compressed by someone else, " if self._is_packed else "")
+        return tensor
 
     def stamp(self) -> tuple[int, ...]:
         """Changes when the file changes.
@@ -64,9 +80,9 @@ class IdxFile:
         Raises:
             DataError: as in `read`, or the folder cannot be written.
         """
-        if self.path.suffix != ".gz":
+        if not self._is_packed:
             return self.path
-        content = self._content()
+        content = self._unpacked(self._stored())
         try:
             if self.unpacked.exists():
                 if self.unpacked.read_bytes() == content:
@@ -81,39 +97,63 @@ class IdxFile:
             ) from error
         return self.unpacked
 
-    def _content(self) -> bytes:
-        """The unpacked bytes; the file is verified before it is unpacked, because it may unpack to any size."""
+    def _stored(self) -> bytes:
         try:
-            stored = self.path.read_bytes()
+            return self.path.read_bytes()
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
-        if self.checksum:
-            algorithm, _, expected = self.checksum.partition(":")
-            found = hashlib.new(algorithm, stored, usedforsecurity=False).hexdigest()
-            if found != expected:
-                raise DataError(f"{self.path} is damaged: expected {algorithm} {expected}, found {found}")
-        if self.path.suffix != ".gz":
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.path.suffix == ".gz"
+
+    def _difference(self, stored: bytes) -> str | None:
+        """How the file differs from the published checksum; None if it does not, or none is published."""
+        algorithm, _, expected = (self.checksum or "").partition(":")
+        found = hashlib.new(algorithm, stored, usedforsecurity=False).hexdigest() if algorithm else expected
+        return f"expected {algorithm} {expected}, found {found}" if found != expected else None
+
+    def _unpacked(self, stored: bytes) -> bytes:
+        """The unpacked bytes; at most as many as their header promises, because a file may unpack to any size."""
+        if not self._is_packed:
             return stored
         try:
-            return gzip.decompress(stored)
+            with gzip.GzipFile(fileobj=io.BytesIO(stored)) as packed:
+                header = packed.read(HEADER_NBYTES)
+                start, shape = parse_header(header, self.path)
+                size = start + math.prod(shape)
+                if size > MAX_NBYTES:
+                    raise DataError(f"{self.path} is damaged: its header promises {size} bytes")
+                # One more, to notice a longer file; reading past the end also compares gzip's own checksum.
+                return header + packed.read(size + 1 - len(header))
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{self.path} is damaged: {error}") from error
+            raise DataError(f"{self.path} is damaged: {self._difference(stored) or error}") from error
 
 
-def parse_idx(content: bytes, path: Path) -> Tensor:
-    """The tensor in an IDX file of bytes with one to three dimensions: uint8.
+def parse_header(content: bytes, path: Path) -> tuple[int, tuple[int, ...]]:
+    """Where the elements of an IDX file of bytes with one to three dimensions begin, and their shape.
 
     Raises:
-        DataError: the header is not IDX, the elements are not bytes, or the length does not match the shape.
+        DataError: the header is not IDX, or the elements are not bytes.
     """
     zeros, element_type, dimensions = struct.unpack(">HBB", content[:4].ljust(4, b"\xff"))
     start = 4 + 4 * dimensions
     if zeros != 0 or element_type != UINT8 or dimensions not in (1, 2, 3) or len(content) < start:
         raise DataError(f"{path} is not an IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}")
-    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    return start, struct.unpack_from(f">{dimensions}I", content, 4)
+
+
+def parse_idx(content: bytes, path: Path) -> Tensor:
+    """The tensor in an IDX file of bytes: uint8.
+
+    Raises:
+        DataError: as `parse_header`, or the length does not match the shape.
+    """
+    start, shape = parse_header(content, path)
     promised = start + math.prod(shape)
     if len(content) != promised:
-        raise DataError(f"{path} is damaged: its header promises {promised} bytes, it has {len(content)}")
+        found = "more" if len(content) > promised else len(content)  # of a longer archive the rest was not unpacked
+        raise DataError(f"{path} is damaged: its header promises {promised} bytes, it has {found}")
     # Copied once, because torch wants writable memory.
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8, offset=start).reshape(shape))
 

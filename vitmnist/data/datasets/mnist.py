@@ -7,11 +7,11 @@ import logging
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 from torch import Tensor
 
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
+from vitmnist.data.datasets.downloading import find_or_download
 from vitmnist.data.datasets.idx import IdxFile, IdxImageReader
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import DataError
@@ -33,6 +33,20 @@ BUNDLED_SHA256 = (
     "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 )
+CONTENT_SHA256 = {  # of the unpacked files, in the order of FILES; for archives that were compressed again
+    "MNIST": (
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+    "FashionMNIST": (
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+}
 UNPACKED = "vitmnist-unpacked"  # below data.root; nothing else there is ever written to
 DIGITS = tuple("0123456789")
 GARMENTS = (
@@ -46,8 +60,8 @@ HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 def mnist(sizes: SizeOptions, root: Path) -> Dataset:
     """MNIST (LeCun, Cortes, Burges), from the four official files, which this package contains."""
     files = [
-        IdxFile(BUNDLED_MNIST / f"{name}.gz", f"sha256:{sha256}", root / UNPACKED / "mnist" / name)
-        for name, sha256 in zip(FILES, BUNDLED_SHA256, strict=True)
+        IdxFile(BUNDLED_MNIST / f"{name}.gz", f"sha256:{sha256}", root / UNPACKED / "mnist" / name, content)
+        for name, sha256, content in zip(FILES, BUNDLED_SHA256, CONTENT_SHA256["MNIST"], strict=True)
     ]
     return _from_idx("mnist", files, DIGITS, sizes)
 
@@ -69,41 +83,38 @@ def kmnist(sizes: SizeOptions, root: Path) -> Dataset:
 def _torchvision_files(source: Any, root: Path) -> list[IdxFile]:
     """The four files of a torchvision data set class, downloaded only if no folder has them."""
     raw = root / source.__name__ / "raw"
-    found = _find_files(source, root)
-    if found is None:
-        log.info("downloading %s into %s", source.__name__, raw)
+
+    def fetch() -> None:
         try:
             source(str(root), download=True)
-            reason = "the download left files out"
-        except (RuntimeError, URLError, OSError) as error:
-            reason = " ".join(str(error).split())
+        finally:
             with contextlib.suppress(OSError):  # the downloader leaves its empty folders behind
                 raw.rmdir()
                 raw.parent.rmdir()
-        found = _find_files(source, root)
-        if found is None:
-            raise DataError(
-                f"{source.__name__} is not in {root} and could not be downloaded ({reason[:200]}).\n"
-                f"Put {', '.join(f'{name}.gz' for name in FILES)} into {raw}, "
-                "or name their folder with data.root=FOLDER"
-            )
-    return found
+
+    packed = [f"{name}.gz" for name in FILES]
+    return find_or_download(source.__name__, root, partial(_find_files, source, root), fetch, packed, raw)
 
 
 def _find_files(source: Any, root: Path) -> list[IdxFile] | None:
     """The files in the first of torchvision's layouts with all four; prefers a `.gz`, because it can be verified."""
     md5 = {Path(name).stem: checksum for name, checksum in source.resources}
+    contents = CONTENT_SHA256.get(source.__name__, (None,) * len(FILES))
     raw = root / source.__name__ / "raw"
     for folder in (raw, raw.parent, root / "raw", root):
         files = []
-        for name in FILES:
+        for name, content in zip(FILES, contents, strict=True):
             if (folder / f"{name}.gz").is_file():
                 unpacked = root / UNPACKED / source.__name__ / name
-                files.append(IdxFile(folder / f"{name}.gz", f"md5:{md5[name]}", unpacked))
+                files.append(IdxFile(folder / f"{name}.gz", f"md5:{md5[name]}", unpacked, content))
             elif (folder / name).is_file():
-                files.append(IdxFile(folder / name, None, folder / name))
+                files.append(IdxFile(folder / name, None, folder / name, content))
         if len(files) == len(FILES):
-            unverified = "" if all(file.checksum for file in files) else "; unpacked files have no known checksum"
+            unverified = (
+                ""
+                if all(file.checksum or file.content_sha256 for file in files)
+                else "; unpacked files have no known checksum"
+            )
             log.info("%s from %s%s", source.__name__, folder, unverified)
             return files
     return None

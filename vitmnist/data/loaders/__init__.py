@@ -5,17 +5,20 @@ To add a loader, write a module here that registers a subclass of `Loader`, and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from operator import index
 from pkgutil import iter_modules
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from vitmnist.config.schema import Shuffle
+from vitmnist.data.huggingface import RowPairs, is_hugging_face
 from vitmnist.data.loaders.base import LOADERS, Batch, Batches, Data, Loader, register
 from vitmnist.data.loaders.timing import Step
 from vitmnist.data.sampler import EpochSampler
@@ -31,7 +34,7 @@ __all__ = ["LOADERS", "Batch", "Batches", "Data", "Loader", "make_loader", "regi
 
 def make_loader(
     name: str,
-    data: Data | Sequence[Tensor],
+    data: Data | Sequence[Tensor | np.ndarray[Any, Any]],
     *,
     batch_size: int,
     device: torch.device | str,
@@ -46,8 +49,9 @@ def make_loader(
 
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
-        data: a split of `load_dataset`; a pair `(images, labels)` of tensors with the same first dimension; or any
-            map-style `torch.utils.data.Dataset`, for disk, ram, cache and prefetch.
+        data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
+            dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
+            `torch.utils.data.Dataset`, or a Hugging Face `datasets.Dataset` with a column of images and one of labels.
         batch_size: samples in a batch.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.
@@ -84,23 +88,40 @@ def make_loader(
     return loader
 
 
-def loadable(data: Data | Sequence[Tensor]) -> Data:
+def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:
     """The data that loaders are built from; raises `DataError` as `make_loader`."""
     if isinstance(data, TensorSet):
         return data
     if isinstance(data, (tuple, list)):
         if len(data) != 2:
             raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
-        return TensorSet(*data)
+        return TensorSet(*map(_as_tensor, ("images", "labels"), data))
     if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
         splits = "; give one of its splits, .train or .test" if hasattr(data, "train") else ""
+        if isinstance(data, Mapping) and any(map(is_hugging_face, data.values())):
+            splits = f"; give one of its splits, {', '.join(map(str, data))}"
         raise DataError(
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style data set "
             f"(with __getitem__ and __len__){splits}"
         )
+    if is_hugging_face(data):
+        return RowPairs(data)
     return data  # type: ignore[return-value]  # torch has no protocol for it
+
+
+def _as_tensor(name: str, values: Any) -> Any:
+    """A NumPy array as a tensor that shares its memory; anything else as it is."""
+    if not isinstance(values, np.ndarray):
+        return values
+    try:
+        with warnings.catch_warnings():
+            # torch has no read-only tensors, and warns that writing would be undefined; loaders do not write.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: torch cannot use this array: {error}") from error
 
 
 def _integer(name: str, value: Any) -> int:

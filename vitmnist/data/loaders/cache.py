@@ -11,6 +11,7 @@ import torch
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.decoded_cache import Chunks, decode_once, decode_temporarily
 from vitmnist.data.decoding import iter_pairs, refuse_random
+from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.sampler import EpochSampler
@@ -43,17 +44,19 @@ class CacheLoader(HostLoader):
 def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     """The set as a memory-mapped file.
 
-    The cache is identified by a fingerprint. That of tensors is their content. The content of a data set that is read
-    sample by sample is unknown, so without `options.fingerprint` it is decoded for this loader only.
+    The cache is identified by a fingerprint. That of tensors is their content, and a Hugging Face data set has its own.
+    The content of another data set that is read sample by sample is unknown, so without `options.fingerprint` it is
+    decoded for this loader only.
     """
     folder = Path(options.folder).expanduser()
     if not isinstance(data, TensorSet):
         if not options.frozen:
             refuse_random("cache", data, seed)
         decode = partial(iter_pairs, data, seed)
-        if options.fingerprint is None:
+        fingerprint = options.fingerprint or (data.fingerprint if isinstance(data, RowPairs) else None)
+        if fingerprint is None:
             return decode_temporarily(folder, decode)
-        fingerprint = f"{options.fingerprint}, {len(data)} samples"  # type: ignore[arg-type]
+        fingerprint += f", {len(data)} samples"  # type: ignore[arg-type]
         if options.frozen:  # random samples depend on the seed
             fingerprint += f", seed {seed}"
         return decode_once(folder, fingerprint, decode, verify=options.verify).tensors

@@ -1,0 +1,180 @@
+"""Hugging Face data sets: rows become pairs, the same from every loader, and are decoded once for all processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor
+
+from vitmnist import Preprocess, make_loader
+from vitmnist.data import decoding
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.testing import PROMISES, Case
+
+SIZE = 23
+ORDER = {"batch_size": SIZE, "device": "cpu", "seed": 0, "shuffle": "none"}
+GENERATOR = np.random.default_rng(0)
+PIXELS = GENERATOR.integers(0, 256, (SIZE, 6, 5, 3), dtype=np.uint8)
+LABELS = GENERATOR.integers(0, 3, SIZE).tolist()
+
+
+@pytest.fixture(scope="module")
+def hf() -> ModuleType:
+    import datasets  # takes 2 s
+
+    return datasets
+
+
+@pytest.fixture
+def pictures(hf: ModuleType) -> Any:
+    """PNG pictures with classes, and a column that is neither."""
+    features = {"img": hf.Image(), "id": hf.Value("int64"), "label": hf.ClassLabel(names=["cat", "dog", "eel"])}
+    columns = {"img": [Image.fromarray(image) for image in PIXELS], "id": list(range(SIZE)), "label": LABELS}
+    return hf.Dataset.from_dict(columns, features=hf.Features(features))
+
+
+def deliver(rows: Any, name: str = "ram", **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """All rows in one batch."""
+    with make_loader(name, rows, **ORDER, **options) as loader:
+        (batch,) = loader.epoch(0)
+    return batch
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("name", ["disk", "ram", "cache"])
+def test_every_loader_keeps_its_promises(pictures: Any, name: str, promise: Any, tmp_path: Path) -> None:
+    options = {"disk": {"num_workers": 0}, "cache": {"folder": str(tmp_path)}}
+    promise(Case.of(name, pictures, "cpu", options.get(name, {})))
+
+
+def test_pictures_and_classes_become_pairs(pictures: Any) -> None:
+    for rows in (pictures, pictures.with_format("torch"), pictures.with_format("numpy", columns=["id"])):
+        images, labels = deliver(rows)
+        assert torch.equal(images, torch.stack([pil_to_tensor(Image.fromarray(image)) for image in PIXELS]))
+        assert images.dtype == torch.uint8
+        assert labels.dtype == torch.int64
+        assert labels.tolist() == LABELS
+    assert Preprocess(pictures).mean.numel() == 3
+
+
+@pytest.mark.parametrize("kind", ["Array2D", "Array3D", "lists", "lists of floats"])
+def test_columns_of_arrays_become_pairs(hf: ModuleType, kind: str) -> None:
+    """With the dtype of the column; two dimensions get a channel."""
+    arrays = {
+        "Array2D": PIXELS[..., 0],
+        "Array3D": PIXELS.transpose(0, 3, 1, 2),
+        "lists": PIXELS[..., 0],
+        "lists of floats": PIXELS[..., 0].astype(np.float32) / 255,
+    }[kind]
+    features = {
+        "Array2D": {"image": hf.Array2D((6, 5), "uint8"), "label": hf.Value("int32")},
+        "Array3D": {"image": hf.Array3D((3, 6, 5), "uint8"), "label": hf.Value("uint8")},
+    }
+    rows = hf.Dataset.from_dict(
+        {"image": list(arrays), "label": LABELS}, hf.Features(features[kind]) if kind in features else None
+    )
+    images, labels = deliver(rows)
+    assert images.numpy().dtype == arrays.dtype
+    assert np.array_equal(images.numpy(), arrays if arrays.ndim == 4 else arrays[:, None])
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == LABELS
+
+
+def test_bits_and_palettes_become_pixels(hf: ModuleType) -> None:
+    colours = Image.fromarray(PIXELS[0]).quantize(8)
+    bits = Image.fromarray(PIXELS[0]).convert("1")
+    for image, mode in ((colours, "RGB"), (bits, "L")):
+        rows = hf.Dataset.from_dict(
+            {"image": [image], "label": [0]}, hf.Features(image=hf.Image(), label=hf.Value("int8"))
+        )
+        images, _ = deliver(rows)
+        assert torch.equal(images[0], pil_to_tensor(image.convert(mode)))
+
+
+def test_transforms_are_applied_and_random_ones_are_not_frozen(pictures: Any) -> None:
+    def scale(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {**batch, "img": [pil_to_tensor(image) / 255 for image in batch["img"]]}
+
+    def noise(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {**batch, "img": [torch.rand(2) for _ in batch["img"]]}
+
+    images, _ = deliver(pictures.with_transform(scale))
+    assert torch.equal(images, torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255)
+    with pytest.raises(ConfigError, match="sample 0 differs between epochs 0 and 1"):
+        deliver(pictures.with_transform(noise))
+    with make_loader("disk", pictures.with_transform(noise), **ORDER, num_workers=0) as loader:
+        first, again, second = (next(loader.epoch(number))[0] for number in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    with pytest.raises(DataError, match="row 0: the transform has removed the column img"):
+        deliver(pictures.with_transform(lambda batch: {"label": batch["label"]}))
+
+
+def test_its_fingerprint_makes_the_cache_persistent(
+    pictures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    original = decoding.RowPairs.read
+    monkeypatch.setattr(decoding.RowPairs, "read", lambda *parts: reads.append(len(parts[1])) or original(*parts))
+    decoded_again = []
+    changed = pictures.select(range(1, SIZE)), pictures.rename_column("id", "number"), pictures
+    for rows in (pictures, pictures, *changed):
+        reads.clear()
+        images, labels = deliver(rows, "cache", folder=str(tmp_path))
+        assert torch.equal(images, deliver(rows)[0])
+        assert labels.tolist() == rows["label"]
+        decoded_again.append(len(rows) in reads)
+    assert len(list(tmp_path.glob("*/cache.json"))) == 3
+
+
+PROGRAM = """
+import sys
+from vitmnist import make_loader
+from vitmnist.data import decoding
+assert "datasets" not in sys.modules, "the library is imported"
+import datasets
+decoding.iter_pairs = None  # nothing can be decoded
+rows = datasets.Dataset.from_dict({"image": [[[1, 2], [3, 4]]] * 3, "label": [0, 1, 2]})
+with make_loader("cache", rows, batch_size=3, device="cpu", seed=0, folder=sys.argv[1]) as loader:
+    print([batch[0].sum().item() for batch in loader.epoch(0)])
+"""
+
+
+def test_another_process_finds_the_cache(hf: ModuleType, tmp_path: Path) -> None:
+    rows = hf.Dataset.from_dict({"image": [[[1, 2], [3, 4]]] * 3, "label": [0, 1, 2]})
+    deliver(rows, "cache", folder=str(tmp_path))
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[30]\n", done.stderr
+    assert len(list(tmp_path.glob("*/cache.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": ["a", "b"], "label": [0, 1]}, r"has no image column, .* columns are text \(Value\), label \(Value\)"),
+        ({"ids": [[1, 2], [3, 4]], "label": [0, 1]}, r"has no image column, .* columns are ids \(List\), label"),
+        ({"image": [[[1]], [[2]]], "text": ["a", "b"]}, r"has no label column, .* columns are image \(List\), text"),
+        ({"a": [[[1]]], "b": [[[1]]], "label": [0]}, "has 2 columns of images, a, b, and needs one: the feature Image"),
+        ({"image": [[[1]]], "fine": [0], "coarse": [0]}, "has 2 columns of labels, fine, coarse, and needs one"),
+        ({"image": [[[1]], None], "label": [0, 1]}, "row 1: the column image has no value; leave the row out"),
+        ({"image": [[[1]], [[1]]], "label": [0, None]}, "row 1: the column label has no value"),
+        ({"image": [[[1]], [[1, 2]]], "label": [0, 1]}, "samples 0 to 1 do not make a batch: .*the same shape"),
+    ],
+)
+def test_rows_that_are_no_pairs_are_refused_with_the_columns(hf: ModuleType, columns: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        deliver(hf.Dataset.from_dict(columns))
+
+
+def test_all_splits_at_once_are_refused(hf: ModuleType, pictures: Any) -> None:
+    with pytest.raises(DataError, match=r"DatasetDict is neither .* give one of its splits, train, test"):
+        deliver(hf.DatasetDict(train=pictures, test=pictures))
