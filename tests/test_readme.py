@@ -36,7 +36,7 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "loaders": ([*IMAGES, "--epochs=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
     "ranks": (["--rounds=1", "model.depth=1", PLAIN, *FEW], ["1", "2"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
-    "decoding": (["--pictures=2", "--width=40", "--height=30", "--rounds=1"], ["1"]),
+    "decoding": (["--pictures=10", "--width=40", "--height=30", "--rounds=1"], ["1"]),
     "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
     "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
 }
