@@ -1,13 +1,19 @@
-"""What the processor has: instruction sets and cache. Linux only; elsewhere nothing is known."""
+"""What the processor has: cores, and on Linux instruction sets and cache."""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
+
+
+def available_cores() -> int:
+    """How many cores this process may use; where the system does not say, those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpuinfo(*keys: str) -> str | None:
