@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 
 from tests.conftest import REPOSITORY
 from tests.support.audits import (
@@ -123,6 +123,15 @@ def test_a_dropped_short_batch_is_not_a_failure() -> None:
         "ok: 64 samples, 12 batches; a short last batch is dropped (4 samples)"
     )
     assert result.ok
+
+
+def test_samples_that_are_dropped_in_every_order_are_a_failure() -> None:
+    result = audit_small(
+        lambda dataset: DataLoader(dataset, BATCH_SIZE, sampler=SubsetRandomSampler(range(4, SAMPLES)))
+    )
+    assert finding(result, checks.each_index_once) == (
+        "FAILED: epochs 0 and 1, in different orders: index 0 never came, nor did 3 others"
+    )
 
 
 def test_a_single_batch_is_too_little_for_some_checks() -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from vitmnist.diagnosis.verdict import milliseconds
+from vitmnist.diagnosis.verdict import milliseconds, plural
 
-NOTICEABLE_STALL = 0.05  # the share of an epoch that the wait for its first batch must take
+NOTICEABLE_PCT = 5.0  # of the time, that the waits for the first batches of epochs must take
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
 PROFILE = (
     "with torch.profiler.profile() as profile: ...  # a few of your training steps\n"
@@ -32,16 +32,17 @@ def advise(figures: dict[str, Any], cores: int, command: str) -> list[Advice]:
         cores: how many this process may use.
         command: the command line of this measurement, to be repeated.
     """
-    found = []
+    found, at_start = [], _start_of_epochs(figures, command)
+    other_pct = figures["waiting_pct"] - figures["first_batches_pct"]
     if figures["verdict"].startswith("compute-bound"):
         share = 100 - figures["waiting_pct"]
         text = f"the loader is not the problem: {share:.0f}% of the time is in the step; profile the step"
         found.append(Advice(text, PROFILE))
     elif figures["num_workers"] == 0:
         found.append(_without_workers(figures, cores))
-    else:
+    elif not at_start or other_pct >= figures["first_batches_pct"]:
         found.append(_with_workers(figures, cores))
-    return found + _persistent_workers(figures, command)
+    return found + at_start
 
 
 def _without_workers(figures: dict[str, Any], cores: int) -> Advice:
@@ -77,18 +78,19 @@ def _with_workers(figures: dict[str, Any], cores: int) -> Advice:
     return Advice(text, COMPARE)
 
 
-def _persistent_workers(figures: dict[str, Any], command: str) -> list[Advice]:
+def _start_of_epochs(figures: dict[str, Any], command: str) -> list[Advice]:
+    """Advice if the script waits noticeably for workers that start, or fill their queues, with each epoch."""
     later = figures["first_batches_s"][1:]
-    if not later or not figures["num_workers"] or figures["persistent_workers"]:
-        return []
-    stall_s = sum(later) / len(later)
-    share = stall_s / (stall_s + figures["batch_s"] * (figures["first_epoch_steps"] - 1))
-    if share < NOTICEABLE_STALL:
+    if not later or not figures["num_workers"] or figures["first_batches_pct"] < NOTICEABLE_PCT:
         return []
     text = (
-        f"the first batch of an epoch takes {milliseconds(stall_s)}, {100 * share:.0f}% of the epoch; "
-        "persistent_workers=True keeps the workers from one epoch to the next"
+        f"the first batch of an epoch takes {milliseconds(sum(later) / len(later))}, "
+        f"{figures['first_batches_pct']:.0f}% of the time; "
     )
+    if figures["persistent_workers"] and figures["num_loaders"] == 1:
+        return [Advice(f"{text}make the epochs longer{_decode_once(figures, ', or ')}", COMPARE)]
+    once = "build the DataLoader once, before the epochs: " if figures["num_loaders"] > 1 else ""
+    text += f"{once}persistent_workers=True keeps the workers from one epoch to the next"
     return [Advice(text, f"the same command, with persistent_workers=True in the script:\n{command}")]
 
 
@@ -101,8 +103,3 @@ def _decode_once(figures: dict[str, Any], before: str) -> str:
     if not figures["is_map_style"]:
         return ""  # an iterable data set cannot be read by index
     return f"{before}use vitmnist.from_dataloader(loader), which decodes once and gives the same batches"
-
-
-def plural(number: int, noun: str) -> str:
-    """A number and its noun: `1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -19,7 +19,7 @@ RESUMED = 1  # the epoch; epoch 0 could be right by being the default
 
 def each_index_once(case: Case) -> Finding:
     """an epoch has every index once"""
-    dropped = 0
+    missing: list[list[int]] = []  # per epoch
     for epoch in case.epochs:
         first: dict[int, int] = {}
         for position, index in enumerate(epoch.indices):
@@ -27,11 +27,13 @@ def each_index_once(case: Case) -> Finding:
                 twice = f"index {index} came twice, first in batch {epoch.batch_numbers[first[index]]}"
                 return "FAILED", f"{epoch.place(position)}: {twice}"
             first[index] = position
-        missing = _missing(case, first)
-        if missing and not _are_dropped(missing, case, [epoch]):
-            return "FAILED", f"epoch {epoch.number}: {_never(missing)}"
-        dropped = len(missing)
-    return "ok", f"{case.samples} samples, {len(case.epochs[0].batch_sizes)} batches" + _dropped(dropped)
+        missing.append(_missing(case, first))
+        if missing[-1] and not _are_dropped(missing[-1], case, [epoch]):
+            return "FAILED", f"epoch {epoch.number}: {_never(missing[-1])}"
+    # A dropped batch has other samples if the order is another one.
+    if missing[0] and missing[0] == missing[1] and case.epochs[0].indices != case.epochs[1].indices:
+        return "FAILED", f"epochs 0 and 1, in different orders: {_never(missing[0])}"
+    return "ok", f"{case.samples} samples, {len(case.epochs[0].batch_sizes)} batches" + _dropped(len(missing[-1]))
 
 
 def order_differs(case: Case) -> Finding:

@@ -59,11 +59,17 @@ class FetchTimes:
 
 @dataclass
 class Observation:
-    """One `DataLoader`; times are sums in seconds over the observed steps, without the first step of each epoch."""
+    """One `DataLoader`, or several alike in turn; times are sums in seconds over the observed steps.
+
+    A step is observed once its iterator has been asked for another batch.
+    """
 
     loader: weakref.ref[Any]
     limits: Limits
     dataset: str
+    samples: int | None  # None if the data set has no length
+    sampler: str
+    drop_last: bool
     is_map_style: bool
     batch_size: int | None
     num_workers: int
@@ -71,14 +77,14 @@ class Observation:
     persistent_workers: bool
     where: str  # file and line that iterate over it
     fetch_times: FetchTimes
-    first_batches_s: list[float] = field(default_factory=list)  # one per epoch, warm-up included
-    first_epoch_steps: int | None = None  # from the second epoch on
-    seen: int = 0  # steps, warm-up and first steps included
+    num_loaders: int = 1
+    first_batches_s: list[float] = field(default_factory=list)  # one per epoch, observed or not
+    seen: int = 0  # batches, observed or not
     steps: int = 0
     waiting_s: float = 0.0
+    first_waiting_s: float = 0.0  # the part of `waiting_s` for the first batches of epochs
     step_s: float = 0.0
-    requests: int = 0
-    overhead_s: float = 0.0  # in this module, over all requests
+    overhead_s: float = 0.0  # of this measurement, over all batches
     _made_before: tuple[float, float] = (0.0, 0.0)
     _made_after: tuple[float, float] | None = None
 
@@ -88,30 +94,31 @@ class Observation:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        return self.dataset, self.batch_size, self.num_workers
+        return self.dataset, self.sampler, self.batch_size, self.drop_last, self.num_workers, self.persistent_workers
 
-    def add_first_step(self, waiting_s: float) -> None:
-        """Count the first step of an epoch, whose wait is kept apart: it includes the start of the workers."""
-        self.first_batches_s.append(waiting_s)
-        if len(self.first_batches_s) == 2:
-            self.first_epoch_steps = self.seen
-        self._count_step()
+    def add_batch(self, waiting_s: float, is_first: bool) -> None:
+        """Count a batch that has arrived; `is_first` of its epoch, whose wait includes the start of the workers."""
+        self.seen += 1
+        if is_first:
+            self.first_batches_s.append(waiting_s)
+        if self.seen == self.limits.warm_up:
+            self._made_before = self.fetch_times.total()
 
-    def add_step(self, waiting_s: float, step_s: float) -> None:
-        """Count another step and, after the warm-up, its times."""
-        self._count_step()
+    def add_step(self, waiting_s: float, step_s: float, is_first: bool) -> bool:
+        """Add the times of the step over the latest batch, unless it was a warm-up or too late.
+
+        Returns:
+            Whether the observation became complete.
+        """
         if self.seen <= self.limits.warm_up or self.is_complete:
-            return
+            return False
         self.steps += 1
         self.waiting_s += waiting_s
+        self.first_waiting_s += waiting_s if is_first else 0.0
         self.step_s += step_s
         if self.is_complete:
             self._made_after = self.fetch_times.total()
-
-    def _count_step(self) -> None:
-        self.seen += 1
-        if self.seen == self.limits.warm_up:
-            self._made_before = self.fetch_times.total()
+        return self.is_complete
 
     def made(self) -> tuple[float, float]:
         """Batches made while the steps were observed, and the seconds that it took."""
@@ -127,6 +134,9 @@ def new_observation(loader: Any, limits: Limits) -> Observation:
         loader=weakref.ref(loader),
         limits=limits,
         dataset=type(loader.dataset).__name__,
+        samples=_length(loader.dataset),
+        sampler=type(loader.sampler).__name__,
+        drop_last=loader.drop_last,
         is_map_style=loader._dataset_kind == 0,
         batch_size=getattr(loader.batch_sampler, "batch_size", None) if batch_size is None else batch_size,
         num_workers=loader.num_workers,
@@ -135,6 +145,13 @@ def new_observation(loader: Any, limits: Limits) -> Observation:
         where=_calling_line(),
         fetch_times=FetchTimes(loader.num_workers),
     )
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # the script may never ask for it, so any error is none of the script's
+        return None
 
 
 def _calling_line() -> str:

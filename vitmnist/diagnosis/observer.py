@@ -13,23 +13,32 @@ from time import perf_counter
 from typing import Any
 
 from vitmnist.diagnosis.after_import import AfterImport
-from vitmnist.diagnosis.observation import Limits, Observation, new_observation
+from vitmnist.diagnosis.observation import FetchTimes, Limits, Observation, new_observation
 
 
 class StopScript(SystemExit):
     """Ends the script after the observed steps; its `finally` blocks run."""
 
 
-class ObservedIterator:
-    """The iterator of a `DataLoader`, with three readings of the clock per batch until its observation is complete."""
+class ThreadState(threading.local):
+    """What the observed loaders of one thread share."""
 
-    def __init__(self, iterator: Iterator[Any], observation: Observation, start_s: float) -> None:
+    fetch_times: FetchTimes | None = None  # of the loader whose iterator is being created
+    waited_s = 0.0  # for batches of any observed loader
+
+
+class ObservedIterator:
+    """The iterator of a `DataLoader`, with four readings of the clock per batch."""
+
+    def __init__(self, iterator: Iterator[Any], observation: Observation, start_s: float, thread: ThreadState) -> None:
         self._iterator = iterator
         self._observation = observation
         self._start_s = start_s  # of the workers; part of the wait for the first batch
-        self._is_first = True
-        self._waiting_s: float | None = None  # of the batch that the script has now
-        self._arrived = 0.0
+        self._thread = thread
+        self._batches = 0
+        self._waiting_s: float | None = None  # for the batch that the script has now
+        self._step_began = 0.0
+        self._waited_s = 0.0  # by this thread, when the step began
 
     def __iter__(self) -> ObservedIterator:
         return self
@@ -41,30 +50,33 @@ class ObservedIterator:
         return getattr(self._iterator, name)
 
     def __next__(self) -> Any:
-        observation = self._observation
-        if observation.is_complete:
-            return next(self._iterator)
         asked = perf_counter()
         if self._waiting_s is not None:
-            self._end_step(self._waiting_s, asked - self._arrived)
+            self._end_step(self._waiting_s, asked)
+        waited_s = self._thread.waited_s
         started = perf_counter()
-        batch = next(self._iterator)
-        self._arrived = perf_counter()
-        self._waiting_s = self._arrived - started
-        observation.requests += 1
-        observation.overhead_s += started - asked
+        try:
+            batch = next(self._iterator)
+        finally:
+            arrived = perf_counter()
+            # Not added up: `waited_s` may have grown meanwhile, if this loader iterates over another one.
+            self._waited_s = self._thread.waited_s = waited_s + arrived - started
+        self._batches += 1
+        is_first = self._batches == 1
+        self._waiting_s = arrived - started + (self._start_s if is_first else 0.0)
+        observation = self._observation
+        observation.add_batch(self._waiting_s, is_first)
+        self._step_began = perf_counter()
+        observation.overhead_s += started - asked + self._step_began - arrived
         return batch
 
-    def _end_step(self, waiting_s: float, step_s: float) -> None:
-        observation = self._observation
-        if self._is_first:
-            observation.add_first_step(self._start_s + waiting_s)
-        else:
-            observation.add_step(waiting_s, step_s)
-        self._is_first, self._waiting_s = False, None
+    def _end_step(self, waiting_s: float, asked: float) -> None:
+        waited_for_others_s = self._thread.waited_s - self._waited_s
+        step_s = max(asked - self._step_began - waited_for_others_s, 0.0)  # negative if another thread has begun it
+        self._waiting_s = None
+        is_last = self._observation.add_step(waiting_s, step_s, is_first=self._batches == 1)
         # In another thread, SystemExit would end that thread alone, and the script could wait for it for ever.
-        is_main = threading.current_thread() is threading.main_thread()
-        if observation.is_complete and observation.limits.stop and is_main:
+        if is_last and self._observation.limits.stop and threading.current_thread() is threading.main_thread():
             raise StopScript(0)
 
 
@@ -75,7 +87,7 @@ class Observer:
         self.limits = limits
         self.observations: list[Observation] = []
         self._process = os.getpid()
-        self._starting = threading.local()  # `fetch_times` of the loader whose iterator this thread creates
+        self._thread = ThreadState()
         sys.meta_path.insert(0, AfterImport("torch.utils.data.dataloader", self._install))
 
     def _install(self, module: Any) -> None:
@@ -85,21 +97,20 @@ class Observer:
             # A worker or rank that was forked has no report.
             if os.getpid() != self._process or getattr(loader, "is_internal", False):
                 return iterate(loader)
-            observation = self._observation_of(loader)
-            if observation.is_complete:
-                return iterate(loader)
-            self._starting.fetch_times = observation.fetch_times
+            observation, thread = self._observation_of(loader), self._thread
+            thread.fetch_times, waited_s = observation.fetch_times, thread.waited_s
             started = perf_counter()
             try:
                 iterator = iterate(loader)
             finally:
-                self._starting.fetch_times = None
-            return ObservedIterator(iterator, observation, perf_counter() - started)
+                start_s = perf_counter() - started
+                thread.fetch_times, thread.waited_s = None, waited_s + start_s
+            return ObservedIterator(iterator, observation, start_s, thread)
 
         def timed_create_fetcher(*arguments: Any) -> Any:
             """Also called in each worker, which is forked while `fetch_times` is set."""
             fetcher = create_fetcher(*arguments)
-            if times := getattr(self._starting, "fetch_times", None):
+            if times := self._thread.fetch_times:
                 worker = module.get_worker_info()
                 fetcher.fetch = times.timed(fetcher.fetch, worker.id if worker else 0)
             return fetcher
@@ -112,9 +123,10 @@ class Observer:
         new = new_observation(loader, self.limits)
         for known in self.observations:
             owner = known.loader()
-            is_same = owner is loader or (owner is None and known.where == new.where)
-            if is_same and known.settings == new.settings:
+            is_successor = owner is None and (known.where, known.samples) == (new.where, new.samples)
+            if (owner is loader or is_successor) and known.settings == new.settings:
                 known.loader, known.where = new.loader, new.where
+                known.num_loaders += is_successor
                 return known
         self.observations.append(new)
         return new

@@ -18,12 +18,14 @@ import math
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.abc import InspectLoader
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from vitmnist.diagnosis.observation import Limits
@@ -52,8 +54,9 @@ def main() -> None:
         ended = _run(load)
     except MissingScriptError as error:
         parser.error(str(error))
+    _join_threads()
     report = describe_script(observations, limits, command, _exit_code(ended))
-    print(format_report(report), file=sys.stderr)
+    _print(format_report(report))
     failure = _fail_above(report, options.fail_above)
     if json_file:
         try:
@@ -61,7 +64,7 @@ def main() -> None:
         except OSError as error:
             failure = failure or f"error: {json_file}: {error.strerror}"
     if failure:
-        print(failure, file=sys.stderr)
+        _print(failure)
     if isinstance(ended, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # it has been printed
         raise ended  # so that the process ends by SIGINT, as the shell expects
@@ -130,13 +133,30 @@ def _run(load: Callable[[str], tuple[ModuleType, CodeType]]) -> BaseException | 
         raise
     except SystemExit as error:
         if not isinstance(error.code, int | None):
-            print(error.code, file=sys.stderr)
+            with suppress(ValueError):  # the script may have closed stderr
+                print(error.code, file=sys.stderr)
         return error
     except BaseException as error:
         _remove_own_frames(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return error
     return None
+
+
+def _join_threads() -> None:
+    """Wait for the script's threads, which may still train.
+
+    The interpreter calls the same function before it exits. To join each thread would wait for ever for those of a
+    ThreadPoolExecutor, which only this function ends.
+    """
+    with suppress(KeyboardInterrupt):  # the report then comes without the rest
+        threading._shutdown()  # type: ignore[attr-defined]
+
+
+def _print(text: str) -> None:
+    """Print to stderr as it was before the script, which may have replaced or closed `sys.stderr`."""
+    with suppress(ValueError, OSError):
+        print(text, file=sys.__stderr__)
 
 
 def _load_script(name: str) -> tuple[ModuleType, CodeType]:
@@ -149,7 +169,8 @@ def _load_script(name: str) -> tuple[ModuleType, CodeType]:
         raise MissingScriptError(f"{name}: {error.strerror}; type the path of a Python file") from error
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(path))
-    return _main_module(__file__=path, __loader__=SourceFileLoader("__main__", path)), compile(source, path, "exec")
+    code = compile(source, path, "exec", dont_inherit=True)  # without the __future__ imports of this file
+    return _main_module(__file__=path, __loader__=SourceFileLoader("__main__", path)), code
 
 
 def _load_module(name: str) -> tuple[ModuleType, CodeType]:
@@ -176,16 +197,25 @@ def _main_module(**attributes: Any) -> ModuleType:
 
 
 def _remove_own_frames(error: BaseException) -> None:
-    """Make the traceback that of the script alone."""
-    frames, following = [], error.__traceback__
-    while following:
-        if not following.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
-            frames.append(following)
-        following = following.tb_next
+    """Make the tracebacks of an exception, and of those that it followed, those of the script alone."""
+    chain = [error]
+    for one in chain:
+        one.__traceback__ = _without_own_frames(one.__traceback__)
+        for other in (one.__cause__, one.__context__):
+            if other is not None and all(other is not known for known in chain):
+                chain.append(other)
+
+
+def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    frames = []
+    while traceback:
+        if not traceback.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
+            frames.append(traceback)
+        traceback = traceback.tb_next
     for frame in reversed(frames):
-        frame.tb_next = following
-        following = frame
-    error.__traceback__ = following
+        frame.tb_next = traceback
+        traceback = frame
+    return traceback
 
 
 def _exit_code(ended: BaseException | None) -> int:
@@ -197,9 +227,11 @@ def _exit_code(ended: BaseException | None) -> int:
 
 
 def _fail_above(report: dict[str, Any], limit: float | None) -> str | None:
-    """Why the exit code must be 1: the loaders that wait for more than `limit` percent of the time."""
+    """Why the exit code must be 1: the loaders that wait for more than `limit` percent of the time, or no figures."""
     if limit is None:
         return None
+    if all(figures["waiting_pct"] is None for figures in report["loaders"]):
+        return f"failed: nothing was measured to compare with --fail-above {limit:g}%"
     above = [
         f"{figures['where']} ({figures['waiting_pct']:.1f}%)"
         for figures in report["loaders"]

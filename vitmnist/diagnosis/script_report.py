@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from textwrap import indent
 from typing import Any
 
 import vitmnist
-from vitmnist.diagnosis.advice import advise, plural
+from vitmnist.diagnosis.advice import advise
 from vitmnist.diagnosis.observation import Limits, Observation
-from vitmnist.diagnosis.verdict import milliseconds, verdict
+from vitmnist.diagnosis.verdict import milliseconds, plural, verdict
+from vitmnist.runtime.cpu import available_cores
 
 NO_LOADER = (
     "no DataLoader was iterated in this process. Observed is torch.utils.data.DataLoader in the process that runs the "
@@ -22,7 +22,7 @@ NO_LOADER = (
 def describe_script(observations: list[Observation], limits: Limits, command: str, exit_code: int) -> dict[str, Any]:
     """The content of the JSON file: times in seconds, percentages 0 to 100, None for what is not known."""
     torch = sys.modules.get("torch")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     reason = _why_incomplete(observations, limits)
     return {
         "complete": reason is None,
@@ -49,9 +49,11 @@ def _why_incomplete(observations: list[Observation], limits: Limits) -> str | No
     if most:
         return f"the script ended after {most} of the {limits.steps} steps to observe"
     seen = max(observation.seen for observation in observations)
+    if seen <= limits.warm_up:
+        return f"no loader had enough batches: {seen} at most, of a warm-up of {limits.warm_up}; lower --warm-up"
     return (
-        f"no loader had enough steps: {seen} at most, and neither the warm-up of {limits.warm_up} steps nor the first "
-        "step of an epoch is observed; lower --warm-up"
+        f"{seen} batches arrived, but after the warm-up no iterator was asked for another batch, which ends a step; "
+        "iterate over the loader in a for loop"
     )
 
 
@@ -66,18 +68,19 @@ def describe_loader(observation: Observation, cores: int, command: str) -> dict[
         "start_method": observation.start_method,
         "persistent_workers": observation.persistent_workers,
         "where": observation.where,
+        "num_loaders": observation.num_loaders,
         "complete": observation.is_complete,
         "warm_up": observation.limits.warm_up,
         "steps": steps,
-        "steps_seen": observation.seen,
-        "first_epoch_steps": observation.first_epoch_steps,
+        "batches_seen": observation.seen,
         "first_batches_s": observation.first_batches_s,
+        "first_batches_pct": None,
         "waiting_pct": None,
         "batch_s": None,
         "waiting_s": None,
         "step_s": None,
         **_time_to_make_a_batch(observation),
-        "overhead_s": observation.overhead_s / observation.requests if observation.requests else None,
+        "overhead_s": observation.overhead_s / observation.seen if observation.seen else None,
         "verdict": None,
         "advice": [],
     }
@@ -85,6 +88,7 @@ def describe_loader(observation: Observation, cores: int, command: str) -> dict[
         waiting_s, step_s = observation.waiting_s / steps, observation.step_s / steps
         batch_s = waiting_s + step_s
         figures |= {"waiting_pct": 100 * waiting_s / batch_s, "batch_s": batch_s}
+        figures |= {"first_batches_pct": 100 * observation.first_waiting_s / (steps * batch_s)}
         figures |= {"waiting_s": waiting_s, "step_s": step_s, "verdict": verdict(batch_s, waiting_s)}
         figures["advice"] = [vars(advice) for advice in advise(figures, cores, command)]
     return figures
@@ -120,16 +124,21 @@ def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
     size, workers = figures["batch_size"] or "unknown", figures["num_workers"]
     title = f"loader {number}: {figures['dataset']}, batch size {size}, num_workers={workers}, {figures['where']}"
     observed = f"{figures['steps']} steps after a warm-up of {figures['warm_up']}"
-    if not figures["steps"]:
-        rows = [("observed", f"{observed}; there were {figures['steps_seen']} in all")]
-    else:
-        overhead_pct = 100 * figures["overhead_s"] / figures["batch_s"]
-        rows = [
-            ("observed", observed),
+    rows = [("observed", f"{observed}, of {figures['batches_seen']} in all")]
+    if figures["num_loaders"] > 1:
+        alike = "with the same line, settings, and class and length of the data set; figures of all together"
+        rows.append(("loaders", f"{figures['num_loaders']} in turn, {alike}"))
+    if figures["steps"]:
+        rows += [
             ("waiting", f"{figures['waiting_pct']:.0f}% of the time, {milliseconds(figures['waiting_s'])} per batch"),
             ("T1", _format_t1(figures)),
             ("step", milliseconds(figures["step_s"])),
-            ("first batch", _format_first_batches(figures["first_batches_s"])),
+        ]
+    if figures["first_batches_s"]:
+        rows.append(("first batch", _format_first_batches(figures)))
+    if figures["steps"]:
+        overhead_pct = 100 * figures["overhead_s"] / figures["batch_s"]
+        rows += [
             ("overhead", f"{1e6 * figures['overhead_s']:.1f} µs per step ({overhead_pct:.2f}%) for this measurement"),
             ("verdict", figures["verdict"]),
         ]
@@ -138,11 +147,13 @@ def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
     return [title, *(f"  {name:<12}{indent(text, ' ' * 14).lstrip()}" for name, text in rows)]
 
 
-def _format_first_batches(seconds: list[float]) -> str:
-    first, later = seconds[0], seconds[1:]
+def _format_first_batches(figures: dict[str, Any]) -> str:
+    first, *later = figures["first_batches_s"]
     text = f"{milliseconds(first)} in the first epoch"
     if later:
         text += f", {milliseconds(sum(later) / len(later))} in later ones (mean of {len(later)})"
+    if figures["first_batches_pct"]:
+        text += f"; {figures['first_batches_pct']:.0f}% of the time"
     return text
 
 

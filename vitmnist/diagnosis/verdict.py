@@ -29,3 +29,8 @@ def milliseconds(seconds: float) -> str:
     """A time with the digits that matter: `0.02 ms`, `5.3 ms`, `1,207 ms`."""
     value = 1000 * seconds
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.2g} ms"
+
+
+def plural(number: int, noun: str) -> str:
+    """A number and its noun: `1 worker`, `2 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

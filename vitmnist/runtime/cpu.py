@@ -1,4 +1,4 @@
-"""What the processor has: cores, instruction sets and cache. Linux only; elsewhere nothing is known."""
+"""What the processor has: cores, and on Linux instruction sets and cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIB = 1024
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """How many cores this process may use; where the system does not say, those of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
