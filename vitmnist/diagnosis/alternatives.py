@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from vitmnist.data.loaders.timing import NOTICEABLE_WAIT
 from vitmnist.diagnosis.result import Alternative, Figure
 from vitmnist.diagnosis.stream import BatchStream
 from vitmnist.errors import UserError, first_line
+from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 
 SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples for one loader
@@ -163,8 +163,7 @@ def _are_identical(dataloader: DataLoader[Any]) -> str:
 
 def _worker_counts(given: int) -> list[int]:
     """0, 2, 4, … up to the number of cores, without the number that is in use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    counts = [0, *(2**power for power in range(1, 7) if 2**power <= max(cores, 2))]
+    counts = [0, *(2**power for power in range(1, 7) if 2**power <= max(available_cores(), 2))]
     return [workers for workers in counts if workers != given]
 
 

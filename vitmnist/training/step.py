@@ -240,6 +240,8 @@ class TrainStep:
     def _padded(self, parts: list[Tensor | None]) -> list[Tensor | None]:
         """The arguments of `_ModelAndLoss` with as many rows as a full microbatch."""
         missing = self.microbatch - next(len(part) for part in parts if part is not None)
+        if not missing:
+            return parts
         fills = (0, IGNORED, 0, IGNORED, 0)
         return [
             None if part is None else torch.cat([part, part.new_full((missing, *part.shape[1:]), fill)])
