@@ -112,6 +112,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = python(REPOSITORY / "train.py", "model=cnn", *small([], folder), folder=folder)
     assert ended.returncode == 0, ended.stderr
     draw(*(folder / name for name in ("scan.png", "other.jpg", "scans/a.png", "more/b/c.png")))
+    draw(*(folder / "pictures" / f"class {number % 2}" / f"{number}.png" for number in range(20)))
     return folder
 
 
