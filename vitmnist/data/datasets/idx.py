@@ -125,7 +125,7 @@ class IdxFile:
                 if size > MAX_NBYTES:
                     raise DataError(f"{self.path} is damaged: its header promises {size} bytes")
                 # One more, to notice a longer file; reading past the end also compares gzip's own checksum.
-                return header + packed.read(size + 1 - len(header))
+                return header + packed.read(max(size + 1 - len(header), 0))
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{self.path} is damaged: {self._difference(stored) or error}") from error
 
