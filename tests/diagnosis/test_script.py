@@ -96,7 +96,8 @@ except ZeroDivisionError as error:
     [
         ("sys.exit(3)", 3),
         ("sys.exit('no data')", 1),
-        ("os.kill(os.getpid(), signal.SIGINT)", -2),  # Ctrl-C
+        # Ctrl-C, which a process in the background ignores.
+        ("signal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)", -2),
         ("invalid syntax", 1),
     ],
 )
