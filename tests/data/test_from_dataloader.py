@@ -79,7 +79,7 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
         {"batch_size": 10, "shuffle": True},
         {"batch_size": 1},
         {"batch_size": 7, "shuffle": True, "drop_last": True, "generator": torch.Generator()},
-        {"batch_sampler": [[1, 2, 3], [5], list(range(30)), [7, 7]]},
+        {"batch_sampler": [[1, 2, 3], [5], list(range(30)), (7, 7)]},
         {"batch_size": 8, "sampler": WeightedRandomSampler(torch.arange(1.0, SIZE + 1), 50)},
     ],
     ids=["shuffled", "single samples", "generator", "batch sampler", "weighted"],
@@ -324,3 +324,13 @@ def test_batches_of_a_batch_sampler_may_grow() -> None:
     with from_dataloader(DataLoader(Pairs(), batch_sampler=sampler), "ram", device="cpu") as replacement:
         sampler.batch_size = 43
         assert [len(labels) for _, labels in replacement] == [43]
+
+
+@pytest.mark.parametrize("batch", [[1, -2], [SIZE], [(1, 64)], ["a"]])
+def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
+    dataloader = DataLoader(Pairs(), batch_sampler=[batch])
+    with (
+        from_dataloader(dataloader, "ram", device="cpu") as replacement,
+        pytest.raises(DataError, match="the batch sampler gives"),
+    ):
+        list(replacement)

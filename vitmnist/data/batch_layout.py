@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class BatchLayout:
         """Bytes of a sample."""
         return sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.forms)
 
-    @property
+    @cached_property
     def _largest(self) -> int:
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in self.forms]
         return sizes.index(max(sizes))

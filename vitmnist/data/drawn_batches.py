@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from itertools import count, islice
@@ -54,7 +55,7 @@ class DrawnBatches:
         """The indices of each batch of an epoch that was begun: int64 `[B]`.
 
         Raises:
-            DataError: they are not whole numbers.
+            DataError: they are not whole numbers from 0 to the size of the data set.
         """
         ahead, batches = self._begun.pop(number)
         if not self._ahead:
@@ -66,7 +67,11 @@ class DrawnBatches:
 
     def _as_indices(self, batch: Any, device: torch.device | str) -> Tensor:
         try:
-            indices = torch.tensor([int(index) for index in batch], dtype=torch.int64)
-        except (TypeError, ValueError) as error:
+            numbers = array("q", batch)  # of 256 numbers, a third of the time of torch.tensor
+        except TypeError as error:
             raise DataError(f"the batch sampler gives {batch}, not the indices of samples") from error
-        return torch.where(indices < 0, indices + self.size, indices).to(device, non_blocking=True)
+        if not numbers:
+            return torch.zeros(0, dtype=torch.int64, device=device)
+        if not 0 <= min(numbers) <= max(numbers) < self.size:
+            raise DataError(f"the batch sampler gives {batch}, but the data set has the indices 0 to {self.size - 1}")
+        return torch.frombuffer(numbers, dtype=torch.int64).to(device, non_blocking=True)
