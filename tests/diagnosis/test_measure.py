@@ -114,8 +114,8 @@ def test_model_optimizer_and_random_generators_are_restored() -> None:
         assert torch.equal(was, now) if isinstance(was, Tensor) else was == now
     assert [one.training for one in model] == [True, False]
     assert not [note for note in found.notes if "optimizer=" in note]
-    assert "give model= and optimizer= to have" in brief(DataLoader(Samples(), 4), step).notes[0]
-    assert "give optimizer= to have" in brief(DataLoader(Samples(), 4), step, model=model).notes[0]
+    assert "give model= and optimizer= to have" in str(brief(DataLoader(Samples(), 4), step))
+    assert "give optimizer= to have" in str(brief(DataLoader(Samples(), 4), step, model=model))
 
 
 @pytest.mark.parametrize(
