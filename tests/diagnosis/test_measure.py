@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from vitmnist import diagnose, make_loader
 from vitmnist.diagnosis import stream as stream_module
 from vitmnist.diagnosis.stream import BatchStream
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.runtime.leftovers import left_since, running
 
 SLOW_S = 0.02
 
@@ -161,7 +161,8 @@ def test_a_generator_is_measured_as_far_as_it_goes() -> None:
 def test_a_step_that_raises_leaves_nothing_behind() -> None:
     model = nn.Linear(3, 1)
     before = model.weight.clone()
-    threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
+    list(tqdm([0]))  # starts tqdm's one thread for all progress bars of a process
+    before_it = running()
     calls = 0
 
     def step(images: Tensor, labels: Tensor) -> None:
@@ -175,9 +176,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError, match="of the step"):
         brief(DataLoader(Samples(), 4), step, model=model)
     assert torch.equal(model.weight, before)
-    # tqdm has one thread for all progress bars of a process.
-    assert {one for one in threading.enumerate() if one.name != "tqdm_monitor"} <= threads
-    assert set(multiprocessing.active_children()) <= processes
+    assert not left_since(before_it)
 
 
 def test_mistaken_arguments_are_refused() -> None:
