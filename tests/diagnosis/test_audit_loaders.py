@@ -103,7 +103,7 @@ audit(build, samples=64)
 
 @pytest.mark.skipif(find_spec("grain") is None, reason="needs grain")
 def test_grain_resumes_by_the_state_of_its_iterator() -> None:
-    """In a process of its own: its logging closes the stderr of whoever imported it."""
+    """In a separate process, because grain's logging may close the stderr that was current at its import."""
     ended = subprocess.run(
         [sys.executable, "-c", GRAIN], cwd=REPOSITORY, capture_output=True, text=True, timeout=200, check=False
     )

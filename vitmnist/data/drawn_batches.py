@@ -17,17 +17,17 @@ from vitmnist.errors import DataError
 
 
 class DrawnBatches:
-    """The indices of a DataLoader's batches, drawn as it would draw them; loaders take it for their sampler.
+    """The indices of a DataLoader's batches, drawn as it would draw them; replaces the sampler of a loader.
 
-    Its sampler may draw from random generators that others use too. So it is asked for an index batch exactly when the
-    DataLoader would ask: as many ahead as its workers begin with, then one for each batch that is delivered.
+    The batch sampler may use random generators that the training loop also uses. So it is asked for indices exactly
+    when the DataLoader would ask: once per batch that its workers prefetch, then once per batch that is delivered.
 
     Args:
         least_ahead: how many index batches are drawn ahead at least.
     """
 
     shuffle = Shuffle.batch  # the sizes of batches may differ, so loaders take them one by one
-    seed = 0  # of random samples, of which there are none
+    seed = 0  # unused: samples that are kept are not random
 
     def __init__(self, dataloader: DataLoader[Any], least_ahead: int = 0) -> None:
         self.size = len(dataloader.dataset)  # type: ignore[arg-type]

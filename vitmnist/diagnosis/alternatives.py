@@ -30,7 +30,7 @@ Block = tuple[float, float]
 
 
 class WatchedStep:
-    """A training step that keeps the exception that it raised, for which no loader is to blame."""
+    """A training step that remembers the exception it raised, to tell it from an error of the loader."""
 
     def __init__(self, step: Callable[[Any], object]) -> None:
         self.error: Exception | None = None

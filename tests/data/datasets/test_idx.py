@@ -1,4 +1,4 @@
-"""IDX archives: verified by their content, whoever compressed them, and never unpacked beyond what they promise."""
+"""IDX archives are verified by their content, and never unpacked beyond the size that the header states."""
 
 from __future__ import annotations
 
