@@ -22,10 +22,10 @@ from vitmnist.data.threads import map_in_threads
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """Three hundred pictures of two classes; the training part is decoded in eight chunks."""
-    for number in range(300):
+    """A hundred pictures of two classes; the training part is decoded in ten chunks."""
+    for number in range(100):
         draw(tmp_path / "pictures" / CLASSES[number % 2] / f"{number}.png", number, size=(4, 4))
-    (tmp_path / "pictures" / "cat" / "100.png").write_bytes(b"no picture")
+    (tmp_path / "pictures" / "cat" / "40.png").write_bytes(b"no picture")
     return tmp_path / "pictures"
 
 
@@ -72,19 +72,19 @@ def test_an_interrupted_decoding_is_resumed(
     interrupt(many, monkeypatch, after=2)
     with caplog.at_level(logging.INFO):
         resumed, decoded = load_counted(many, monkeypatch)
-    assert decoded == 240 - 2 * image_folder.CHUNK
-    assert f"{2 * image_folder.CHUNK} of 240 pictures are decoded already, before an interruption" in caplog.text
+    assert decoded == 80 - 2 * image_folder.CHUNK
+    assert f"{2 * image_folder.CHUNK} of 80 pictures are decoded already, before an interruption" in caplog.text
     assert left_in(many) == []
     shutil.rmtree(many.parent / "root")
     expected, decoded = load_counted(many, monkeypatch)
-    assert decoded == 240
+    assert decoded == 80
     assert expected.skipped == 1
     assert_equal(resumed, expected)
 
 
 @pytest.mark.parametrize(
     ("name", "place", "kept"),
-    [("images.bin", 0, 0), ("images.bin", 40 * 28 * 28, 1), ("labels.bin", 40 * 8, 1), ("journal.jsonl", 10, 0)],
+    [("images.bin", 0, 0), ("images.bin", 10 * 28 * 28, 1), ("labels.bin", 10 * 8, 1), ("journal.jsonl", 10, 0)],
 )
 def test_a_damaged_part_is_decoded_again(
     many: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: int, kept: int
@@ -94,7 +94,7 @@ def test_a_damaged_part_is_decoded_again(
     content[place] ^= 0x55
     damaged.write_bytes(content)
     resumed, decoded = load_counted(many, monkeypatch)
-    assert decoded == 240 - kept * image_folder.CHUNK
+    assert decoded == 80 - kept * image_folder.CHUNK
     shutil.rmtree(many.parent / "root")
     assert_equal(resumed, load(many, skip_unreadable=True))
 
@@ -103,7 +103,7 @@ def test_a_part_of_other_contents_is_not_used(many: Path, monkeypatch: pytest.Mo
     interrupt(many, monkeypatch, after=2)
     for number in range(20):
         draw(many / "cat" / f"{2 * number}.png", 999)
-    assert load_counted(many, monkeypatch)[1] == 240
+    assert load_counted(many, monkeypatch)[1] == 80
 
 
 def test_a_killed_decoding_is_resumed(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ from vitmnist import load_dataset
 from vitmnist.data.tensor_files import TensorWriter
 append = TensorWriter.append
 def append_or_die(writer, images, labels):
-    if len(writer) >= 64:
+    if len(writer) >= 50:  # after seven chunks
         writer._files["images"].write(b"half a chunk")
         writer.flush()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -124,7 +124,7 @@ load_dataset("image_folder", root={str(many.parent / "root")!r}, path={str(many)
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
     resumed, decoded = load_counted(many, monkeypatch)
-    assert decoded == 240 - 64
+    assert decoded == 80 - 7 * image_folder.CHUNK
     shutil.rmtree(many.parent / "root")
     assert_equal(resumed, load(many, skip_unreadable=True))
 

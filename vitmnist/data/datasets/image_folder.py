@@ -32,7 +32,7 @@ from vitmnist.runtime.cpu import available_cores
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-CHUNK = 32  # pictures that a thread decodes at a time, and that an interruption loses at most per thread
+CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together and little is lost
 COLOUR_SAMPLES = 100  # training images checked for colour
 
 
