@@ -40,7 +40,8 @@ def test_cutmix_is_that_of_torchvision() -> None:
     """Pixels exactly; the weight is the area of the image that is left."""
     source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), operation("cutmix")
     mixed, weights = cutmix(source, partners, keys(NUMBER))
-    areas = cutmix.weights(keys(NUMBER), 1)
+    larger, is_larger = cutmix.weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
+    areas = larger.where(is_larger, 1 - larger)
     rows, columns = random_bits(keys(NUMBER), 2) % 12, random_bits(keys(NUMBER), 3) % 17
     for row in range(NUMBER):
         # As in CutMix.make_params, whose random numbers these are here.
@@ -49,9 +50,27 @@ def test_cutmix_is_that_of_torchvision() -> None:
         x1, y1 = max(x - half_width, 0), max(y - half_height, 0)
         x2, y2 = min(x + half_width, 17), min(y + half_height, 12)
         parameters = {"box": (x1, y1, x2, y2), "labels": torch.zeros(2), "batch_size": 2, "lam_adjusted": 0.5}
-        theirs = v2.CutMix(num_classes=2).transform(torch.stack([source[row], partners[row]]), parameters)[0]
+        own = 1 - (x2 - x1) * (y2 - y1) / (12 * 17)
+        pair = [source[row], partners[row]] if own >= 0.5 else [partners[row], source[row]]
+        theirs = v2.CutMix(num_classes=2).transform(torch.stack(pair), parameters)[0]
         assert torch.equal(mixed[row], theirs)
-        assert float(weights[row]) == pytest.approx(1 - (x2 - x1) * (y2 - y1) / (12 * 17))
+        assert float(weights[row]) == pytest.approx(max(own, 1 - own))
+
+
+def test_cutmix_mixes_as_much_as_that_of_torchvision() -> None:
+    """The larger weight has the same distribution (Kolmogorov-Smirnov, p < 0.001)."""
+    number, drawn = 4000, []
+    weights = operation("cutmix")(*2 * [torch.zeros(number, 1, 32, 32)], keys(number))[1]
+    cutmix = v2.CutMix(num_classes=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for _ in range(number):
+            lam = float(cutmix.make_params([torch.zeros(2, 1, 32, 32)])["lam_adjusted"])
+            drawn.append(max(lam, 1 - lam))
+    ours, theirs = weights.double().sort().values, torch.tensor(drawn, dtype=torch.float64).sort().values
+    places = torch.linspace(0.5, 1, 1001, dtype=torch.float64)
+    distance = (torch.searchsorted(ours, places) - torch.searchsorted(theirs, places)).abs().max() / number
+    assert distance < 1.95 * math.sqrt(2 / number)
 
 
 @pytest.mark.parametrize(

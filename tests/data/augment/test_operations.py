@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from vitmnist.data.augment import OPERATIONS, Augment, augment_keys
 from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
-from vitmnist.data.augment.keys import random_uniform
+from vitmnist.data.augment.keys import random_signed, random_uniform
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
 
@@ -85,6 +85,19 @@ def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
         assert (first[room > 0] / room[room > 0]).mean() == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
+def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
+    """To 1e-4, each parameter alone and all of them together."""
+    bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
+    bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
+    found = operation("affine", **bounds)(images(50), keys(50), BLACK)
+    names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
+    drawn = torch.stack([bounds[name] * random_signed(keys(50), number) for number, name in enumerate(names)], dim=1)
+    for image, (angle, shear, scale, down, right), ours in zip(images(50), drawn.tolist(), found, strict=True):
+        theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
 def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
     source = images(2000)
     found = operation("horizontal_flip", p=0.3)(source, keys(2000), BLACK)
@@ -98,7 +111,7 @@ def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
 def test_erased_boxes_are_those_of_torchvision() -> None:
     black = torch.tensor([-0.5, 0.0, 0.5]).view(3, 1, 1)
     found = operation("random_erasing", p=0.4)(images(), keys(), black)
-    boxes = random_boxes(keys(), (0.02, 0.33), (0.3, 3.3), 12, 17)
+    boxes = random_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
     is_erased = random_uniform(keys(), NUMBERS_OF_A_BOX) < 0.4
     assert 0.25 < is_erased.double().mean() < 0.55
     for image, erased, top, left, bottom, right, ours in zip(images(), is_erased, *boxes, found, strict=True):

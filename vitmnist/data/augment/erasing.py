@@ -14,7 +14,7 @@ from vitmnist.data.augment.keys import random_uniform
 
 @dataclass
 class RandomErasingOptions:
-    """p: probability. scale: area of the box as a share of the image's. ratio: its width over height."""
+    """p: probability. scale: area of the box as a share of the image's. ratio: its height over width."""
 
     p: float = bounded(0.5, at_least=0, at_most=1)
     scale: tuple[float, float] = bounded((0.02, 0.33), at_least=0, at_most=1)
@@ -31,6 +31,7 @@ class RandomErasing(Augment):
 
     def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        boxes = random_boxes(keys, self.options.scale, self.options.ratio, height, width)
+        lowest, highest = self.options.ratio
+        boxes = random_boxes(keys, self.options.scale, (1 / highest, 1 / lowest), height, width)
         is_erased = random_uniform(keys, NUMBERS_OF_A_BOX) < self.options.p
         return images.lerp(black, boxes.mask(height, width) * is_erased[:, None, None, None])

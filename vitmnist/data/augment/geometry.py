@@ -69,7 +69,10 @@ class AffineOptions:
 @AUGMENTS.register("affine", AffineOptions)
 @OPERATIONS.register("affine", AffineOptions)
 class Affine(Moving):
-    """Rotates, scales, shears and moves each image about its centre, each uniformly up to its bound; bilinear."""
+    """Shears, rotates and scales each image about its centre and then moves it, each uniformly up to its bound.
+
+    With bilinear interpolation, at the rim with black.
+    """
 
     def __init__(self, options: AffineOptions) -> None:
         super().__init__()
@@ -83,12 +86,14 @@ class Affine(Moving):
         scale = 1 + self.options.scale * random_signed(keys, 2)
         down, right = (self.options.pixels * random_signed(keys, number) for number in (3, 4))
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        # Maps each output pixel to its source. affine_grid's unit is half a side, so without the aspect ratio a
-        # rotation would shear images that are not square.
+        # The inverse of that, which maps each output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
+        xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
+        # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
+        # square.
         aspect = height / width
         rows = [
-            torch.stack([cos, (cos * shear - sin) * aspect, 2 * right / width], dim=1),
-            torch.stack([sin / aspect, sin * shear + cos, 2 * down / height], dim=1),
+            torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
+            torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
         ]
         grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
         # Relative to black, because grid_sample pads with zeros.

@@ -38,7 +38,10 @@ class Mixup(Mixing):
 
 @OPERATIONS.register("cutmix", MixingOptions)
 class Cutmix(Mixing):
-    """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight is the area that is left."""
+    """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight is the area that is left.
+
+    If the partner would have the larger area, the image keeps the box instead and gets everything around it.
+    """
 
     def __init__(self, options: MixingOptions) -> None:
         super().__init__()
@@ -46,15 +49,19 @@ class Cutmix(Mixing):
 
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
-        half = 0.5 * (1 - self.weights(keys, 1)).sqrt()
+        larger = self.weights(keys, 1)
+        # The box is drawn with either weight, and only then is the image given the larger area: boxes are cut at the
+        # rim, so that those of the smaller weights alone would paste less than in the paper.
+        half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()
         edges = []
         for number, side in ((2, height), (3, width)):
             centre, reach = random_bits(keys, number) % side, (half * side).long()
             edges.append(((centre - reach).clamp_(min=0), (centre + reach).clamp_(max=side)))
         (top, bottom), (left, right) = edges
-        pasted = Boxes(top, left, bottom, right).mask(height, width)
-        weights = 1 - (bottom - top) * (right - left) / (height * width)
-        return images.lerp(partners, pasted), weights
+        box = Boxes(top, left, bottom, right).mask(height, width)
+        outside = 1 - (bottom - top) * (right - left) / (height * width)
+        pasted = box.where((outside >= 0.5)[:, None, None, None], 1 - box)
+        return images.lerp(partners, pasted), outside.maximum(1 - outside)
 
 
 class OwnWeights(torch.nn.Module):
