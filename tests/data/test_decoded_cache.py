@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, Subset
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
 from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
+from vitmnist.data.tensor_files import seal, unseal
 from vitmnist.errors import DataError
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
@@ -76,10 +77,10 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     """A sparse file, which takes no room on the disk."""
     values(Counted(), tmp_path, fingerprint="counted")
     (file,) = tmp_path.glob("*/cache.json")
-    record = json.loads(file.read_text())
+    record = unseal(json.loads(file.read_text()))
     size = (psutil.virtual_memory().total + psutil.swap_memory().total) // 10 + 2**27
     record["images"]["shape"] = [10, size]
-    file.write_text(json.dumps(record))
+    file.write_text(json.dumps(seal(record)))
     os.truncate(file.parent / "images.bin", 10 * size)
     tensors = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted", verify=False, frozen=True), 0)
     assert tensors.images.shape == (10, size)
@@ -119,9 +120,9 @@ def flip(file: Path) -> None:
 
 def forge(file: Path) -> None:
     """Sizes that fit the file, and a dtype that does not exist."""
-    record = json.loads(file.read_text())
+    record = unseal(json.loads(file.read_text()))
     record["images"]["dtype"] = "os.system"
-    file.write_text(json.dumps(record))
+    file.write_text(json.dumps(seal(record)))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def forge(file: Path) -> None:
     [
         ("images.bin", truncate), ("images.bin", flip), ("images.bin", Path.unlink),
         ("labels.bin", truncate), ("labels.bin", flip), ("labels.bin", Path.unlink),
-        ("cache.json", truncate), ("cache.json", forge), ("cache.json", Path.unlink),
+        ("cache.json", truncate), ("cache.json", flip), ("cache.json", forge), ("cache.json", Path.unlink),
     ],
 )  # fmt: skip
 def test_a_damaged_cache_is_decoded_again_with_a_warning(
@@ -143,7 +144,7 @@ def test_a_damaged_cache_is_decoded_again_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert values(samples, tmp_path, fingerprint="counted", verify=verify) == EXPECTED
     assert samples.reads == 20
-    assert f"the cache {place} was damaged" in caplog.text
+    assert f"the cache {place} cannot be used" in caplog.text
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [place]
 
 

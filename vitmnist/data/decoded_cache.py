@@ -19,12 +19,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vitmnist.data.tensor_files import DamagedError, TensorWriter, map_file
+from vitmnist.data.tensor_files import DamagedError, TensorWriter, map_file, seal, unseal
 from vitmnist.data.tensors import TensorSet, digest
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_atomic
@@ -50,6 +50,38 @@ class CacheEntry:
     notes: dict[str, Any]
 
 
+class Decoder(Protocol):
+    """Decodes the samples of a cache."""
+
+    def chunks(self, finished: list[Any]) -> ResumableChunks:
+        """The samples that follow those of an interrupted decoding, whose chunks have left the values `finished`."""
+
+    def notes(self, tensors: TensorSet) -> dict[str, Any]:
+        """Plain values to keep with all decoded tensors."""
+
+    def is_current(self, notes: Any) -> bool:
+        """Whether samples with these values, of a chunk or of all, need not be decoded again."""
+
+
+@dataclass(frozen=True)
+class PlainDecoder:
+    """Decodes by a function, always from the beginning."""
+
+    decode: Callable[[], Chunks]
+
+    def chunks(self, finished: list[Any]) -> ResumableChunks:
+        """See `Decoder`."""
+        return ((images, labels, None) for images, labels in self.decode())
+
+    def notes(self, tensors: TensorSet) -> dict[str, Any]:
+        """See `Decoder`."""
+        return {}
+
+    def is_current(self, notes: Any) -> bool:
+        """See `Decoder`."""
+        return True
+
+
 class DecodingError(Exception):
     """An `OSError` of the samples, kept apart from those of the cache's own files."""
 
@@ -58,35 +90,17 @@ class DecodingError(Exception):
         self.reason = reason
 
 
-def decode_once(
-    folder: Path,
-    fingerprint: str,
-    decode: Callable[[], Chunks],
-    make_notes: Callable[[TensorSet], dict[str, Any]] = lambda tensors: {},
-    verify: bool = True,
-) -> CacheEntry:
+def decode_once(folder: Path, fingerprint: str, decode: Callable[[], Chunks], verify: bool = True) -> CacheEntry:
     """The cache of `fingerprint` in `folder`, for which `decode` yields all samples; see `decode_resumably`."""
-
-    def decode_all(finished: list[Any]) -> ResumableChunks:
-        return ((images, labels, None) for images, labels in decode())
-
-    return decode_resumably(folder, fingerprint, decode_all, make_notes, verify)
+    return decode_resumably(folder, fingerprint, PlainDecoder(decode), verify)
 
 
-def decode_resumably(
-    folder: Path,
-    fingerprint: str,
-    decode: Callable[[list[Any]], ResumableChunks],
-    make_notes: Callable[[TensorSet], dict[str, Any]] = lambda tensors: {},
-    verify: bool = True,
-) -> CacheEntry:
+def decode_resumably(folder: Path, fingerprint: str, decoder: Decoder, verify: bool = True) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
         fingerprint: identifies the contents; other contents need another one.
-        decode: called with the values of the chunks that an interrupted decoding has left; yields the other chunks.
-        make_notes: called once with the decoded tensors; returns plain values to store with them.
-        verify: compare the images with their checksum, which reads them all; sizes and labels are always compared.
+        verify: compare the images with their checksum, which reads them all; everything else is always compared.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
@@ -94,29 +108,29 @@ def decode_resumably(
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     place = folder / key
     try:
-        return _open(place, fingerprint, verify)
+        return _open(place, fingerprint, decoder, verify)
     except DamagedError as damage:
         log.debug("%s: %s", place, damage)  # perhaps another process is replacing it: checked again under the lock
-    with _named_errors(folder), FileLock(_existing(folder) / f"{key}.lock"):
+    with _named_errors(folder), _locked(_existing(folder) / f"{key}.lock"):
         if place.is_dir():
             try:
-                return _open(place, fingerprint, verify)
+                return _open(place, fingerprint, decoder, verify)
             except DamagedError as damage:
-                log.warning("the cache %s was damaged (%s) and is decoded again", place, damage)
+                log.warning("the cache %s cannot be used (%s) and is decoded again", place, damage)
         log.info("decoding once into %s", place)
         unfinished = folder / f".{key}.unfinished"
         _remove(folder, key, keep=unfinished)  # left by a process that was killed: a living one would hold the lock
         unfinished.mkdir(exist_ok=True)
         try:
-            record = _write(unfinished, decode, make_notes) | {"fingerprint": fingerprint}
-            write_atomic(unfinished / "cache.json", json.dumps(record, indent=2).encode())
+            record = _write(unfinished, decoder) | {"fingerprint": fingerprint}
+            write_atomic(unfinished / "cache.json", json.dumps(seal(record), indent=2).encode())
             if place.exists():
                 place.rename(folder / f".{key}.damaged")
             unfinished.rename(place)
             (place / JOURNAL).unlink()
         finally:
             _remove(folder, key, keep=unfinished if _has_journal(unfinished) else None)
-        return _open(place, fingerprint, verify=False)
+        return _open(place, fingerprint, decoder, verify=False)
 
 
 def decode_temporarily(folder: Path, decode: Callable[[], Chunks]) -> TensorSet:
@@ -141,9 +155,22 @@ def _named_errors(folder: Path) -> Iterator[None]:
         raise error.reason from None
     except OSError as error:
         raise DataError(
-            f"the cache folder {folder} cannot be used: {error.strerror or error}; "
-            "name one that can be used with data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
+            f"the cache folder {folder} cannot be used: {error}; mend this, or name one that can be used with "
+            "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
         ) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process, which decodes the same samples (%s)", path)
+        lock.acquire()
+    with lock:
+        lock.release()  # `with` has acquired it once more
+        yield
 
 
 def _existing(folder: Path) -> Path:
@@ -163,17 +190,14 @@ def _has_journal(unfinished: Path) -> bool:
     return journal.exists() and journal.stat().st_size > 0
 
 
-def _write(
-    folder: Path,
-    decode: Callable[[list[Any]], ResumableChunks],
-    make_notes: Callable[[TensorSet], dict[str, Any]],
-) -> dict[str, Any]:
+def _write(folder: Path, decoder: Decoder) -> dict[str, Any]:
     """Write the files of a cache, or the rest of them; the contents of `cache.json`."""
     with ExitStack() as stack:
         files = [stack.enter_context(_open_to_update(folder / name)) for name in ("images.bin", "labels.bin", JOURNAL)]
         images, labels, journal = files
         writer = TensorWriter(images, labels)
-        chunks = stack.enter_context(closing(_decoded(decode(writer.resume(journal)))))
+        finished = writer.resume(journal, decoder.is_current)
+        chunks = stack.enter_context(closing(_decoded(decoder.chunks(finished))))
         for *tensors, notes in chunks:
             writer.append(*tensors)
             if notes is not None:
@@ -181,7 +205,7 @@ def _write(
         decoded = writer.tensors()
         for file in files:
             os.fsync(file.fileno())
-        return {**writer.record, "notes": make_notes(decoded)}
+        return {**writer.record, "notes": decoder.notes(decoded)}
 
 
 def _open_to_update(path: Path) -> IO[bytes]:
@@ -196,16 +220,18 @@ def _decoded(chunks: Iterable[Chunk]) -> Generator[Chunk, None, None]:
         raise DecodingError(error) from error
 
 
-def _open(place: Path, fingerprint: str, verify: bool) -> CacheEntry:
+def _open(place: Path, fingerprint: str, decoder: Decoder, verify: bool) -> CacheEntry:
     """The cache in `place`.
 
     Raises:
-        DamagedError: it is missing, incomplete, or of other contents.
+        DamagedError: it is missing, incomplete, of other contents, or not current.
     """
     try:
-        record = json.loads((place / "cache.json").read_text())
+        record = unseal(json.loads((place / "cache.json").read_text()))
         if record["fingerprint"] != fingerprint:
             raise DamagedError("it is of other contents")
+        if not decoder.is_current(record["notes"]):
+            raise DamagedError("samples that could not be read can be read now")
         with (place / "images.bin").open("rb") as images_file, (place / "labels.bin").open("rb") as labels_file:
             images, labels = map_file(images_file, record["images"]), map_file(labels_file, record["labels"]).clone()
         entry = CacheEntry(TensorSet(images, labels, mapped=True), record["images"]["sha256"], dict(record["notes"]))

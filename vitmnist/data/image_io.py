@@ -83,7 +83,7 @@ def find_pictures(names: Sequence[str]) -> list[Path]:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """The files in a folder and its subfolders that have one of `EXTENSIONS`, sorted.
+    """The pictures in a folder and its subfolders, sorted.
 
     Links are followed, each folder once: links that form a loop would never end.
     """
@@ -91,8 +91,13 @@ def list_images(folder: Path) -> list[Path]:
     for parent, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
-        found += [Path(parent, name) for name in names if name.lower().endswith(EXTENSIONS)]
+        found += [Path(parent, name) for name in names if is_picture(Path(name))]
     return sorted(found)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the name is that of a picture: one of `EXTENSIONS`, and not hidden, as the `._NAME` of macOS are."""
+    return path.name.lower().endswith(EXTENSIONS) and not path.name.startswith(".")
 
 
 def printable(name: str | Path) -> str:

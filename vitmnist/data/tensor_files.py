@@ -7,7 +7,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import torch
@@ -30,6 +30,23 @@ DTYPES = {
 
 class DamagedError(Exception):
     """The files of a cache are not what was written."""
+
+
+def seal(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON values with their checksum."""
+    return {**values, "checksum": _checksum(values)}
+
+
+def unseal(sealed: dict[str, Any]) -> dict[str, Any]:
+    """The values of `seal`; raises `DamagedError` if they have changed."""
+    values = {key: value for key, value in sealed.items() if key != "checksum"}
+    if sealed["checksum"] != _checksum(values):
+        raise DamagedError("its record was changed")
+    return values
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 class TensorWriter:
@@ -63,11 +80,14 @@ class TensorWriter:
     def log(self, journal: IO[bytes], notes: Any) -> None:
         """Add a line to the journal, from which `resume` knows what has been written."""
         self.flush()
-        journal.write(json.dumps({"record": self.record, "notes": notes}).encode() + b"\n")
+        journal.write(json.dumps(seal({"record": self.record, "notes": notes})).encode() + b"\n")
         journal.flush()
 
-    def resume(self, journal: IO[bytes]) -> list[Any]:
+    def resume(self, journal: IO[bytes], is_current: Callable[[Any], bool]) -> list[Any]:
         """Continue files that were left unfinished, after the last chunk that is undamaged and in the journal.
+
+        Args:
+            is_current: tells from the notes of a chunk whether it can be kept.
 
         Returns:
             The notes of the chunks that are kept.
@@ -75,7 +95,9 @@ class TensorWriter:
         notes, kept = [], 0
         for line in journal:
             try:
-                entry = json.loads(line)
+                entry = unseal(json.loads(line))
+                if not is_current(entry["notes"]):
+                    break
                 self._adopt(entry["record"])
             except (DamagedError, ValueError, KeyError, TypeError):
                 break

@@ -72,8 +72,11 @@ def test_a_folder_for_the_test_is_taken_as_it_is(folder: Path) -> None:
     (folder / "val" / "eel").rmdir()
     with pytest.raises(DataError, match="differ in their classes"):
         load(folder, skip_unreadable=True)
-    (folder / "val").rename(folder / "testing")
-    with pytest.raises(ConfigError, match="has a folder train with classes, but no test or val or valid or validation"):
+    (folder / "val").rename(folder / "Testing")
+    with pytest.raises(DataError, match="differ in their classes"):
+        load(folder, skip_unreadable=True)
+    (folder / "Testing").rename(folder / "exam")
+    with pytest.raises(ConfigError, match=r"has a folder train with classes, but none for test; add .*/pictures/test"):
         load(folder)
 
 
@@ -142,7 +145,7 @@ def test_an_unreadable_picture_is_named_or_skipped_and_counted(
 def test_no_readable_picture_at_all(folder: Path) -> None:
     for path in folder.glob("*/*"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"24 of 24 pictures cannot be read:(\n.*){5}\n… and 19 more"):
+    with pytest.raises(DataError, match=r"24 of 24 pictures cannot be read:(\n.*){5}\n… and 19 more.*\nnone is left"):
         load(folder, skip_unreadable=True)
 
 
@@ -172,7 +175,7 @@ def test_an_empty_class_folder_is_named_or_skipped(folder: Path, caplog: pytest.
     assert pets.train.classes == CLASSES
     assert pets.test.labels.bincount().tolist() == [2, 2, 2]
     (folder / "none" / "empty").mkdir(parents=True)
-    with pytest.raises(DataError, match="no picture in any of its 1 class folders"):
+    with pytest.raises(DataError, match="has one folder of a class, empty, and needs two or more"):
         load(folder / "none", skip_unreadable=True)
 
 
@@ -232,9 +235,62 @@ def test_what_could_not_be_read_for_a_while_is_read_again(folder: Path, monkeypa
 
     with monkeypatch.context() as patched:
         patched.setattr(image_folder, "read_picture", forbidden)
-        patched.setattr(image_folder.os, "access", lambda path, mode: path.name != "3.png")
-        with pytest.raises(DataError, match="Permission denied"):
+        with pytest.raises(DataError, match="3 of 30 pictures cannot be read"):  # of both splits
             load(folder)
+        assert load(folder, skip_unreadable=True).skipped == 3
+    assert load(folder, skip_unreadable=True).skipped == 0
+
+
+def test_all_unreadable_pictures_are_listed_in_a_file(folder: Path) -> None:
+    broken = [folder / name / f"{number}.png" for name in CLASSES for number in range(3)]
+    for path in broken:
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"and 4 more; .* lists all") as raised:
+        load(folder)
+    listed = Path(str(raised.value).partition("more; ")[2].partition(" lists all")[0])
+    assert sorted(line.partition(": cannot be read")[0] for line in listed.read_text().splitlines()) == sorted(
+        map(str, broken)
+    )
+
+
+def test_pictures_that_change_while_they_are_decoded_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path, *parts: object) -> Image.Image:
+        picture = read_picture(path, *parts)
+        if path.name == "3.png":
+            draw(path, 999, size=(9, 9))
+        return picture
+
+    with monkeypatch.context() as patched:
+        patched.setattr(image_folder, "read_picture", read)
+        with pytest.raises(DataError, match="pictures were changed while they were decoded; start again"):
+            load(folder)
+    found = load(folder)
+    assert_same_pixels(found, load_dataset("image_folder", root=str(folder.parent / "other"), path=str(folder)))
+
+
+def assert_same_pixels(one: Dataset, other: Dataset) -> None:
+    assert torch.equal(one.train.images, other.train.images)
+    assert torch.equal(one.test.images, other.test.images)
+
+
+def test_pictures_outside_of_class_folders_are_announced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    draw(folder / "loose.png", 0)
+    with caplog.at_level(logging.WARNING):
+        assert len(load(folder).train) + len(load(folder).test) == 30
+    assert f"{folder}: 1 pictures are in no folder of a class and are not used: loose.png" in caplog.text
+
+
+def test_a_single_class_is_refused(folder: Path) -> None:
+    """As with the folder of one class instead of the folder above it."""
+    draw(folder / "cat" / "holiday" / "0.png", 0)
+    draw(folder / "cat" / "holiday" / "1.png", 1)
+    with pytest.raises(DataError, match=r"has one folder of a class, holiday, and needs two or more; its 10 pictures"):
+        load(folder / "cat")
+
+
+def test_hidden_files_are_no_pictures(folder: Path) -> None:
+    """macOS leaves a `._NAME` with each file that it copies to a USB stick."""
+    (folder / "cat" / "._0.png").write_bytes(b"no picture")
     assert load(folder).skipped == 0
 
 

@@ -84,8 +84,11 @@ def test_an_interrupted_decoding_is_resumed(
 
 @pytest.mark.parametrize(
     ("name", "place", "kept"),
-    [("images.bin", 0, 0), ("images.bin", 10 * 28 * 28, 1), ("labels.bin", 10 * 8, 1), ("journal.jsonl", 10, 0)],
-)
+    [
+        ("images.bin", 0, 0), ("images.bin", 10 * 28 * 28, 1), ("labels.bin", 10 * 8, 1), ("journal.jsonl", 10, 0),
+        ("journal.jsonl", -90, 2), ("journal.jsonl", -100, 2),  # in the notes of the last chunk
+    ],
+)  # fmt: skip
 def test_a_damaged_part_is_decoded_again(
     many: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: int, kept: int
 ) -> None:

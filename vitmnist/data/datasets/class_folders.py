@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from vitmnist.data.image_io import EXTENSIONS, list_images
+from vitmnist.data.image_io import EXTENSIONS, is_picture, list_images
 from vitmnist.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-TEST_NAMES = ("test", "val", "valid", "validation")
+TRAIN_NAMES = ("train", "training")
+TEST_NAMES = ("test", "testing", "val", "valid", "validation")
 SHOWN_NAMES = 5  # in a message
 
 Samples = list[tuple[Path, int]]
@@ -33,14 +34,15 @@ def find_samples(folder: Path, test_share: float, skip_unreadable: bool) -> tupl
         DataError: no classes, classes without images, or too few images.
     """
     subfolders = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
-    train_folder = subfolders.get("train")
-    test_folder = next((subfolders[name] for name in TEST_NAMES if name in subfolders), None)
-    for place, other, missing in (
-        (train_folder, test_folder, " or ".join(TEST_NAMES)),
-        (test_folder, train_folder, "train"),
-    ):
+    train_folder, test_folder = (
+        next((subfolders[name] for name in names if name in subfolders), None) for names in (TRAIN_NAMES, TEST_NAMES)
+    )
+    for place, other, missing in ((train_folder, test_folder, "test"), (test_folder, train_folder, "train")):
         if place and not other and any(path.is_dir() for path in place.iterdir()):
-            raise ConfigError(f"data.dataset.path={folder}: has a folder {place.name} with classes, but no {missing}")
+            raise ConfigError(
+                f"data.dataset.path={folder}: has a folder {place.name} with classes, but none for {missing}; add "
+                f"{folder / missing}, or type data.dataset.path={place}, of which a part is then used for the test"
+            )
     if not train_folder or not test_folder:
         files = _list_classes(folder, skip_unreadable)
         classes = [name for name, paths in files.items() if paths]
@@ -68,11 +70,20 @@ def _list_classes(folder: Path, skip_unreadable: bool) -> dict[str, list[Path]]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise DataError(f"{folder}: holds no folder of a class; pictures are expected in {folder}/CLASS/")
+    if loose := [path.name for path in sorted(folder.iterdir()) if is_picture(path) and path.is_file()]:
+        log.warning(
+            "%s: %d pictures are in no folder of a class and are not used: %s", folder, len(loose), shorten(loose)
+        )
     # The same file may be linked twice: it must not be in both the training and the test split.
     unique = {os.path.realpath(path): path for name in reversed(names) for path in reversed(list_images(folder / name))}
     files: dict[str, list[Path]] = {name: [] for name in names}
     for path in sorted(unique.values(), key=partial(_hash, folder)):
         files[path.relative_to(folder).parts[0]].append(path)
+    if len(names) == 1:
+        raise DataError(
+            f"{folder}: has one folder of a class, {names[0]}, and needs two or more"
+            + (f"; its {len(loose)} pictures are in none" if loose else "")
+        )
     if not unique:
         raise DataError(f"{folder}: no picture in any of its {len(names)} class folders ({', '.join(EXTENSIONS)})")
     if empty := [name for name in names if not files[name]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +28,13 @@ from vitmnist.data.tensors import TensorSet, channel_statistics
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together and little is lost
+SKIP = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 COLOUR_SAMPLES = 100  # training images checked for colour
 
 
@@ -79,8 +81,12 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     classes, train_samples, test_samples = find_samples(folder, options.test_share, options.skip_unreadable)
     options.spans(len(train_samples), len(test_samples))  # refused before anything is decoded
-    train, train_paths = _decode(folder, train_samples, options, root)
-    test, test_paths = _decode(folder, test_samples, options, root)
+    decoders = [FolderDecoder(folder, samples, options, root / CACHE) for samples in (train_samples, test_samples)]
+    train, test = (decoder.decode() for decoder in decoders)
+    unreadable = [message for entry in (train, test) for _, message in entry.notes["unreadable"]]
+    if unreadable and not options.skip_unreadable:
+        raise _unreadable_error(unreadable, len(train_samples + test_samples), root / CACHE, SKIP)
+    train_paths, test_paths = (decoder.readable(entry) for decoder, entry in zip(decoders, (train, test), strict=True))
     left_out = sorted({path for path, _ in train_samples + test_samples} - {*train_paths, *test_paths})
     log.info(
         "%s: %d training and %d test pictures of %d classes: %s",
@@ -117,9 +123,19 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
 class FolderDecoder:
     """Decodes samples on all cores; `unreadable` has the messages of those that cannot be read, by index."""
 
-    def __init__(self, samples: Samples, options: ImageFolderOptions) -> None:
-        self.samples, self.options = samples, options
+    def __init__(self, folder: Path, samples: Samples, options: ImageFolderOptions, cache: Path) -> None:
+        self.folder, self.samples, self.options, self.cache = folder, samples, options, cache
         self.unreadable: dict[int, str] = {}
+        self.fingerprint = self._fingerprint()
+
+    def decode(self) -> CacheEntry:
+        """The decoded samples, from the folder `cache` if they are there."""
+        return decode_resumably(self.cache, self.fingerprint, self, self.options.verify_cache)
+
+    def readable(self, entry: CacheEntry) -> list[Path]:
+        """The files of the samples in `entry`."""
+        left_out = dict(entry.notes["unreadable"])
+        return [path for index, (path, _) in enumerate(self.samples) if index not in left_out]
 
     def chunks(self, finished: list[dict[str, Any]]) -> ResumableChunks:
         """The chunks after those that are finished; each is kept with its end and its unreadable samples."""
@@ -138,10 +154,18 @@ class FolderDecoder:
                 yield images, labels, notes
                 bar.update(notes["end"] - bar.n)
         if len(self.unreadable) == size:
-            raise _unreadable_error(list(self.unreadable.values()), self.samples, self.options)
+            advice = "none is left" if self.options.skip_unreadable else SKIP
+            raise _unreadable_error(list(self.unreadable.values()), size, self.cache, advice)
+
+    def is_current(self, notes: dict[str, Any]) -> bool:
+        """Whether what could not be read still cannot: a network folder may have been away for a moment."""
+        unreadable = [index for index, _ in notes["unreadable"]]
+        return not unreadable or len(self._decode(unreadable)[1]) == 0
 
     def notes(self, tensors: TensorSet) -> dict[str, Any]:
         """What the cache keeps besides the images and labels."""
+        if self._fingerprint() != self.fingerprint:
+            raise DataError(f"{self.folder}: pictures were changed while they were decoded; start again")
         mean, std = channel_statistics(tensors.images)
         notes: dict[str, Any] = {"mean": mean, "std": std, "unreadable": list(self.unreadable.items())}
         if self.options.mode == Mode.grey:
@@ -149,9 +173,15 @@ class FolderDecoder:
             notes["coloured"] = sum(is_colour(path) for path in islice(readable, COLOUR_SAMPLES))
         return notes
 
-    def _decode(self, span: range) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _fingerprint(self) -> str:
+        # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
+        files = [(str(path.relative_to(self.folder)), label, *_stat(path)) for path, label in self.samples]
+        described = json.dumps([str(self.folder.resolve()), self.options.size, self.options.mode.value, files])
+        return hashlib.sha256(described.encode()).hexdigest()
+
+    def _decode(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, dict[str, Any]]:
         images, labels, unreadable = [], [], []
-        for index in span:
+        for index in indices:
             path, label = self.samples[index]
             try:
                 images.append(to_tensor(read_picture(path, self.options.shape[1:], self.options.mode)))
@@ -159,35 +189,22 @@ class FolderDecoder:
             except DataError as error:
                 unreadable.append((index, str(error)))
         stacked = torch.stack(images) if images else torch.empty(0, *self.options.shape, dtype=torch.uint8)
-        return stacked, torch.tensor(labels, dtype=torch.int64), {"end": span.stop, "unreadable": unreadable}
+        return stacked, torch.tensor(labels, dtype=torch.int64), {"end": indices[-1] + 1, "unreadable": unreadable}
 
 
-def _decode(folder: Path, samples: Samples, options: ImageFolderOptions, root: Path) -> tuple[CacheEntry, list[Path]]:
-    """The decoded images, and the files that could be read."""
-    # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
-    files = [(str(path.relative_to(folder)), label, *_stat(path)) for path, label in samples]
-    fingerprint = json.dumps([str(folder.resolve()), options.size, options.mode.value, files])
-    fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()
-    decoder = FolderDecoder(samples, options)
-    entry = decode_resumably(root / CACHE, fingerprint, decoder.chunks, decoder.notes, options.verify_cache)
-    left_out = dict(entry.notes["unreadable"])
-    if left_out and not options.skip_unreadable:
-        raise _unreadable_error(list(left_out.values()), samples, options)
-    return entry, [path for index, (path, _) in enumerate(samples) if index not in left_out]
-
-
-def _stat(path: Path) -> tuple[int, int, bool]:
-    """Size, time of change, and whether the file may be read: a permission can be mended without a change."""
+def _stat(path: Path) -> tuple[int, int]:
+    """Size and time of change."""
     try:
         stat = path.stat()
     except OSError:  # a dangling link, which is found unreadable when it is decoded
-        return 0, 0, False
-    return stat.st_size, stat.st_mtime_ns, os.access(path, os.R_OK)
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
 
 
-def _unreadable_error(messages: list[str], samples: Samples, options: ImageFolderOptions) -> DataError:
+def _unreadable_error(messages: list[str], size: int, cache: Path, advice: str) -> DataError:
     shown = "\n".join(messages[:SHOWN_NAMES])
-    more = f"\n… and {len(messages) - SHOWN_NAMES} more" if len(messages) > SHOWN_NAMES else ""
-    advice = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
-    advice = "none is left" if options.skip_unreadable else advice
-    return DataError(f"{len(messages)} of {len(samples)} pictures cannot be read:\n{shown}{more}\n{advice}")
+    if len(messages) > SHOWN_NAMES:
+        listed = cache / "unreadable.txt"
+        write_atomic(listed, "".join(f"{message}\n" for message in messages).encode(errors="surrogateescape"))
+        shown += f"\n… and {len(messages) - SHOWN_NAMES} more; {listed} lists all"
+    return DataError(f"{len(messages)} of {size} pictures cannot be read:\n{shown}\n{advice}")
