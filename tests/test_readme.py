@@ -188,7 +188,7 @@ def test_benchmark_candidates_take_turns_after_a_round_that_does_not_count(monke
     results = importlib.import_module("rounds").take_turns(
         {name: lambda number, name=name: calls.append((name, number)) or number for name in "abc"}, rounds=3
     )
-    assert results == dict.fromkeys("abc", [1, 2, 3])
+    assert results == {name: [1, 2, 3] for name in "abc"}
     assert [name for name, _ in calls] == [*"abc", *"bca", *"cab", *"abc"]
 
 
