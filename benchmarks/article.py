@@ -1,4 +1,4 @@
-"""The articles' model, which computes all tokens in all blocks, their ways of loading, and their training loop."""
+"""The articles' training: their model, which computes all tokens in all blocks, ways of loading, and training loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.nn.functional as F
 from einops import rearrange
+from loops import LR, Epoch, new_model, timed
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -65,15 +66,22 @@ def slices(split: Split, batch_size: int, device: torch.device) -> Batches:
 WAYS = {"disk": disk, "RAM": ram, "slices": slices}
 
 
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, device: torch.device) -> None:
-    """Train for an epoch, as the articles do."""
-    for number, batch in enumerate(batches(), start=1):
-        images, labels = (part.to(device) for part in batch)
-        logits = model(images)
-        loss = F.cross_entropy(logits, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        accuracy = (logits.argmax(dim=1) == labels).float().mean()
-        if number % SYNCHRONISE_EVERY == 0:
-            loss.item(), accuracy.item()
+def article_loop(way: Way, kind: type[ViT], split: Split, batch_size: int, device: torch.device) -> Epoch:
+    """The articles' loop over one of their ways of loading."""
+    model = new_model(split, device, kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    batches = way(split, batch_size, device)
+
+    def train() -> None:
+        for number, batch in enumerate(batches(), start=1):
+            images, labels = (part.to(device) for part in batch)
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            accuracy = (logits.argmax(dim=1) == labels).float().mean()
+            if number % SYNCHRONISE_EVERY == 0:
+                loss.item(), accuracy.item()
+
+    return timed(train, device)

@@ -11,16 +11,15 @@ ratio divides a candidate's time by that of this project in the same round. korn
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from rounds import check_output, describe, publish, ratio, rotated, table
+from rounds import command_line, main, ratios, report, seconds_of, table, take_turns
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -30,7 +29,6 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
 OURS = "`data/augment=cifar` on the batches of `ram`"
@@ -136,56 +134,35 @@ def operations(data: TensorSet, device: torch.device) -> dict[str, Candidates]:
 
 
 def measure(candidates: Candidates, rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Milliseconds per batch in each round but the first, in which the candidates warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(rounds + 1):
-        for name in rotated(list(candidates), number):
-            synchronize(device)
-            started = time.perf_counter()
-            candidates[name](number)
-            synchronize(device)
-            seconds[name].append((time.perf_counter() - started) * 1000 / BATCHES)
-    return {name: values[1:] for name, values in seconds.items()}
+    """Milliseconds per batch in each round."""
+
+    def turn(candidate: Callable[[int], object], number: int) -> float:
+        return seconds_of(lambda: candidate(number), device) * 1000 / BATCHES
+
+    return take_turns({name: partial(turn, candidate) for name, candidate in candidates.items()}, rounds)
 
 
-def ratios(times: dict[str, list[float]], name: str) -> str:
-    """A candidate's time over that of the first, per round."""
-    first = next(iter(times.values()))
-    return ratio([theirs / ours for ours, theirs in zip(first, times[name], strict=True)])
-
-
-def report_of(data: TensorSet, rounds: int, device: torch.device) -> str:
-    """Measure everything; Markdown."""
-    times = measure(epochs(data, device), rounds, device)
-    rows = [[name, f"{median(values):.2f}", ratios(times, name)] for name, values in times.items()]
-    method = f"Batches of {BATCH_SIZE} images of {SIDE}×{SIDE}×3, {rounds} rounds; ratios: median and range."
-    lines = ["# Augmentation", "", describe(describe_environment(device), method), ""]
-    lines += table(["preset `cifar`", "ms per batch", "time over ours"], rows)
-    if find_spec("kornia"):
-        rows = []
-        for name, candidates in operations(data, device).items():
-            times = measure(candidates, rounds, device)
-            rows.append([f"`{name}`", *(f"{median(values):.2f}" for values in times.values()), ratios(times, "kornia")])
-        lines += ["", *table(["operation", "ours, ms", "kornia, ms", "kornia over ours"], rows)]
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    check_output(parser, arguments.output)
-    device = choose_device(arguments.device)
+def compare(arguments: argparse.Namespace) -> str:
+    """Measure everything; the report."""
+    device, rounds = choose_device(arguments.device), arguments.rounds
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (BATCH_SIZE * BATCHES, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     data = TensorSet(images, torch.zeros(len(images), dtype=torch.int64))
-
     with freed_memory_kept() if device.type == "cpu" else nullcontext():  # as in training
-        report = report_of(data, arguments.rounds, device)
-    publish(report, arguments.output)
+        times = measure(epochs(data, device), rounds, device)
+        rows = [[name, f"{median(values):.2f}", ratios(values, times[OURS])] for name, values in times.items()]
+        tables = [table(["preset `cifar`", "ms per batch", "time over ours"], rows)]
+        if find_spec("kornia"):
+            rows = []
+            for name, candidates in operations(data, device).items():
+                ours, kornia = measure(candidates, rounds, device).values()
+                rows.append([f"`{name}`", f"{median(ours):.2f}", f"{median(kornia):.2f}", ratios(kornia, ours)])
+            tables.append(table(["operation", "ours, ms", "kornia, ms", "kornia over ours"], rows))
+    method = f"Batches of {BATCH_SIZE} images of {SIDE}×{SIDE}×3, {rounds} rounds; ratios: median and range."
+    return report("Augmentation", describe_environment(device), method, *tables)
 
 
 if __name__ == "__main__":
-    main()
+    parser = command_line(__doc__, rounds=9)
+    parser.add_argument("--device", default="cpu")
+    main(parser, compare)

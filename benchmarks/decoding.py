@@ -11,14 +11,14 @@ import argparse
 import logging
 import tempfile
 import time
-from operator import truediv
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image
-from rounds import check_output, describe, publish, ratio, rotated, table
+from rounds import command_line, main, ratios, report, table, take_turns
 
 from vitmnist import load_dataset
 from vitmnist.data.datasets import image_folder
@@ -35,41 +35,37 @@ def draw(folder: Path, pictures: int, size: tuple[int, int]) -> None:
         Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(folder / f"{number}.jpg")
 
 
-def decode(folder: Path, threads: int) -> float:
-    """Seconds to decode all pictures into a new cache."""
+def decode(folder: Path, threads: int, number: int) -> float:
+    """Seconds to decode all pictures into a new cache, the same work in every round."""
     with tempfile.TemporaryDirectory() as root, patch.object(image_folder, "available_cores", lambda: threads):
         started = time.perf_counter()
         load_dataset("image_folder", root=root, path=str(folder), size=224, mode="rgb")
         return time.perf_counter() - started
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=200)
-    parser.add_argument("--width", type=int, default=1600)
-    parser.add_argument("--height", type=int, default=1200)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="also write the table to this file")
-    options = parser.parse_args()
-    check_output(parser, options.output)
+def compare(arguments: argparse.Namespace) -> str:
+    """Run the rounds; the report."""
     logging.disable()
-    candidates = [1, max(2, available_cores())]
-    times: dict[int, list[float]] = {threads: [] for threads in candidates}
-    with tempfile.TemporaryDirectory() as folder:
-        draw(Path(folder) / "class", options.pictures, (options.width, options.height))
-        for number in range(options.rounds):
-            for threads in rotated(candidates, number):
-                times[threads].append(decode(Path(folder), threads))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        draw(folder / "class", arguments.pictures, (arguments.width, arguments.height))
+        candidates = {threads: partial(decode, folder, threads) for threads in (1, max(2, available_cores()))}
+        times = take_turns(candidates, arguments.rounds)
     rows = [
-        (str(threads), f"{options.pictures / min(seconds):.0f}", ratio(list(map(truediv, times[1], seconds))))
+        [str(threads), f"{arguments.pictures / min(seconds):.0f}", ratios(times[1], seconds)]
         for threads, seconds in times.items()
     ]
-    method = f"{options.pictures} JPEG pictures of {options.width}×{options.height}, {options.rounds} rounds in turns."
-    environment = describe_environment(torch.device("cpu"))
-    header = ("threads", "pictures/s in the fastest round", "times as fast as 1 thread: median and range")
-    lines = ["# Decoding an image folder", "", describe(environment, method), "", *table(header, rows)]
-    publish("\n".join(lines) + "\n", options.output)
+    return report(
+        "Decoding an image folder",
+        describe_environment(torch.device("cpu")),
+        f"{arguments.pictures} JPEG pictures of {arguments.width}×{arguments.height}, {arguments.rounds} rounds.",
+        table(["threads", "pictures/s in the fastest round", "times as fast as 1 thread: median and range"], rows),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    parser = command_line(__doc__)
+    parser.add_argument("--pictures", type=int, default=200)
+    parser.add_argument("--width", type=int, default=1600)
+    parser.add_argument("--height", type=int, default=1200)
+    main(parser, compare)

@@ -13,15 +13,15 @@ import time
 from collections.abc import Iterable
 from contextlib import redirect_stdout
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from rounds import check_output, describe, publish, table
+from rounds import command_line, main, report, table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist import diagnose, from_dataloader
+from vitmnist.errors import UserError
 from vitmnist.tracking.environment import describe_environment
 
 CASES = ((2, 20), (20, 2), (10, 10))  # milliseconds that loading and computing sleep for, per batch
@@ -88,22 +88,22 @@ def measure(loading_ms: float, step_ms: float, workers: int, seconds: float) -> 
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0, help="for each diagnosis")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--output", type=Path, help="also write the table to this file")
-    arguments = parser.parse_args()
+def compare(arguments: argparse.Namespace) -> str:
+    """Measure every case; the report."""
     if arguments.seconds <= 0:
-        parser.error("--seconds must be above 0")
-    check_output(parser, arguments.output)
-    rows = [measure(*case, workers, arguments.seconds) for workers in arguments.workers for case in CASES]
+        raise UserError("--seconds must be above 0")
     header = ["sleeps (loading, step, workers)", "T1", "T2", "T", "T by hand", "ratio"]
     header += ["prefetch, predicted", "prefetch, by hand", "ratio"]
-    environment = describe_environment(torch.device("cpu"))
-    lines = ["# The figures of a diagnosis against the truth", "", describe(environment, "Milliseconds per batch."), ""]
-    publish("\n".join([*lines, *table(header, rows), ""]), arguments.output)
+    return report(
+        "The figures of a diagnosis against the truth",
+        describe_environment(torch.device("cpu")),
+        "Milliseconds per batch.",
+        table(header, [measure(*case, workers, arguments.seconds) for workers in arguments.workers for case in CASES]),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    parser = command_line(__doc__, rounds=None)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each diagnosis")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    main(parser, compare)

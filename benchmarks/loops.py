@@ -1,21 +1,31 @@
-"""Training loops that this project is compared with: written by hand, the articles', and Lightning's."""
+"""Training loops, timed by the epoch: this project's, one written by hand, and Lightning's."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 
-import article
 import torch
 import torch.nn.functional as F
+from rounds import seconds_of
 from torch.utils.data import DataLoader, TensorDataset
 
+from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets import Split
+from vitmnist.data.loaders.timing import ResidentBatch
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.models.vit import ViT, ViTOptions
+from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.distributed import SINGLE_PROCESS
 from vitmnist.runtime.timer import synchronize
+from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.setup import TrainSetup, build_setup
 
 LR = 0.003
 
@@ -30,17 +40,37 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
     return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
 
 
-def timed(train: Callable[[], object], device: torch.device) -> Epoch:
-    """Time a function that trains for one epoch, from an idle device to an idle device."""
+def new_setup(overrides: list[str], stack: ExitStack) -> TrainSetup:
+    """What `train.py` would train with these overrides; `stack` closes the loaders."""
+    config = validate(Config, compose(overrides))
+    setup = build_setup(config, choose_device(config.device), stack, SINGLE_PROCESS)
+    setup.capture_graph()
+    return setup
+
+
+def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:
+    """This project's training loop, and how its step is computed.
+
+    Args:
+        is_resident: train on one batch that stays on the device, over and over.
+    """
+    setup = new_setup(overrides, stack)
+    step, loader, device = setup.step, setup.train_loader, setup.step.device
+    loader.epochs = None  # or the next epoch would be loaded while other candidates train
+    if is_resident:
+        loader = ResidentBatch(setup.dataset.train, loader.sampler, device)
 
     def epoch(number: int) -> tuple[float, float]:
-        synchronize(device)
-        start = time.perf_counter()
-        train()
-        synchronize(device)
-        return time.perf_counter() - start, float("nan")
+        metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
+        return metrics["train_s"], metrics["data_wait_pct"]
 
-    return epoch
+    remark = setup.step_config.describe().replace("\n", "; ")
+    return epoch, remark + (f"; compilation and graph capture took {step.compile_s:.1f} s" if step.compile_s else "")
+
+
+def timed(train: Callable[[], object], device: torch.device) -> Epoch:
+    """Time a function that trains for one epoch."""
+    return lambda number: (seconds_of(train, device), math.nan)
 
 
 def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
@@ -62,16 +92,6 @@ def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
         total.item()
 
     return timed(train, device)
-
-
-def article_loop(
-    split: Split, batch_size: int, device: torch.device, way: article.Way, kind: type[ViT] = article.ArticleViT
-) -> Epoch:
-    """The articles' loop over one of their ways of loading."""
-    model = new_model(split, device, kind)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    batches = way(split, batch_size, device)
-    return timed(lambda: article.train(model, optimizer, batches, device), device)
 
 
 def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
@@ -118,6 +138,6 @@ def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch
     def epoch(number: int) -> tuple[float, float]:
         trainer.fit_loop.max_epochs = trainer.current_epoch + 1
         trainer.fit(module, loader)
-        return module.seconds, float("nan")
+        return module.seconds, math.nan
 
     return epoch

@@ -11,30 +11,25 @@ shows those, and the uploads that overlap with its work.
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-from rounds import check_output, describe, publish, ratio, rotated, table
+from rounds import main, mnist_command_line, ratios, report, seconds_of, table, take_turns
 from torch import Tensor
-from tqdm import tqdm
 
 from vitmnist import load_dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import UserError
 from vitmnist.runtime.device import ACCELERATORS, Accelerator, Cuda, choose_device
-from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COPIES_ON_HOST = torch.device("privateuseone")
 METHOD = (
-    "Median of {epochs} epochs after a first one; the ratio is the median and the range of the rounds' ratios. Copied: "
+    "Median of {rounds} rounds; the ratio is the median and the range of the rounds' ratios. Copied: "
     "images and labels that are not resident, 8 bytes for each image's index, and 8 for the place in its batch of each "
     "that is not resident. With everything resident, only the indices are copied, which is not counted."
 )
@@ -70,80 +65,52 @@ class CountingHost(Accelerator):
         return tensor.clone()
 
 
-def run(loader: Loader, number: int, device: torch.device) -> tuple[float, int]:
-    """Seconds of an epoch, until the device has finished, and the bytes that it copied."""
-    synchronize(device)
-    start, before = time.perf_counter(), Bus.nbytes
-    delivered = sum(len(labels) for _, labels in loader.epoch(number))
-    synchronize(device)
-    seconds = time.perf_counter() - start
-    assert delivered == loader.sampler.size, f"delivered {delivered} images"
+def run(loader: Loader, device: torch.device, number: int) -> tuple[float, int]:
+    """Seconds of an epoch, whose batches are dropped, and the bytes that it copied."""
+    before = Bus.nbytes
+    seconds = seconds_of(lambda: [len(labels) for _, labels in loader.epoch(number)], device)
     return seconds, Bus.nbytes - before
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--epochs", type=int, default=5, help="measured epochs, after a first one that does not count")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--train-size", type=int, default=None, help="the first N images; default: all")
-    parser.add_argument("--root", default="~/.cache/vitmnist", help="folder of the data sets")
-    parser.add_argument("--output", type=Path, help="also write the table to this file")
-    arguments = parser.parse_args()
-    if arguments.epochs < 1:
-        parser.error("--epochs must be at least 1")
-    check_output(parser, arguments.output)
-    try:
-        compare(arguments)
-    except UserError as error:
-        parser.error(str(error))
-
-
-def compare(arguments: argparse.Namespace) -> None:
-    """Run the rounds; print and write the table.
-
-    Raises:
-        UserError: the device or a size is not possible.
-    """
+def compare(arguments: argparse.Namespace) -> str:
+    """Run the rounds; the report."""
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
     sampler = EpochSampler(len(split), arguments.batch_size, 42)
     ACCELERATORS.update({"cuda": CountingCuda, COPIES_ON_HOST.type: CountingHost})
     place = device if device.type == "cuda" else COPIES_ON_HOST
     with ExitStack() as stack:
-        loaders = {}
+        candidates = {}
         for fraction in FRACTIONS:
             values = {"name": "gpu_slice", "resident": fraction}
-            loaders[fraction] = stack.enter_context(LOADERS.build(values, split, sampler, place))
-        rounds = [
-            {fraction: run(loaders[fraction], number, device) for fraction in rotated(list(FRACTIONS), number)}
-            for number in tqdm(range(arguments.epochs + 1), desc="round", file=sys.stderr)
-        ][1:]
-    method = METHOD.format(epochs=arguments.epochs) + ("" if device.type == "cuda" else f" {ON_CPU}")
-    title = f"# gpu_slice with a part of {len(split):,} images resident, batch {arguments.batch_size}, without a model"
-    report = [title, "", describe(describe_environment(device), method), "", *rows(rounds), ""]
-    publish("\n".join(report), arguments.output)
+            loader = stack.enter_context(LOADERS.build(values, split, sampler, place))
+            candidates[fraction] = partial(run, loader, device)
+        results = take_turns(candidates, arguments.rounds)
+    return report(
+        f"gpu_slice with a part of {len(split):,} images resident, batch {arguments.batch_size}, without a model",
+        describe_environment(device),
+        METHOD.format(rounds=arguments.rounds) + ("" if device.type == "cuda" else f" {ON_CPU}"),
+        figures(results),
+    )
 
 
-def rows(rounds: list[dict[float, tuple[float, int]]]) -> list[str]:
+def figures(results: dict[float, list[tuple[float, int]]]) -> str:
     """The table."""
-    everything = rounds[0][0.0][1]
-    cells = []
-    for fraction in FRACTIONS:
-        seconds, nbytes = median(one[fraction][0] for one in rounds), rounds[0][fraction][1]
-        ratios = [one[fraction][0] / one[1.0][0] for one in rounds]
-        cells.append(
-            [
-                f"{fraction:g}",
-                f"{nbytes / 2**20:.2f}",
-                f"{100 * nbytes / everything:.1f}",
-                f"{1000 * seconds:.2f}",
-                ratio(ratios),
-            ]
-        )
+    seconds = {fraction: [one[0] for one in measured] for fraction, measured in results.items()}
+    nbytes = {fraction: measured[0][1] for fraction, measured in results.items()}
+    rows = [
+        [
+            f"{fraction:g}",
+            f"{nbytes[fraction] / 2**20:.2f}",
+            f"{100 * nbytes[fraction] / nbytes[0.0]:.1f}",
+            f"{1000 * median(seconds[fraction]):.2f}",
+            ratios(seconds[fraction], seconds[1.0]),
+        ]
+        for fraction in results
+    ]
     header = ["resident", "MiB copied an epoch", "% of those at 0", "ms an epoch", "× everything resident"]
-    return table(header, cells)
+    return table(header, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(mnist_command_line(__doc__), compare)

@@ -1,4 +1,4 @@
-"""Shared by the benchmark scripts: rounds in which the candidates take turns, and reports as Markdown."""
+"""Shared by the benchmark scripts: their command line, rounds in which candidates take turns, reports as Markdown."""
 
 from __future__ import annotations
 
@@ -13,16 +13,89 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
+from tabulate import tabulate
+from tqdm import tqdm
 
+from vitmnist.cli.messages import describe as describe_failure
 from vitmnist.runtime.timer import synchronize
 
-T = TypeVar("T")
+Name = TypeVar("Name")
+Result = TypeVar("Result")
 
 
-def rotated(candidates: list[T], number: int) -> list[T]:
+def command_line(description: str | None, rounds: int | None = 5) -> argparse.ArgumentParser:
+    """A parser with `--output` and, unless `rounds` is None, `--rounds` with that default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds:
+        meaning = "measured rounds, after one that does not count"
+        parser.add_argument("--rounds", type=at_least_one, default=rounds, help=meaning)
+    parser.add_argument("--output", type=Path, help="also write the tables to this file")
+    return parser
+
+
+def mnist_command_line(description: str | None) -> argparse.ArgumentParser:
+    """The same, with the options of the scripts that load MNIST in batches."""
+    parser = command_line(description)
+    parser.add_argument("--batch-size", type=at_least_one, default=500)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--train-size", type=int, help="the first N images; default: all")
+    parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for downloaded and decoded files")
+    return parser
+
+
+def at_least_one(text: str) -> int:
+    """The type of an option that counts something."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace], str]) -> None:
+    """Parse the command line, measure, and print the report; a mistake of the user ends with a usage message.
+
+    Args:
+        report: measures what the arguments ask for; returns the text to print, and to write to `--output`.
+    """
+    arguments = parser.parse_args()
+    output: Path | None = arguments.output
+    if output and not output.parent.is_dir():  # found out before anything is measured
+        parser.error(f"--output {output}: there is no folder {output.parent}")
+    try:
+        text = report(arguments)
+    except Exception as error:
+        failure = describe_failure(error)
+        if not failure.is_user_error:
+            raise
+        parser.error(failure.message)
+    print(text, end="")
+    if output:
+        output.write_text(text)
+
+
+def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) -> dict[Name, list[Result]]:
+    """What each candidate, called with the round's number, returns in each round but the first, which is a warm-up."""
+    results: dict[Name, list[Result]] = {name: [] for name in candidates}
+    for number in tqdm(range(rounds + 1), desc="round"):
+        for name in rotated(list(candidates), number):
+            result = candidates[name](number)
+            if number:
+                results[name].append(result)
+    return results
+
+
+def rotated(candidates: list[Name], number: int) -> list[Name]:
     """The order of round `number`: each round starts with another candidate, so that none is always first."""
     start = number % len(candidates)
     return candidates[start:] + candidates[:start]
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """How long a call takes, from an idle device to an idle device."""
+    synchronize(device)
+    started = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - started
 
 
 def raise_clocks(work: Callable[[], object], device: torch.device) -> None:
@@ -33,41 +106,32 @@ def raise_clocks(work: Callable[[], object], device: torch.device) -> None:
         synchronize(device)
 
 
-def ratio(values: Sequence[float]) -> str:
-    """Median and range of the ratios of all rounds."""
-    return f"{median(values):.3f} ({min(values):.3f}–{max(values):.3f})"
+def spread(values: Sequence[float], digits: int) -> str:
+    """Median and range."""
+    return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
-    return [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
+def ratios(values: Iterable[float], references: Iterable[float]) -> str:
+    """Median and range of the rounds' ratios."""
+    return spread([value / reference for value, reference in zip(values, references, strict=True)], 3)
 
 
-def describe(environment: Mapping[str, Any], method: str = "") -> str:
-    """The paragraph under a report's title: date, machine, versions, method and command line.
+def report(title: str, environment: Mapping[str, Any], method: str, *parts: str) -> str:
+    """A page in Markdown: title, how the figures were obtained, and paragraphs or tables.
 
     Args:
-        environment: From `describe_environment`, or the `environment` of a `result.json`.
-        method: How the figures were obtained, in sentences.
+        environment: from `describe_environment`, or the `environment` of a `result.json`.
+        method: in sentences; may be empty.
     """
     commit = str(environment["git_commit"])[:10] + (" and changes" if environment["git_dirty"] else "")
-    sentences = [
+    machine = (
         f"{date.today()}, {environment['gpu'] or environment['cpu']}, {environment['cpu_count']} CPU cores, "
-        f"torch {environment['torch']}, Python {environment['python']}, commit {commit}.",
-        method,
-        f"Written by `{shlex.join(['python', *sys.argv])}`.",
-    ]
-    return " ".join(filter(None, sentences))
+        f"torch {environment['torch']}, Python {environment['python']}, commit {commit}."
+    )
+    command = f"Written by `{shlex.join(['python', *sys.argv])}`."
+    return "\n\n".join([f"# {title}", " ".join(filter(None, [machine, method, command])), *parts]) + "\n"
 
 
-def check_output(parser: argparse.ArgumentParser, output: Path | None) -> None:
-    """Exit with a usage message if the folder of `--output` is missing, before anything is measured."""
-    if output and not output.parent.is_dir():
-        parser.error(f"--output {output}: there is no folder {output.parent}")
-
-
-def publish(report: str, output: Path | None) -> None:
-    """Print a report, and write it to `output` if given."""
-    print(report, end="")
-    if output:
-        output.write_text(report)
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return str(tabulate(list(rows), header, "github", disable_numparse=True))

@@ -1,19 +1,15 @@
 """What each loader costs as the set and the number of GPUs grow: arithmetic on stated assumptions, and a simulation.
 
-    python benchmarks/scale.py              the tables of docs/scale.md
-    python benchmarks/scale.py --measure    also times drawing an epoch's permutation on this machine
+    python benchmarks/scale.py    the tables of docs/scale.md
 
 Nothing here was measured on such machines. To model yours, put its figures into `Cluster` and `Sample`.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from tabulate import tabulate
@@ -246,23 +242,7 @@ def hit_rates() -> str:
     return str(tabulate(rows, ["set in memory", "reads answered, formula", "simulated"], tablefmt="github"))
 
 
-def permutations() -> str:
-    """Table of the time to draw an epoch's permutation on this machine; median of three."""
-    rows = []
-    for samples in (60_000, 1_000_000, 10_000_000, 30_000_000):
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            torch.randperm(samples)
-            seconds.append(time.perf_counter() - start)
-        rows.append([f"{samples:,}", format_bytes(INDEX * samples), format_time(median(seconds))])
-    return str(tabulate(rows, ["samples", "permutation", "drawn in"], tablefmt="github"))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", action="store_true", help="also time drawing permutations on this machine")
-    arguments = parser.parse_args()
     cluster, sample = Cluster(), Sample()
     print("Which loader serves, and its epoch:\n")
     print(best_loaders(cluster, sample))
@@ -272,9 +252,6 @@ def main() -> None:
     print(f"\nDecoding once, by one machine: {decoding_times(cluster, sample)}")
     print("\nWhat the page cache answers where a part of the set fits into memory:\n")
     print(hit_rates())
-    if arguments.measure:
-        print("\nDrawing an epoch's permutation on this machine:\n")
-        print(permutations())
 
 
 if __name__ == "__main__":

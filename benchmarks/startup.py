@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
-from rounds import check_output, describe, publish, rotated, table
-from tqdm import tqdm
+from rounds import command_line, main, report, spread, table, take_turns
 
+from vitmnist.errors import UserError
 from vitmnist.tracking.environment import describe_environment
 
 ROOT = Path(__file__).parent.parent
@@ -46,12 +47,12 @@ CANDIDATES = {
 }
 
 
-def seconds(arguments: list[str], folder: str) -> float:
-    """How long `python ARGUMENTS` takes in a folder."""
+def seconds(arguments: list[str], folder: str, number: int) -> float:
+    """How long `python ARGUMENTS` takes in a folder, the same in every round."""
     started = time.perf_counter()
     ended = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise SystemExit(f"error: {ended.stderr.strip()[-2000:]}")
+        raise UserError(ended.stderr.strip()[-2000:])
     return time.perf_counter() - started
 
 
@@ -60,47 +61,32 @@ def differences(values: list[float], others: list[float]) -> list[float]:
     return [one - other for one, other in zip(values, others, strict=True)]
 
 
-def spread(values: list[float]) -> str:
-    """Median and range."""
-    return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds, after one that does not count")
-    parser.add_argument("--only", default="", help="the two references, and the commands whose text contains this")
-    parser.add_argument("--output", type=Path, help="also write the table to this file")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    check_output(parser, arguments.output)
-
+def compare(arguments: argparse.Namespace) -> str:
+    """Run the rounds; the report."""
     names = [name for name in CANDIDATES if name in (IMPORT, FLOOR) or arguments.only in name]
-    times: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        for number in tqdm(range(arguments.rounds + 1), unit="round"):
-            for name in rotated(names, number):
-                elapsed = seconds(CANDIDATES[name], folder)
-                if number:  # the first round fills the file cache
-                    times[name].append(elapsed)
+        times = take_turns({name: partial(seconds, CANDIDATES[name], folder) for name in names}, arguments.rounds)
         results = [json.loads(path.read_text()) for path in Path(folder, "outputs").rglob("result.json")]
-
     rows = []
     for name, values in times.items():
-        beyond = [spread(differences(values, times[reference])) for reference in (IMPORT, FLOOR)]
-        rows.append([f"`{name}`", spread(values), *beyond])
-    remark = []
+        beyond = [spread(differences(values, times[reference]), 2) for reference in (IMPORT, FLOOR)]
+        rows.append([f"`{name}`", spread(values, 2), *beyond])
+    remarks = []
     if {ONE_JOB, SWEEP} <= times.keys():
         further = [seconds / FURTHER_JOBS for seconds in differences(times[SWEEP], times[ONE_JOB])]
-        rows.append(["a further job of the sweep", spread(further), "", ""])
+        rows.append(["a further job of the sweep", spread(further, 2), "", ""])
         epoch_s = median(epoch["epoch_s"] for result in results for epoch in result["epochs"])
-        remark = ["", f"Each run and each job contains an epoch, of {epoch_s:.2f} s (median)."]
-    method = f"Median and range of {arguments.rounds} rounds, each command once in each."
-    header = ["command", "seconds", "beyond `import torch`", "beyond the first step"]
-    environment = describe_environment(torch.device("cpu"))
-    lines = ["# Start-up", "", describe(environment, method), "", *table(header, rows), *remark, ""]
-    publish("\n".join(lines), arguments.output)
+        remarks = [f"Each run and each job contains an epoch, of {epoch_s:.2f} s (median)."]
+    return report(
+        "Start-up",
+        describe_environment(torch.device("cpu")),
+        f"Median and range of {arguments.rounds} rounds, each command once in each.",
+        table(["command", "seconds", "beyond `import torch`", "beyond the first step"], rows),
+        *remarks,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    parser = command_line(__doc__, rounds=7)
+    parser.add_argument("--only", default="", help="the two references, and the commands whose text contains this")
+    main(parser, compare)

@@ -18,70 +18,51 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import time
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
 import torch.nn.functional as F
-from loops import LR, new_model
-from rounds import check_output, describe, publish, raise_clocks, rotated, table
+from loops import new_setup
+from rounds import at_least_one, command_line, main, raise_clocks, report, spread, table, take_turns
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
-from vitmnist import Loader, load_dataset, make_loader
-from vitmnist.config.schema import Precision
-from vitmnist.data.datasets import Split
-from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import UserError, first_line
-from vitmnist.optim.optimizers import AdamOptions, adam
-from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.device import accelerator_of, choose_device
 from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
-from vitmnist.training.cuda_graph import capture_step
-from vitmnist.training.fast import StepConfig
-from vitmnist.training.step import TrainStep
 
 Work = Callable[[], object]
 ATTENTION = (8, 17, 8)  # heads, tokens, head dim of the articles' model
 BACKENDS = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
-def steps(device: torch.device) -> dict[str, StepConfig]:
-    """Every way of computing a step on this device, by its label."""
+def steps(device: torch.device) -> dict[str, list[str]]:
+    """Every way of computing a step on this device, as overrides of `train.py`, by its label."""
     is_cuda = device.type == "cuda"
-    configs = {}
-    for precision in Precision.fp32, Precision.tf32, Precision.bf16:
-        if precision == Precision.tf32 and not is_cuda:
-            continue
-        eager = StepConfig(precision=precision, fused=True)
-        configs[f"{precision.value}, eager"] = eager
+    found = {}
+    for precision in ("fp32", "tf32", "bf16") if is_cuda else ("fp32", "bf16"):
+        eager = [f"trainer.precision={precision}", "trainer.fused=true"]
+        compiled = [*eager, "trainer.compile=true"]
+        found[f"{precision}, eager"] = eager
         if is_cuda:
-            configs[f"{precision.value}, graph"] = replace(eager, cuda_graph=True)
-            configs[f"{precision.value}, compiled, graph"] = replace(eager, compile=True, cuda_graph=True)
+            found[f"{precision}, graph"] = [*eager, "trainer.cuda_graph=true"]
+            found[f"{precision}, compiled, graph"] = [*compiled, "trainer.cuda_graph=true"]
         else:
-            configs[f"{precision.value}, compiled"] = replace(eager, compile=True)
-    return configs
+            found[f"{precision}, compiled"] = compiled
+    return found
 
 
-def build_step(split: Split, loader: Loader, device: torch.device, config: StepConfig) -> Work:
+def one_step(overrides: list[str], stack: ExitStack) -> Work:
     """A call that takes one step, always on the same batch of indices or images."""
-    model = new_model(split, device)
-    optimizer = adam(AdamOptions(lr=LR), model, config.fused)
-    schedule = SCHEDULES.build({"name": "constant"}, optimizer, 1)
-    step = TrainStep(model, Preprocess(split).to(device), optimizer, schedule, loader.sampler.batch_size, config)
-    if config.compile:
-        with closing(loader.epoch(0)) as batches:
-            step.compile(next(batches), None)
-    if config.cuda_graph:
-        capture_step(step, loader, accelerator_of(device))
-    inputs, keys = next(iter(step.batches(loader, 0)))
-    return lambda: step(inputs, keys)
+    setup = new_setup(overrides, stack)
+    inputs, keys = next(iter(setup.step.batches(setup.train_loader, 0)))
+    return lambda: setup.step(inputs, keys)
 
 
 def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:
@@ -162,63 +143,47 @@ def measure(
         try:
             works[name] = build()
             works[name]()
-        except RuntimeError as error:
+        except (RuntimeError, UserError) as error:
             works.pop(name, None)
             rows[name] = [name, f"not possible: {first_line(error)}", "–", "–"]
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for number in tqdm(range(rounds), desc="round") if works else ():
-        for name in rotated(list(works), number):
-            raise_clocks(works[name], device)
-            times[name].append(1e6 * seconds_per_call(works[name], device, budget_s))
+
+    def turn(work: Work, number: int) -> float:
+        raise_clocks(work, device)
+        return 1e6 * seconds_per_call(work, device, budget_s)
+
+    times = take_turns({name: partial(turn, work) for name, work in works.items()}, rounds) if works else {}
     for name, work in works.items():
-        span = f"{median(times[name]):,.0f} ({min(times[name]):,.0f}–{max(times[name]):,.0f})"
-        rows[name] = [name, span, *(on_cuda(work, device) if device.type == "cuda" else ("–", "–"))]
+        on_device = on_cuda(work, device) if device.type == "cuda" else ("–", "–")
+        rows[name] = [name, spread(times[name], 0), *on_device]
     return [rows[name] for name in builders]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[500, 5000])
-    parser.add_argument("--rounds", type=int, default=5)
+def compare(arguments: argparse.Namespace) -> str:
+    """Measure every batch size; the report."""
+    device = choose_device(arguments.device)
+    parts = []
+    for size in arguments.batch_size:
+        common = ["data/loader=gpu_slice", f"data.root={json.dumps(arguments.root)}", f"device={device}"]
+        with ExitStack() as stack:
+            builders: dict[str, Callable[[], Work]] = {
+                name: partial(one_step, [*common, f"batch_size={size}", *own], stack)
+                for name, own in steps(device).items()
+            }
+            builders |= attentions(size, device)
+            texts = arguments.only or [""]
+            chosen = {name: build for name, build in builders.items() if any(text in name for text in texts)}
+            rows = measure(chosen, device, arguments.rounds, arguments.seconds)
+        parts += [f"## Batch {size}", table(["step", "µs", "host µs", "kernels"], rows)]
+        gc.collect()  # a captured step is a reference cycle, which holds the memory of its graph
+    method = f"Medians and ranges of {arguments.rounds} rounds."
+    return report("A training step", describe_environment(device), method, *parts)
+
+
+if __name__ == "__main__":
+    parser = command_line(__doc__)
+    parser.add_argument("--batch-size", type=at_least_one, nargs="+", default=[500, 5000])
     parser.add_argument("--seconds", type=float, default=0.5, help="for each candidate in each round")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
     parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for downloaded files")
-    parser.add_argument("--output", type=Path, help="also write the tables to this file")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or min(arguments.batch_size) < 1:
-        parser.error("--rounds and --batch-size must be at least 1")
-    check_output(parser, arguments.output)
-    try:
-        report(arguments)
-    except UserError as error:
-        parser.error(str(error))
-
-
-def report(arguments: argparse.Namespace) -> None:
-    """Measure, print and write the tables.
-
-    Raises:
-        UserError: the device is not possible.
-    """
-    device = choose_device(arguments.device)
-    split = load_dataset("mnist", root=arguments.root).train
-    method = f"Medians and ranges of {arguments.rounds} rounds."
-    lines = ["# A training step", "", describe(describe_environment(device), method), ""]
-    for size in arguments.batch_size:
-        loader = make_loader("gpu_slice", split, batch_size=size, device=device, seed=42)
-        builders: dict[str, Callable[[], Work]] = {
-            name: partial(build_step, split, loader, device, config) for name, config in steps(device).items()
-        }
-        builders |= attentions(size, device)
-        texts = arguments.only or [""]
-        chosen = {name: build for name, build in builders.items() if any(text in name for text in texts)}
-        rows = measure(chosen, device, arguments.rounds, arguments.seconds)
-        lines += [f"## Batch {size}", "", *table(["step", "µs", "host µs", "kernels"], rows), ""]
-        loader.close()
-        gc.collect()  # a captured step is a reference cycle, which holds the memory of its graph
-    publish("\n".join(lines), arguments.output)
-
-
-if __name__ == "__main__":
-    main()
+    main(parser, compare)

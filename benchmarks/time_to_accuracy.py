@@ -21,56 +21,42 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from omegaconf import DictConfig
-from rounds import check_output, describe, publish, table
+from loops import new_setup
+from rounds import at_least_one, command_line, main, report, table
 from tqdm import tqdm
 
-from vitmnist.cli.messages import describe as describe_failure
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import UserError
+from vitmnist.runtime.timer import synchronize
+from vitmnist.tracking.environment import describe_environment
+from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 
 RECIPE = "experiment=speedrun"
 
 
-def composed(overrides: list[str]) -> DictConfig:
-    """Compose the recipe with overrides."""
-    return compose([RECIPE, *overrides])
-
-
 def train_once(overrides: list[str]) -> dict[str, Any]:
     """Train and evaluate once; returns accuracy in percent, seconds of the warm clock, options and environment."""
-    from vitmnist.runtime.device import choose_device
-    from vitmnist.runtime.distributed import SINGLE_PROCESS
-    from vitmnist.runtime.timer import synchronize
-    from vitmnist.tracking.environment import describe_environment
-    from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
-    from vitmnist.training.setup import build_setup
-
-    config = validate(Config, composed(overrides))
-    device = choose_device(config.device)
     with ExitStack() as stack:
-        setup = build_setup(config, device, stack, SINGLE_PROCESS)
+        setup = new_setup([RECIPE, *overrides], stack)
         step, loader = setup.step, setup.train_loader
-        setup.capture_graph()
-        synchronize(device)
+        synchronize(step.device)
         start = time.perf_counter()
-        for epoch in range(config.epochs):
-            train_epoch(step, loader, EpochProgress(epoch, loader.sampler, device))
+        for epoch in range(loader.epochs or 0):
+            train_epoch(step, loader, EpochProgress(epoch, loader.sampler, step.device))
         metrics, _ = evaluate(step.eval_model, setup.eval_loader, setup.eval_preprocess)
         seconds = time.perf_counter() - start
     return {
         "accuracy": metrics["eval_acc"],
         "warm_s": seconds,
-        "epochs": config.epochs,
-        "batch_size": config.batch_size,
+        "epochs": loader.epochs,
+        "batch_size": loader.sampler.batch_size,
         "trainer": setup.step_config.to_dict(),
-        "environment": describe_environment(device),
+        "environment": describe_environment(step.device),
     }
 
 
@@ -94,32 +80,11 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
     return {**json.loads(ended.stdout.splitlines()[-1]), "process_s": seconds}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, starting at 1")
-    parser.add_argument("--cold", type=int, default=1, help="number of processes for the cold clock")
-    parser.add_argument("--output", type=Path, help="also write the tables to this file")
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="as for train.py, on top of experiment=speedrun")
-    arguments = parser.parse_args()
-    if arguments.seeds < 1 or arguments.cold < 1:
-        parser.error("--seeds and --cold must be at least 1")
-    check_output(parser, arguments.output)
-    try:
-        if arguments.once:
-            print(json.dumps(train_once(arguments.overrides)))
-        else:
-            measure(arguments)
-    except Exception as error:
-        failure = describe_failure(error)
-        if not failure.is_user_error:
-            raise
-        parser.error(failure.message)
-
-
-def measure(arguments: argparse.Namespace) -> None:
-    """Run the processes; print and write the table."""
-    validate(Config, composed(arguments.overrides))  # report a mistake before anything starts
+def measure(arguments: argparse.Namespace) -> str:
+    """Run the processes; the report. In one of these processes, only what it returns to the first."""
+    if arguments.once:
+        return json.dumps(train_once(arguments.overrides)) + "\n"
+    validate(Config, compose([RECIPE, *arguments.overrides]))  # report a mistake before anything starts
     runs, cold = [], []
     bar = tqdm(total=arguments.cold + arguments.seeds, desc="process")
     with tempfile.TemporaryDirectory() as shared:
@@ -133,13 +98,13 @@ def measure(arguments: argparse.Namespace) -> None:
             runs.append(in_process([*arguments.overrides, f"seed={seed}"], shared))
             bar.update()
     bar.close()
-    publish(markdown(runs, cold), arguments.output)
+    return markdown(runs, cold)
 
 
 def markdown(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> str:
     """The report."""
-    accuracies = [run["accuracy"] for run in runs]
-    options = ", ".join(f"{key}={value}" for key, value in runs[0]["trainer"].items() if key != "reasons")
+    first, accuracies = runs[0], [run["accuracy"] for run in runs]
+    options = ", ".join(f"{key}={value}" for key, value in first["trainer"].items() if key != "reasons")
     clocks = {
         "warm": [run["warm_s"] for run in runs],
         "warm-cache process": [run["process_s"] for run in runs],
@@ -148,33 +113,33 @@ def markdown(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> str:
     accuracy_row = [
         str(len(runs)),
         f"{fmean(accuracies):.3f}",
-        spread(accuracies, 3),
+        deviation(accuracies, 3),
         f"{min(accuracies):.2f}",
         f"{max(accuracies):.2f}",
         ", ".join(f"{accuracy:.2f}" for accuracy in accuracies),
     ]
-    lines = [
-        f"# {RECIPE}: {runs[0]['epochs']} epochs at batch {runs[0]['batch_size']}",
-        "",
-        describe(runs[0]["environment"], f"trainer: {options}."),
-        "",
+    return report(
+        f"{RECIPE}: {first['epochs']} epochs at batch {first['batch_size']}",
+        first["environment"],
+        f"trainer: {options}.",
         "Accuracy on the test split, in percent, of the final weights; each seed is evaluated once.",
-        "",
-        *table(["seeds", "mean", "spread (standard deviation)", "least", "most", "each"], [accuracy_row]),
-        "",
-        *table(
+        table(["seeds", "mean", "spread (standard deviation)", "least", "most", "each"], [accuracy_row]),
+        table(
             ["clock", "runs", "mean, s", "spread, s"],
-            [[name, str(len(times)), f"{fmean(times):.2f}", spread(times, 2)] for name, times in clocks.items()],
+            [[name, str(len(times)), f"{fmean(times):.2f}", deviation(times, 2)] for name, times in clocks.items()],
         ),
-        "",
-    ]
-    return "\n".join(lines)
+    )
 
 
-def spread(values: list[float], digits: int) -> str:
+def deviation(values: list[float], digits: int) -> str:
     """The standard deviation, if there are two or more values."""
     return f"{stdev(values):.{digits}f}" if len(values) > 1 else "–"
 
 
 if __name__ == "__main__":
-    main()
+    parser = command_line(__doc__, rounds=None)
+    parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, starting at 1")
+    parser.add_argument("--cold", type=at_least_one, default=1, help="number of processes for the cold clock")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help="as for train.py, on top of experiment=speedrun")
+    main(parser, measure)

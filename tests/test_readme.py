@@ -35,9 +35,9 @@ IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
     "first_batch": ([*IMAGES, "--rounds=1"], ["disk, 2 workers", "prefetch of disk, 2 workers", "prefetch of ram"]),
-    "loaders": ([*IMAGES, "--epochs=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
+    "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
     "ranks": (["--rounds=1", "model.depth=1", PLAIN, *FEW], ["1", "2"]),
-    "residency": ([*IMAGES, "--epochs=1"], ["0", "0.25", "0.5", "0.75", "1"]),
+    "residency": ([*IMAGES, "--rounds=1"], ["0", "0.25", "0.5", "0.75", "1"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
     "diagnose": (["--seconds=1", "--workers=0"], ["2, 20, 0", "20, 2, 0", "10, 10, 0"]),
     "decoding": (["--pictures=10", "--width=40", "--height=30", "--rounds=1"], ["1"]),
@@ -169,17 +169,27 @@ def test_benchmarks_write_their_table(script: str, tmp_path: Path) -> None:
 
 
 def test_benchmarks_cover_every_loader_and_a_model_equal_to_ours(
-    tmp_path: Path, tiny: Dataset, monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     epoch, article = map(importlib.import_module, ("epoch", "article"))
-    arguments = Namespace(batch_size=5, num_workers=[0, 2], root=str(tmp_path), compile=True)
+    arguments = Namespace(batch_size=5, train_size=None, device="cpu", num_workers=[0, 2], root="data", compile=True)
     names = epoch.candidates(tiny.train, torch.device("cpu"), arguments, ExitStack())
     assert {*LOADERS.names()} - {"auto"} <= {re.split(" of |,", name)[0] for name in names}
     ours, theirs = (kind(ViTOptions(), (1, 28, 28), 10).double() for kind in (ViT, article.ArticleViT))
     theirs.load_state_dict(ours.state_dict())
     images = torch.randn(5, 1, 28, 28, dtype=torch.float64)
     torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_benchmark_candidates_take_turns_after_a_round_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    calls: list[tuple[str, int]] = []
+    results = importlib.import_module("rounds").take_turns(
+        {name: lambda number, name=name: calls.append((name, number)) or number for name in "abc"}, rounds=3
+    )
+    assert results == {name: [1, 2, 3] for name in "abc"}
+    assert [name for name, _ in calls] == [*"abc", *"bca", *"cab", *"abc"]
 
 
 def test_the_tables_on_scale_are_what_the_script_prints(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,12 +91,6 @@ class Case:
         settings = {"batch_size": BATCH_SIZE, "seed": SEED, **settings}
         return make_loader(self.name, self.data, device=self.device, **settings, **self.options)
 
-    @contextmanager
-    def open(self, **settings: Any) -> Iterator[Loader]:
-        """The same, closed at the end."""
-        with self.build(**settings) as loader:
-            yield loader
-
     def expected(self, number: int, shuffle: str = "sample", drop_last: bool = False) -> list[Batch]:
         """The batches of an epoch, straight from the definition."""
         size = len(self.data)  # type: ignore[arg-type]
@@ -146,7 +139,7 @@ def same_batches(case: Case) -> None:
     """it delivers the batches that the order names, bit for bit"""
     for shuffle in Shuffle:
         for drop_last in (False, True):
-            with case.open(shuffle=shuffle.value, drop_last=drop_last) as loader:
+            with case.build(shuffle=shuffle.value, drop_last=drop_last) as loader:
                 for number in (0, 1):
                     batches = case.copies(loader.epoch(number))
                     assert len(loader) == len(batches), f"its length is {len(loader)}, batches {len(batches)}"
@@ -155,7 +148,7 @@ def same_batches(case: Case) -> None:
 
 def on_the_device(case: Case) -> None:
     """its batches are on the device"""
-    with case.open() as loader:
+    with case.build() as loader:
         places = {tensor.device.type for batch in loader.epoch(0) for tensor in batch}
     assert places == {torch.device(case.device).type}, f"they are on {', '.join(places)}, not on {case.device}"
 
@@ -167,7 +160,7 @@ def each_sample_once(case: Case) -> None:
         numbered = replace(case, data=TensorSet(case.data.images, torch.arange(size)))
     else:
         numbered = replace(case, data=Relabelled(case.data, noise=False))
-    with numbered.open() as loader:
+    with numbered.build() as loader:
         first, second = (torch.cat([labels.cpu().clone() for _, labels in loader.epoch(number)]) for number in (0, 1))
     for labels in (first, second):
         assert torch.equal(labels.sort().values, torch.arange(size)), "some came twice or not at all"
@@ -177,7 +170,7 @@ def each_sample_once(case: Case) -> None:
 def epochs_begin_anywhere(case: Case) -> None:
     """`epoch(e, start=k)` is the tail of epoch e"""
     expected = case.expected(3)
-    with case.open() as loader:
+    with case.build() as loader:
         for start in range(len(expected) + 1):
             assert_same(case.copies(loader.epoch(3, start)), expected[start:])
 
@@ -185,7 +178,7 @@ def epochs_begin_anywhere(case: Case) -> None:
 def live_iterators(case: Case) -> None:
     """iterators that live at the same time, and abandoned ones, do not disturb each other"""
     seen: tuple[list[Batch], list[Batch]] = ([], [])
-    with case.open() as loader:
+    with case.build() as loader:
         next(loader.epoch(2))
         for pair in zip(loader.epoch(0), loader.epoch(1), strict=True):
             for batches, batch in zip(seen, pair, strict=True):
@@ -196,7 +189,7 @@ def live_iterators(case: Case) -> None:
 
 def epochs_ahead(case: Case) -> None:
     """with a known number of epochs, it delivers the same batches, whichever epoch follows"""
-    with case.open(epochs=4) as loader:
+    with case.build(epochs=4) as loader:
         for number, start in ((0, 0), (1, 0), (2, 3), (3, 0), (1, 0), (1, 0), (4, 0)):
             assert_same(case.copies(loader.epoch(number, start)), case.expected(number)[start:])
 
@@ -207,7 +200,7 @@ def any_size(case: Case) -> None:
     for size in (0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1)[0 if isinstance(case.data, TensorSet) else 1 :]:
         for drop_last in (False, True):
             part = case.first(size)
-            with part.open(drop_last=drop_last) as loader:
+            with part.build(drop_last=drop_last) as loader:
                 assert_same(part.copies(loader.epoch(0)), part.expected(0, drop_last=drop_last))
 
 
@@ -221,7 +214,7 @@ def iterators_hold_their_loader(case: Case) -> None:
 def batches_are_kept(case: Case) -> None:
     """a batch that is kept is not overwritten, and writing into it changes neither the set nor another batch"""
     expected = case.expected(0)
-    with case.open() as loader:
+    with case.build() as loader:
         batches = list(loader.epoch(0))
         for batch, target in zip(batches, expected, strict=True):
             assert_same(case.copies([batch]), [target])
@@ -234,7 +227,7 @@ def batches_are_kept(case: Case) -> None:
 def no_global_randomness(case: Case) -> None:
     """the global random generators are left alone"""
     before = generator_states()
-    with case.open() as loader:
+    with case.build() as loader:
         _exhaust(loader.epoch(0))
     for name in changed_generators(before):
         raise AssertionError(f"{name}'s was used")
@@ -246,7 +239,7 @@ def randomness_is_not_frozen(case: Case) -> None:
         return  # tensors are not random
     noisy = replace(case, data=Relabelled(case.data, noise=True))
     try:
-        with noisy.open() as loader:
+        with noisy.build() as loader:
             for number, start in ((0, 0), (0, 0), (1, 0), (0, 2)):
                 assert_same(noisy.copies(loader.epoch(number, start)), noisy.expected(number)[start:])
     except ConfigError:
@@ -256,7 +249,7 @@ def randomness_is_not_frozen(case: Case) -> None:
 def nothing_left_behind(case: Case) -> None:
     """an abandoned epoch, a closed loader and a collected one leave no thread and no process"""
     before = running()
-    with case.open(epochs=2) as loader:
+    with case.build(epochs=2) as loader:
         abandoned, kept = loader.epoch(0), loader.epoch(1)
         next(abandoned), next(kept)
         del abandoned

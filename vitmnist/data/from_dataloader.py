@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 log = logging.getLogger(__name__)
 
 KEEPS_SAMPLES = ("gpu_slice", "ram", "cache")
+QUEUE_SIZE = PrefetchOptions.queue_size  # batches that the thread of prefetch keeps ready
 COMPARED = 3  # batches that are compared with the original before the replacement is returned
 
 
@@ -78,14 +79,13 @@ def from_dataloader(
     for name in KEEPS_SAMPLES if place.type == "cuda" else KEEPS_SAMPLES[1:]:
         try:
             replacement = KeptDataLoader(dataloader, name, place, folder, fingerprint)
+            log.info("loader=auto: %s keeps the samples", name)
+            return replacement
         except DoesNotFitError as reason:
             log.info("loader=auto: not %s", reason)
         except UserError as reason:  # true of the others too
             log.info("loader=auto: prefetch, because %s", reason)
             break
-        else:
-            log.info("loader=auto: %s keeps the samples", name)
-            return replacement
     return PrefetchedDataLoader(dataloader, place)
 
 
@@ -173,7 +173,11 @@ class KeptDataLoader(ReplacedDataLoader):
         decode = partial(_decode, dataloader, self._layout)
         if name == "cache":
             fingerprint = fingerprint or _fingerprint_of(dataloader)
-            tensors = _map(decode, folder, fingerprint and f"{fingerprint}, {size} samples, {self._layout.forms}")
+            if fingerprint:
+                contents = f"{fingerprint}, {size} samples, {self._layout.forms}"
+                tensors = decode_once(folder, contents, decode).tensors
+            else:
+                tensors = decode_temporarily(folder, decode)
         else:
             check_fits(name, Memory(host=self._layout.nbytes * size), device)
             tensors = load_chunks(decode(), size)
@@ -207,7 +211,7 @@ class PrefetchedDataLoader(ReplacedDataLoader):
                 "training loop; give the DataLoader num_workers=1 or more"
             )
         self._sampler = None if has_workers else DrawnBatches(dataloader, least_ahead=1)
-        in_queue = PrefetchOptions().queue_size + 1  # the thread holds one more, for which there is no room
+        in_queue = QUEUE_SIZE + 1  # the thread holds one more, for which there is no room
         self.buffered = in_queue + dataloader.num_workers * (dataloader.prefetch_factor or 0)
         self._accelerator = accelerator_of(device)
         self._stream = self._accelerator.new_stream()
@@ -226,8 +230,7 @@ class PrefetchedDataLoader(ReplacedDataLoader):
                     producer.join()
             batches = iter(self.dataloader)
         to_device = partial(map_tensors, self._accelerator.to_device)
-        queue_size = PrefetchOptions().queue_size
-        producer = Producer(lambda: map(to_device, batches), queue_size, None, self._accelerator, self._stream)
+        producer = Producer(lambda: map(to_device, batches), QUEUE_SIZE, None, self._accelerator, self._stream)
         self._producers.add(producer)
         return producer.run()
 
@@ -268,10 +271,6 @@ def _decode(dataloader: DataLoader[Any], layout: BatchLayout) -> Iterator[tuple[
     with preserved_generators():
         for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
             yield layout.pack(batch, min(CHUNK, size - number * CHUNK))
-
-
-def _map(decode: Callable[[], Iterator[tuple[Tensor, Tensor]]], folder: Path, fingerprint: str | None) -> TensorSet:
-    return decode_once(folder, fingerprint, decode).tensors if fingerprint else decode_temporarily(folder, decode)
 
 
 def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:

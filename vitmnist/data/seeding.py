@@ -72,12 +72,12 @@ def draw_from_generators() -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 @contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Restore the global generators of torch (CPU), NumPy and Python on exit."""
-    states = generator_states()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Restore the global generators of torch (on the CPU and on `device`), NumPy and Python on exit."""
+    _, numpy_state, python_state = generator_states()
+    with torch.random.fork_rng([device] if device and device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)

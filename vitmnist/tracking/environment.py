@@ -16,6 +16,7 @@ import pynvml
 import torch
 
 import vitmnist
+from vitmnist.runtime.cpu import available_cores, cpu_flags, cpuinfo
 from vitmnist.tracking.hardware import gpu_handle
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
@@ -33,8 +34,6 @@ LIBRARIES = re.compile(r"BLAS_INFO=\w+|Math Kernel Library Version [\d.]+|MKL-DN
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions, processor, GPU, driver, settings, and the commit of this program; None where there is none."""
-    cpu = _cpu_info()
-    flags = cpu.get("flags") or cpu.get("Features")  # on ARM
     return {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -42,10 +41,10 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "vitmnist": vitmnist.__version__,
         **{name: version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
-        "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
+        "cpu": cpuinfo("model name") or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu_flags": sorted(flag for flag in flags.split() if flag.startswith(CPU_FLAGS)) if flags else None,
-        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_flags": sorted(flag for flag in cpu_flags() if flag.startswith(CPU_FLAGS)) or None,
+        "cpu_count": available_cores(),
         "torch_threads": torch.get_num_threads(),
         "blas": ", ".join(LIBRARIES.findall(torch.__config__.show())),
         "env": {
@@ -57,14 +56,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "gpu_driver": str(pynvml.nvmlSystemGetDriverVersion()) if gpu_handle(device) is not None else None,
         **source_state(Path(vitmnist.__file__).parent.parent),
     }
-
-
-def _cpu_info() -> dict[str, str]:
-    """The last processor of /proc/cpuinfo; empty on systems without it."""
-    with contextlib.suppress(OSError):
-        lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
-        return {key.strip(): value.strip() for key, _, value in lines}
-    return {}
 
 
 def source_state(root: Path) -> dict[str, Any]:

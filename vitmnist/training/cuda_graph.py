@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vitmnist.data.loaders import Loader
+from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import UnsupportedStepError, first_line
 from vitmnist.runtime.device import Accelerator
 from vitmnist.training.step import IGNORED, Inputs, TrainStep
@@ -33,8 +34,8 @@ def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> N
     step.model.train()
     step.pad = True
     try:
-        with step.preserved_generators():
-            step.use_graph(GraphedStep(step, loader, accelerator))
+        with preserved_generators(step.device):
+            step.graph = GraphedStep(step, loader, accelerator)
     except RuntimeError as error:  # out of memory too: the graph's memory is its own
         step.pad = pad
         raise UnsupportedStepError(first_line(error)) from error

@@ -20,6 +20,7 @@ from vitmnist.config.schema import Precision
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import UnsupportedStepError, first_line
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.distributed import SingleProcess
@@ -76,7 +77,8 @@ class TrainStep:
         """Seconds spent on compilation and graph capture."""
         self.pad = False
         """Pad short microbatches with images without loss, because compiled code and graphs need fixed shapes."""
-        self._graph: GraphedStep | None = None
+        self.graph: GraphedStep | None = None
+        """A captured CUDA graph to replay in each step; None runs eagerly."""
         self._eager = _ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self._forward: nn.Module = self._eager  # or compiled, or wrapped by DDP
         self._uses_tf32 = config.precision == Precision.tf32
@@ -94,7 +96,7 @@ class TrainStep:
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterable[tuple[Inputs, Tensor | None]]:
         """The arguments of a call for each batch of an epoch from batch `start` on."""
-        source = self._graph if self._graph and self._graph.gathers else loader
+        source = self.graph if self.graph and self.graph.gathers else loader
         batches: Iterable[Inputs] = source.epoch(epoch, start)
         if self._world_size > 1:
             batches = _ignore_padding(batches, loader.sampler, start)
@@ -111,8 +113,8 @@ class TrainStep:
         Returns:
             The batch's loss (this rank's share of the global mean), and its number of correct predictions.
         """
-        if self._graph:
-            loss, correct = self._graph.replay(inputs, keys)
+        if self.graph:
+            loss, correct = self.graph.replay(inputs, keys)
             self.on_gradients(self.model)
         else:
             images, labels = inputs
@@ -166,7 +168,7 @@ class TrainStep:
         """
         started = time.perf_counter()
         images, labels = inputs
-        with self.preserved_generators():
+        with preserved_generators(self.device):
             # Eagerly first: what a library stores at its first call, as einops does, would cause a recompilation.
             self.forward_backward(images, labels, keys, len(labels))
             if self._forward is self._eager:
@@ -200,14 +202,6 @@ class TrainStep:
         if self.ema:  # DDP has copied the weights of rank 0 into the model
             self.ema.model.load_state_dict(self.model.state_dict())
 
-    def use_graph(self, graph: GraphedStep | None) -> None:
-        """Replay a captured CUDA graph in each step; None runs eagerly again."""
-        self._graph = graph
-
-    def preserved_generators(self) -> AbstractContextManager[None]:
-        """Restore torch's random generators on exit."""
-        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-
     def state_dict(self) -> dict[str, Any]:
         """The state of model, optimizer, schedule and EMA."""
         return {
@@ -219,7 +213,7 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`. A captured graph is dropped, because it refers to other tensors."""
-        self.use_graph(None)
+        self.graph = None
         self.model.load_state_dict(state["model"])
         # How the optimizer computes is not part of its state, but decides on which device torch puts the state.
         for group, own in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):

@@ -70,14 +70,8 @@ def make_loader(
         ConfigError: an unknown name or option, or a loader that cannot load such data.
         DataError: data that cannot be used: images and labels of different length, no map-style data set, …
     """
-    if shuffle not in (orders := [member.value for member in Shuffle]):
-        raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
-    if not isinstance(drop_last, bool):
-        raise ConfigError(f"drop_last={drop_last}: must be True or False")
     loaded = loadable(data)
-    size = len(loaded)  # type: ignore[arg-type]
-    batch_size, seed = _integer("batch_size", batch_size), _integer("seed", seed)
-    sampler = EpochSampler(size, batch_size, seed, Shuffle(shuffle), drop_last)
+    sampler = _sampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
     if epochs is not None and (epochs := _integer("epochs", epochs)) < 1:
         raise ConfigError(f"epochs={epochs}: must be at least 1, or None if their number is unknown")
     if step and name != "auto":
@@ -86,6 +80,16 @@ def make_loader(
     loader = LOADERS.build(_complete({"name": name, **options}), *parts, key="")
     loader.epochs = epochs
     return loader
+
+
+def _sampler(size: int, batch_size: int, seed: int, shuffle: str, drop_last: bool) -> EpochSampler:
+    """The sampler of `make_loader`; raises `ConfigError` for values that a user without a type checker may give."""
+    if shuffle not in (orders := [member.value for member in Shuffle]):
+        raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
+    if not isinstance(drop_last, bool):
+        raise ConfigError(f"drop_last={drop_last}: must be True or False")
+    batch_size, seed = _integer("batch_size", batch_size), _integer("seed", seed)
+    return EpochSampler(size, batch_size, seed, Shuffle(shuffle), drop_last)
 
 
 def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:

@@ -5,7 +5,6 @@ All loaders deliver the same batches, so the choice changes nothing but the time
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
+from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 
 SIMPLEST_FIRST = ("gpu_slice", "ram", "prefetch", "cache", "disk")
@@ -124,7 +124,7 @@ def auto(
     """
     trial_of = (lambda loader: new_trial(loader, device, step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
-    with preserved_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with preserved_generators(device):
         choice = choose(options, data, sampler, device, "", trial_of)
     print(choice.table(), file=sys.stderr)
     loader = LOADERS.build(choice.values, choice.decoded or data, sampler, device)
@@ -253,7 +253,6 @@ def _add_worker_counts(bench: Bench, candidates: dict[str, Any], table: list[Can
     if best and best.data_wait_s is not None and best.data_wait_s <= NOTICEABLE_WAIT * best.epoch_s:
         return
     given = bench.options.worker_counts
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for default in [row for row in table if not row.refused and "num_workers" in candidates[row.name]]:
         values, best_s = candidates[default.name], default.epoch_s
         for workers in WORKER_COUNTS if given is None else given:
@@ -264,7 +263,7 @@ def _add_worker_counts(bench: Bench, candidates: dict[str, Any], table: list[Can
             row = bench.time_loader(name, candidates[name])
             table.append(row)
             pays = not row.refused and row.epoch_s < best_s * (1 - DOUBLING_PAYS)
-            if given is None and workers > cores and not pays:
+            if given is None and workers > available_cores() and not pays:
                 break
             best_s = best_s if row.refused else min(best_s, row.epoch_s)
 
