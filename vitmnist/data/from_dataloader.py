@@ -280,7 +280,7 @@ def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:
     return fingerprint if isinstance(fingerprint, str) and dataloader.collate_fn is default_collate else None
 
 
-def check_replaceable(dataloader: DataLoader[Any]) -> None:
+def check_replaceable(dataloader: Any) -> None:
     """Raise `ConfigError` or `DataError` if this DataLoader has no batches of samples with an index."""
     if not isinstance(dataloader, DataLoader):
         raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {type(dataloader).__name__}")
@@ -295,5 +295,5 @@ def check_replaceable(dataloader: DataLoader[Any]) -> None:
         )
     if dataloader.batch_sampler is None:
         raise ConfigError("dataloader: batch_size=None leaves batches to the data set; give it a batch_size")
-    if not len(dataloader.dataset):  # type: ignore[arg-type]
+    if not len(dataloader.dataset):
         raise DataError("dataloader: its data set is empty")

@@ -32,7 +32,7 @@ class Figure:
         return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Alternative:
     """Another way to load the same batches, timed with the same step; or the reason why it cannot be used.
 
