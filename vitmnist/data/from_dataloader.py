@@ -295,5 +295,5 @@ def check_replaceable(dataloader: Any) -> None:
         )
     if dataloader.batch_sampler is None:
         raise ConfigError("dataloader: batch_size=None leaves batches to the data set; give it a batch_size")
-    if not len(dataloader.dataset):
+    if not len(dataloader.dataset):  # type: ignore[arg-type]
         raise DataError("dataloader: its data set is empty")

@@ -105,8 +105,7 @@ def _measure(
     (loading_s, _), (batch_s, waiting_s) = loaded, trained
     is_compared = dataloader is not None
     if dataloader is None and data is not None:
-        sizes = [len(leaf) for leaf in tree_leaves(first) if isinstance(leaf, Tensor) and leaf.dim()]
-        dataloader = DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
+        dataloader = _dataloader_over(data, first)
     rows, turns = [], [loading, alone, both]
     if dataloader is not None:
         for row, other in alternatives(dataloader, loading_s, waiting_s / batch_s, seconds, device, stack):
@@ -128,6 +127,12 @@ def _measure(
             f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these"
         )
     return diagnosis
+
+
+def _dataloader_over(data: Dataset[Any], batch: Any) -> DataLoader[Any]:
+    """A DataLoader over the data set behind a loader of another kind, which gave this batch."""
+    sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    return DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
 
 
 def _take_turns(turns: list[Timed], size: int, loading_s: float, deadline: float) -> int:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
-from vitmnist.diagnosis.after_import import AfterImport
 from vitmnist.diagnosis.observation import FetchTimes, Limits, Observation, new_observation
 
 
@@ -123,10 +126,34 @@ class Observer:
         new = new_observation(loader, self.limits)
         for known in self.observations:
             owner = known.loader()
-            is_successor = owner is None and (known.where, known.samples) == (new.where, new.samples)
-            if (owner is loader or is_successor) and known.settings == new.settings:
-                known.loader, known.where = new.loader, new.where
-                known.num_loaders += is_successor
+            if owner is loader and known.about["num_workers"] == new.about["num_workers"]:
+                known.about = new.about
+                return known
+            if owner is None and known.about == new.about:
+                known.loader = new.loader
+                known.num_loaders += 1
                 return known
         self.observations.append(new)
         return new
+
+
+class AfterImport(MetaPathFinder):
+    """A finder for `sys.meta_path` that calls `function` with the module `name` right after its import, once."""
+
+    def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
+        self.name, self.function = name, function
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec and spec.loader:
+            run_module = spec.loader.exec_module
+
+            def run_and_call(module: ModuleType) -> None:
+                run_module(module)
+                self.function(module)
+
+            spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
+        return spec
