@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from vitmnist.data.collate import map_tensors
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
 from vitmnist.data.decoding import CHUNK, PROBES, find_random, load_chunks
 from vitmnist.data.drawn_batches import DrawnBatches
-from vitmnist.data.loaders.base import LOADERS, Loader
+from vitmnist.data.loaders.base import LOADERS
 from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.loaders.prefetch import PrefetchOptions, Producer
@@ -132,18 +132,19 @@ class KeptDataLoader(ReplacedDataLoader):
     ) -> None:
         super().__init__(dataloader, loader)
         try:
-            tensors = self._decode_once(Path(folder).expanduser(), fingerprint, device)
+            with preserved_generators():
+                tensors = self._decode_once(Path(folder).expanduser(), fingerprint, device)
         except (ConfigError, OSError):
             raise
         except Exception as error:  # samples and collate function may fail in any way
             reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
             raise DataError(f"{loader}: {reason}; use loader='prefetch', which keeps no samples") from error
-        self._sampler = DrawnBatches(dataloader)
+        self._sampler: Any = DrawnBatches(dataloader)
         self._loader: Loader
         if loader == "gpu_slice":
             self._loader = LOADERS.build(LOADERS.complete({"name": loader}), tensors, self._sampler, device)
         else:
-            self._loader = HostLoader(tensors, self._sampler, device)  # type: ignore[arg-type]
+            self._loader = HostLoader(tensors, self._sampler, device)
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._loader.epoch(self._sampler.begin_epoch())
@@ -169,11 +170,12 @@ class KeptDataLoader(ReplacedDataLoader):
             )
         size = len(dataloader.dataset)  # type: ignore[arg-type]
         first = range(min(size, 2))
-        self._layout = BatchLayout.of(read_batch(dataloader, first), len(first))
+        self._layout = BatchLayout.of(_read(dataloader, first), len(first))
         decode = partial(_decode, dataloader, self._layout)
-        if name == "cache":
-            fingerprint = fingerprint or _fingerprint_of(dataloader)
-            tensors = _map(decode, folder, fingerprint and f"{fingerprint}, {size} samples, {self._layout.forms}")
+        if name == "cache" and (fingerprint := fingerprint or _fingerprint_of(dataloader)):
+            tensors = decode_once(folder, f"{fingerprint}, {size} samples, {self._layout.forms}", decode).tensors
+        elif name == "cache":
+            tensors = decode_temporarily(folder, decode)
         else:
             check_fits(name, Memory(host=self._layout.nbytes * size), device)
             tensors = load_chunks(decode(), size)
@@ -187,7 +189,7 @@ class KeptDataLoader(ReplacedDataLoader):
         batches = [*shuffled.split(self.dataloader.batch_size or CHUNK)[:COMPARED], *shuffled[:PROBES].split(1)]
         for indices in batches:
             found = self._layout.unpack(tensors.images[indices], tensors.labels[indices])
-            if place := find_difference(found, read_batch(self.dataloader, indices.tolist())):
+            if place := find_difference(found, _read(self.dataloader, indices.tolist())):
                 named = ", ".join(map(str, indices[:3].tolist()))
                 raise DataError(
                     f"{place} of samples {named}, … is not what the DataLoader makes of them: it depends on the other "
@@ -236,13 +238,8 @@ class PrefetchedDataLoader(ReplacedDataLoader):
             producer.stop()
 
 
-def read_batch(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
-    """The batch that a `DataLoader` makes of these samples; restores the global random generators."""
-    with preserved_generators():
-        return _read(dataloader, indices)
-
-
 def _read(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
+    """The batch that a `DataLoader` makes of these samples."""
     dataset: Any = dataloader.dataset
     if hasattr(dataset, "__getitems__"):
         samples = dataset.__getitems__(list(indices))
@@ -265,13 +262,8 @@ def _decode(dataloader: DataLoader[Any], layout: BatchLayout) -> Iterator[tuple[
     )
     chunks.is_internal = True  # python -m vitmnist.diagnose observes the user's alone
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    with preserved_generators():
-        for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
-            yield layout.pack(batch, min(CHUNK, size - number * CHUNK))
-
-
-def _map(decode: Callable[[], Iterator[tuple[Tensor, Tensor]]], folder: Path, fingerprint: str | None) -> TensorSet:
-    return decode_once(folder, fingerprint, decode).tensors if fingerprint else decode_temporarily(folder, decode)
+    for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
+        yield layout.pack(batch, min(CHUNK, size - number * CHUNK))
 
 
 def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:
