@@ -20,7 +20,7 @@ from vitmnist.data.collate import map_tensors
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
 from vitmnist.data.decoding import CHUNK, PROBES, find_random, load_chunks
 from vitmnist.data.drawn_batches import DrawnBatches
-from vitmnist.data.loaders.base import LOADERS
+from vitmnist.data.loaders.base import LOADERS, Loader
 from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.loaders.prefetch import PrefetchOptions, Producer
@@ -139,12 +139,12 @@ class KeptDataLoader(ReplacedDataLoader):
         except Exception as error:  # samples and collate function may fail in any way
             reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
             raise DataError(f"{loader}: {reason}; use loader='prefetch', which keeps no samples") from error
-        self._sampler: Any = DrawnBatches(dataloader)
+        self._sampler = DrawnBatches(dataloader)
         self._loader: Loader
         if loader == "gpu_slice":
             self._loader = LOADERS.build(LOADERS.complete({"name": loader}), tensors, self._sampler, device)
         else:
-            self._loader = HostLoader(tensors, self._sampler, device)
+            self._loader = HostLoader(tensors, self._sampler, device)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._loader.epoch(self._sampler.begin_epoch())
@@ -218,7 +218,7 @@ class PrefetchedDataLoader(ReplacedDataLoader):
     def __iter__(self) -> Iterator[Any]:
         # The epoch begins here, and not in the thread, which would share the random generators with the training loop.
         batches: Iterator[Any]
-        if self._sampler:
+        if self._sampler is not None:
             drawn = self._sampler.batches(self._sampler.begin_epoch())
             batches = (_read(self.dataloader, indices.tolist()) for indices in drawn)
         else:
