@@ -27,6 +27,7 @@ from tests.support.audits import (
     finding,
     plain,
 )
+from tests.support.pages import blocks
 from vitmnist import audit
 from vitmnist.data.seeding import changed_generators, generator_states, seed_generators
 from vitmnist.diagnosis import audit_checks as checks
@@ -208,9 +209,7 @@ def test_the_global_generators_stay_as_they_were() -> None:
 
 
 def test_the_example_of_the_documentation_prints_its_output(tmp_path: Path) -> None:
-    section = (REPOSITORY / "docs/diagnose.md").read_text().split("## Audit a loader", 1)[1]
-    program = section.split("```python\n", 1)[1].split("```", 1)[0]
-    printed = section.split("```text\n", 1)[1].split("```", 1)[0]
+    (program,), (printed,) = (blocks(language, REPOSITORY / "docs/audit.md") for language in ("python", "text"))
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, str(tmp_path / "program.py")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
