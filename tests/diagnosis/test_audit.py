@@ -169,9 +169,7 @@ def raises(dataset: Dataset) -> Any:
             "DataError: epoch 0 has no batch; audit more than 64 samples",
         ),
         (
-            lambda dataset: DataLoader(
-                dataset, BATCH_SIZE, collate_fn=lambda samples: np.stack([noise for _, noise in samples])
-            ),
+            lambda dataset: DataLoader(dataset, BATCH_SIZE, collate_fn=without_indices),
             "DataError: the first value of a batch must be the indices of its samples, whole numbers [B], but is "
             "float64 [5, 3]; let the loader deliver the samples (index, noise) of the data set as they are",
         ),
