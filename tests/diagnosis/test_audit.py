@@ -22,7 +22,6 @@ from tests.support.audits import (
     SAMPLES,
     CustomLoader,
     audit_small,
-    build_faulty,
     failed,
     finding,
     plain,
@@ -109,7 +108,7 @@ def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixtur
     ],
 )
 def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str, check: Callable[..., Any], detail: str) -> None:
-    result = audit_small(partial(build_faulty, fault=fault))
+    result = audit_small(partial(CustomLoader, fault=fault))
     assert finding(result, check) == f"FAILED: {detail}"
     expected = {check.__name__}
     if fault == "ranks leave out a third":  # a single rank leaves them out too
@@ -119,7 +118,7 @@ def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str, check: Cal
 
 
 def test_a_dropped_short_batch_is_not_a_failure() -> None:
-    result = audit_small(partial(build_faulty, fault="drops the last batch"))
+    result = audit_small(partial(CustomLoader, fault="drops the last batch"))
     assert finding(result, checks.each_index_once) == (
         "ok: 64 samples, 12 batches; a short last batch is dropped (4 samples)"
     )

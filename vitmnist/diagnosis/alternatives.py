@@ -81,7 +81,7 @@ def _our_loaders(
 ) -> Iterator[Built]:
     """This project's loaders; those that decode once do so for as many samples as there is time for."""
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    # A batch sampler of the user's has a size of batch on average.
+    # With a batch sampler of its own kind, the mean.
     batch_size = dataloader.batch_size or max(size // max(len(dataloader), 1), 1)
     decoded = min(size, (int(SHARE_OF_TIME * seconds / loading_s) + 2) * batch_size)
     part: DataLoader[Any] = DataLoader(
