@@ -22,11 +22,11 @@ from tests.support.audits import (
     SAMPLES,
     CustomLoader,
     audit_small,
-    build_faulty,
     failed,
     finding,
     plain,
 )
+from tests.support.pages import blocks
 from vitmnist import audit
 from vitmnist.data.seeding import changed_generators, generator_states, seed_generators
 from vitmnist.diagnosis import audit_checks as checks
@@ -108,7 +108,7 @@ def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixtur
     ],
 )
 def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str, check: Callable[..., Any], detail: str) -> None:
-    result = audit_small(partial(build_faulty, fault=fault))
+    result = audit_small(partial(CustomLoader, fault=fault))
     assert finding(result, check) == f"FAILED: {detail}"
     expected = {check.__name__}
     if fault == "ranks leave out a third":  # a single rank leaves them out too
@@ -118,7 +118,7 @@ def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str, check: Cal
 
 
 def test_a_dropped_short_batch_is_not_a_failure() -> None:
-    result = audit_small(partial(build_faulty, fault="drops the last batch"))
+    result = audit_small(partial(CustomLoader, fault="drops the last batch"))
     assert finding(result, checks.each_index_once) == (
         "ok: 64 samples, 12 batches; a short last batch is dropped (4 samples)"
     )
@@ -168,9 +168,7 @@ def raises(dataset: Dataset) -> Any:
             "DataError: epoch 0 has no batch; audit more than 64 samples",
         ),
         (
-            lambda dataset: DataLoader(
-                dataset, BATCH_SIZE, collate_fn=lambda samples: np.stack([noise for _, noise in samples])
-            ),
+            lambda dataset: DataLoader(dataset, BATCH_SIZE, collate_fn=without_indices),
             "DataError: the first value of a batch must be the indices of its samples, whole numbers [B], but is "
             "float64 [5, 3]; let the loader deliver the samples (index, noise) of the data set as they are",
         ),
@@ -208,9 +206,7 @@ def test_the_global_generators_stay_as_they_were() -> None:
 
 
 def test_the_example_of_the_documentation_prints_its_output(tmp_path: Path) -> None:
-    section = (REPOSITORY / "docs/diagnose.md").read_text().split("## Audit a loader", 1)[1]
-    program = section.split("```python\n", 1)[1].split("```", 1)[0]
-    printed = section.split("```text\n", 1)[1].split("```", 1)[0]
+    (program,), (printed,) = (blocks(language, REPOSITORY / "docs/audit.md") for language in ("python", "text"))
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, str(tmp_path / "program.py")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)

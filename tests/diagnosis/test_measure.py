@@ -218,9 +218,9 @@ def test_batches_that_are_ready_or_begun_are_not_timed(
         return 1.0, 0.5
 
     monkeypatch.setattr(stream_module, "time_batches", count)
-    stream = BatchStream(Buffered(length))
+    stream = BatchStream(Buffered(length), torch.device("cpu"))
     for ahead, size in timed:
-        assert stream.time_block(5, torch.device("cpu")) == (1.0 / size, 0.5 / size)
+        assert stream.time_block(5) == (1.0 / size, 0.5 / size)
         assert passes[-2:] == [ahead, size]
     assert len(stream.first_batch_s) == (2 if length == 60 else len(timed))
 

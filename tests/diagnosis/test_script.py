@@ -139,8 +139,8 @@ def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measure
         (["missing.py"], "missing.py: No such file or directory; type the path of a Python file"),
         (["-m", "missing.module"], "-m missing.module: there is no such module"),
         (["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),
-        (["--steps", "0", "mine.py"], "argument --steps: '0' is not a whole number of at least 1"),
-        (["--fail-above", "many", "mine.py"], "argument --fail-above: 'many' is not a number from 0 to 100"),
+        (["--steps", "0", "mine.py"], "--steps 0: must be at least 1"),
+        (["--fail-above", "nan", "mine.py"], "--fail-above nan: must be from 0 to 100"),
         (["--json", "missing/report.json", "mine.py"], "the folder missing does not exist; create it first"),
     ],
 )

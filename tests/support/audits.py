@@ -69,12 +69,6 @@ class CustomLoader:
             yield collate_samples(samples)
 
 
-def build_faulty(
-    dataset: Dataset, *, fault: str, num_workers: int = 0, rank: int = 0, world_size: int = 1, seed: int = 0
-) -> Any:
-    return CustomLoader(dataset, num_workers, rank, world_size, seed, fault)
-
-
 def finding(result: Audit, check: Callable[..., Any]) -> str:
     """The status of a property and its detail."""
     (found,) = [one for one in result.properties if one.name == check.__doc__]

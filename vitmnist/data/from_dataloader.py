@@ -33,7 +33,6 @@ from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 log = logging.getLogger(__name__)
 
 KEEPS_SAMPLES = ("gpu_slice", "ram", "cache")
-QUEUE_SIZE = PrefetchOptions.queue_size  # batches that the thread of prefetch keeps ready
 COMPARED = 3  # batches that are compared with the original before the replacement is returned
 
 
@@ -79,13 +78,14 @@ def from_dataloader(
     for name in KEEPS_SAMPLES if place.type == "cuda" else KEEPS_SAMPLES[1:]:
         try:
             replacement = KeptDataLoader(dataloader, name, place, folder, fingerprint)
-            log.info("loader=auto: %s keeps the samples", name)
-            return replacement
         except DoesNotFitError as reason:
             log.info("loader=auto: not %s", reason)
         except UserError as reason:  # true of the others too
             log.info("loader=auto: prefetch, because %s", reason)
             break
+        else:
+            log.info("loader=auto: %s keeps the samples", name)
+            return replacement
     return PrefetchedDataLoader(dataloader, place)
 
 
@@ -132,7 +132,8 @@ class KeptDataLoader(ReplacedDataLoader):
     ) -> None:
         super().__init__(dataloader, loader)
         try:
-            tensors = self._decode_once(Path(folder).expanduser(), fingerprint, device)
+            with preserved_generators():
+                tensors = self._decode_once(Path(folder).expanduser(), fingerprint, device)
         except (ConfigError, OSError):
             raise
         except Exception as error:  # samples and collate function may fail in any way
@@ -169,15 +170,12 @@ class KeptDataLoader(ReplacedDataLoader):
             )
         size = len(dataloader.dataset)  # type: ignore[arg-type]
         first = range(min(size, 2))
-        self._layout = BatchLayout.of(read_batch(dataloader, first), len(first))
+        self._layout = BatchLayout.of(_read(dataloader, first), len(first))
         decode = partial(_decode, dataloader, self._layout)
-        if name == "cache":
-            fingerprint = fingerprint or _fingerprint_of(dataloader)
-            if fingerprint:
-                contents = f"{fingerprint}, {size} samples, {self._layout.forms}"
-                tensors = decode_once(folder, contents, decode).tensors
-            else:
-                tensors = decode_temporarily(folder, decode)
+        if name == "cache" and (fingerprint := fingerprint or _fingerprint_of(dataloader)):
+            tensors = decode_once(folder, f"{fingerprint}, {size} samples, {self._layout.forms}", decode).tensors
+        elif name == "cache":
+            tensors = decode_temporarily(folder, decode)
         else:
             check_fits(name, Memory(host=self._layout.nbytes * size), device)
             tensors = load_chunks(decode(), size)
@@ -191,7 +189,7 @@ class KeptDataLoader(ReplacedDataLoader):
         batches = [*shuffled.split(self.dataloader.batch_size or CHUNK)[:COMPARED], *shuffled[:PROBES].split(1)]
         for indices in batches:
             found = self._layout.unpack(tensors.images[indices], tensors.labels[indices])
-            if place := find_difference(found, read_batch(self.dataloader, indices.tolist())):
+            if place := find_difference(found, _read(self.dataloader, indices.tolist())):
                 named = ", ".join(map(str, indices[:3].tolist()))
                 raise DataError(
                     f"{place} of samples {named}, … is not what the DataLoader makes of them: it depends on the other "
@@ -211,7 +209,7 @@ class PrefetchedDataLoader(ReplacedDataLoader):
                 "training loop; give the DataLoader num_workers=1 or more"
             )
         self._sampler = None if has_workers else DrawnBatches(dataloader, least_ahead=1)
-        in_queue = QUEUE_SIZE + 1  # the thread holds one more, for which there is no room
+        in_queue = PrefetchOptions().queue_size + 1  # the thread holds one more, for which there is no room
         self.buffered = in_queue + dataloader.num_workers * (dataloader.prefetch_factor or 0)
         self._accelerator = accelerator_of(device)
         self._stream = self._accelerator.new_stream()
@@ -220,7 +218,7 @@ class PrefetchedDataLoader(ReplacedDataLoader):
     def __iter__(self) -> Iterator[Any]:
         # The epoch begins here, and not in the thread, which would share the random generators with the training loop.
         batches: Iterator[Any]
-        if self._sampler:
+        if self._sampler is not None:
             drawn = self._sampler.batches(self._sampler.begin_epoch())
             batches = (_read(self.dataloader, indices.tolist()) for indices in drawn)
         else:
@@ -230,7 +228,8 @@ class PrefetchedDataLoader(ReplacedDataLoader):
                     producer.join()
             batches = iter(self.dataloader)
         to_device = partial(map_tensors, self._accelerator.to_device)
-        producer = Producer(lambda: map(to_device, batches), QUEUE_SIZE, None, self._accelerator, self._stream)
+        queue_size = PrefetchOptions().queue_size
+        producer = Producer(lambda: map(to_device, batches), queue_size, None, self._accelerator, self._stream)
         self._producers.add(producer)
         return producer.run()
 
@@ -239,13 +238,8 @@ class PrefetchedDataLoader(ReplacedDataLoader):
             producer.stop()
 
 
-def read_batch(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
-    """The batch that a `DataLoader` makes of these samples; restores the global random generators."""
-    with preserved_generators():
-        return _read(dataloader, indices)
-
-
 def _read(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
+    """The batch that a `DataLoader` makes of these samples."""
     dataset: Any = dataloader.dataset
     if hasattr(dataset, "__getitems__"):
         samples = dataset.__getitems__(list(indices))
@@ -268,9 +262,8 @@ def _decode(dataloader: DataLoader[Any], layout: BatchLayout) -> Iterator[tuple[
     )
     chunks.is_internal = True  # python -m vitmnist.diagnose observes the user's alone
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    with preserved_generators():
-        for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
-            yield layout.pack(batch, min(CHUNK, size - number * CHUNK))
+    for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
+        yield layout.pack(batch, min(CHUNK, size - number * CHUNK))
 
 
 def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:
@@ -279,7 +272,7 @@ def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:
     return fingerprint if isinstance(fingerprint, str) and dataloader.collate_fn is default_collate else None
 
 
-def check_replaceable(dataloader: DataLoader[Any]) -> None:
+def check_replaceable(dataloader: Any) -> None:
     """Raise `ConfigError` or `DataError` if this DataLoader has no batches of samples with an index."""
     if not isinstance(dataloader, DataLoader):
         raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {type(dataloader).__name__}")

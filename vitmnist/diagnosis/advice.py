@@ -9,6 +9,7 @@ from typing import Any
 from vitmnist.diagnosis.verdict import milliseconds, plural
 
 NOTICEABLE_PCT = 5.0  # of the time, that the waits for the first batches of epochs must take
+DECODE_ONCE = "use vitmnist.from_dataloader(loader), which decodes once and gives the same batches"
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
 PROFILE = (
     "with torch.profiler.profile() as profile: ...  # a few of your training steps\n"
@@ -38,44 +39,32 @@ def advise(figures: dict[str, Any], cores: int, command: str) -> list[Advice]:
         share = 100 - figures["waiting_pct"]
         text = f"the loader is not the problem: {share:.0f}% of the time is in the step; profile the step"
         found.append(Advice(text, PROFILE))
-    elif figures["num_workers"] == 0:
-        found.append(_without_workers(figures, cores))
     elif not at_start or other_pct >= figures["first_batches_pct"]:
-        found.append(_with_workers(figures, cores))
+        found.append(Advice(_workers(figures, cores), COMPARE))
     return found + at_start
 
 
-def _without_workers(figures: dict[str, Any], cores: int) -> Advice:
-    t1_s, workers = figures["t1_s"], cores
-    reason = "the main process makes each batch between two steps"
-    if t1_s is not None:
-        reason += f", which takes {milliseconds(t1_s)}"
-        workers = _enough_workers(figures, cores)
-    text = f"{reason}; try num_workers={workers} ({cores} cores available)"
-    return Advice(text + _decode_once(figures, ", or "), COMPARE)
-
-
-def _with_workers(figures: dict[str, Any], cores: int) -> Advice:
-    workers, per_batch_s = figures["num_workers"], figures["t1_per_worker_s"]
-    if per_batch_s is None:
-        return Advice("T1 is unknown; measure the alternatives" + _decode_once(figures, ", or "), COMPARE)
-    if per_batch_s <= figures["step_s"]:
-        text = (
-            f"the {plural(workers, 'worker')} can make a batch every {milliseconds(per_batch_s)}, faster than the "
-            f"step of {milliseconds(figures['step_s'])}: batches arrive unevenly, or their copy to the main process "
-            f"takes the time; try a larger prefetch_factor"
-        )
-        return Advice(text + _decode_once(figures, ", or "), COMPARE)
-    text = (
-        f"the {plural(workers, 'worker')} can make a batch every {milliseconds(per_batch_s)}, slower than the step "
-        f"of {milliseconds(figures['step_s'])}"
-    )
-    more = _enough_workers(figures, cores)
-    if more > workers:
-        text += f"; try num_workers={more} ({cores} cores available)" + _decode_once(figures, ", or ")
-    else:
-        text += f", and none of the {plural(cores, 'core')} is free" + _decode_once(figures, "; ")
-    return Advice(text, COMPARE)
+def _workers(figures: dict[str, Any], cores: int) -> str:
+    """Why batches come late, and what could make them faster."""
+    workers, t1_s, step_s = figures["num_workers"], figures["t1_s"], figures["step_s"]
+    # As many as make a batch per step, but no more than there are cores.
+    enough = cores if t1_s is None else int(min(ceil(t1_s / max(step_s, 1e-6)), cores))
+    more_workers = f"try num_workers={enough} ({cores} cores available)"
+    if not workers:
+        reason = "the main process makes each batch between two steps"
+        reason += "" if t1_s is None else f", which takes {milliseconds(t1_s)}"
+        return _text(figures, reason, more_workers)
+    if t1_s is None:
+        return _text(figures, "T1 is unknown", "measure the alternatives")
+    reason = f"the {plural(workers, 'worker')} can make a batch every {milliseconds(figures['t1_per_worker_s'])}, "
+    if figures["t1_per_worker_s"] <= step_s:
+        reason += f"faster than the step of {milliseconds(step_s)}: batches arrive unevenly, or their copy to the "
+        reason += "main process takes the time"
+        return _text(figures, reason, "try a larger prefetch_factor")
+    reason += f"slower than the step of {milliseconds(step_s)}"
+    if enough > workers:
+        return _text(figures, reason, more_workers)
+    return _text(figures, f"{reason}, and none of the {plural(cores, 'core')} is free")
 
 
 def _start_of_epochs(figures: dict[str, Any], command: str) -> list[Advice]:
@@ -83,23 +72,19 @@ def _start_of_epochs(figures: dict[str, Any], command: str) -> list[Advice]:
     later = figures["first_batches_s"][1:]
     if not later or not figures["num_workers"] or figures["first_batches_pct"] < NOTICEABLE_PCT:
         return []
-    text = (
+    reason = (
         f"the first batch of an epoch takes {milliseconds(sum(later) / len(later))}, "
-        f"{figures['first_batches_pct']:.0f}% of the time; "
+        f"{figures['first_batches_pct']:.0f}% of the time"
     )
     if figures["persistent_workers"] and figures["num_loaders"] == 1:
-        return [Advice(f"{text}make the epochs longer{_decode_once(figures, ', or ')}", COMPARE)]
+        return [Advice(_text(figures, reason, "make the epochs longer"), COMPARE)]
     once = "build the DataLoader once, before the epochs: " if figures["num_loaders"] > 1 else ""
-    text += f"{once}persistent_workers=True keeps the workers from one epoch to the next"
+    text = f"{reason}; {once}persistent_workers=True keeps the workers from one epoch to the next"
     return [Advice(text, f"the same command, with persistent_workers=True in the script:\n{command}")]
 
 
-def _enough_workers(figures: dict[str, Any], cores: int) -> int:
-    """As many workers as make a batch per step, but no more than there are cores."""
-    return int(min(ceil(figures["t1_s"] / max(figures["step_s"], 1e-6)), cores))
-
-
-def _decode_once(figures: dict[str, Any], before: str) -> str:
-    if not figures["is_map_style"]:
-        return ""  # an iterable data set cannot be read by index
-    return f"{before}use vitmnist.from_dataloader(loader), which decodes once and gives the same batches"
+def _text(figures: dict[str, Any], reason: str, *changes: str) -> str:
+    """The reason and the changes, and also to decode once, unless the data set cannot be read by index."""
+    if figures["is_map_style"]:
+        changes = (*changes, DECODE_ONCE)
+    return f"{reason}; {', or '.join(changes)}" if changes else reason

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from vitmnist.data.seeding import preserved_generators
+from vitmnist.diagnosis.audit_case import Case, LoaderFactory
 from vitmnist.diagnosis.audit_checks import CHECKS, Finding, Status
-from vitmnist.diagnosis.audit_probe import Case, LoaderFactory
 from vitmnist.errors import ConfigError, first_line
 
 LEAST_SAMPLES = 16  # two permutations of fewer may be equal by chance

@@ -6,8 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from vitmnist.data.seeding import GENERATORS, changed_generators, generator_states
-from vitmnist.diagnosis.audit_epoch import Epoch, index_difference, noise_difference, read_epoch, start_epoch
-from vitmnist.diagnosis.audit_probe import WORKERS, Case
+from vitmnist.diagnosis.audit_case import (
+    WORKERS,
+    Case,
+    Epoch,
+    index_difference,
+    noise_difference,
+    read_epoch,
+    start_epoch,
+)
 from vitmnist.runtime.leftovers import left_since, running
 
 Status = Literal["ok", "FAILED", "not checked"]
@@ -19,21 +26,17 @@ RESUMED = 1  # the epoch; epoch 0 could be right by being the default
 
 def each_index_once(case: Case) -> Finding:
     """an epoch has every index once"""
-    missing: list[list[int]] = []  # per epoch
+    missing = []
     for epoch in case.epochs:
-        first: dict[int, int] = {}
-        for position, index in enumerate(epoch.indices):
-            if index in first:
-                twice = f"index {index} came twice, first in batch {epoch.batch_numbers[first[index]]}"
-                return "FAILED", f"{epoch.place(position)}: {twice}"
-            first[index] = position
-        missing.append(_missing(case, first))
-        if missing[-1] and not _are_dropped(missing[-1], case, [epoch]):
+        for index, (_, first), (_, again) in _repeated(epoch):
+            return "FAILED", f"epoch {epoch.number}, batch {again}: index {index} came twice, first in batch {first}"
+        missing.append(_missing(case, epoch.indices))
+        if missing[-1] and not _are_dropped(missing[-1], case, epoch):
             return "FAILED", f"epoch {epoch.number}: {_never(missing[-1])}"
     # A dropped batch has other samples if the order is another one.
     if missing[0] and missing[0] == missing[1] and case.epochs[0].indices != case.epochs[1].indices:
         return "FAILED", f"epochs 0 and 1, in different orders: {_never(missing[0])}"
-    return "ok", f"{case.samples} samples, {len(case.epochs[0].batch_sizes)} batches" + _dropped(len(missing[-1]))
+    return "ok", f"{case.samples} samples, {len(case.epochs[0].batches)} batches" + _dropped(len(missing[-1]))
 
 
 def order_differs(case: Case) -> Finding:
@@ -63,7 +66,7 @@ def independent_of_workers(case: Case) -> Finding:
 def resumes_exactly(case: Case) -> Finding:
     """a resumed epoch neither skips nor repeats"""
     expected = case.epochs[RESUMED]
-    start = len(expected.batch_sizes) // 2
+    start = len(expected.batches) // 2
     if not start:
         return "not checked", _too_few(case)
     resumed = _resume(case, start)
@@ -72,7 +75,7 @@ def resumes_exactly(case: Case) -> Finding:
             "the loader has neither epoch(number, start) nor load_state_dict, and its iterator no set_state"
         )
     method, found = resumed
-    method = f"{method} at epoch {RESUMED}, batch {start} of {len(expected.batch_sizes)}"
+    method = f"{method} at epoch {RESUMED}, batch {start} of {len(expected.batches)}"
     tail = expected.tail(start)
     if difference := index_difference(tail, found):
         return "FAILED", f"{method}: {difference}"
@@ -85,20 +88,14 @@ def ranks_are_disjoint(case: Case) -> Finding:
     if undeclared := [name for name in ("rank", "world_size") if name not in case.declared]:
         return "not checked", f"the factory takes no {' and no '.join(undeclared)}"
     epochs = [case.read_epochs(1, rank=rank, world_size=RANKS)[0] for rank in range(RANKS)]
-    owner: dict[int, tuple[int, int]] = {}
-    repeated = []
-    for rank, epoch in enumerate(epochs):
-        for index, batch in zip(epoch.indices, epoch.batch_numbers, strict=True):
-            if index in owner:
-                other, other_batch = owner[index]
-                repeated.append(
-                    f"index {index} is on rank {other} (batch {other_batch}) and rank {rank} (batch {batch})"
-                )
-            owner.setdefault(index, (rank, batch))
+    repeated = [
+        f"index {index} is on rank {rank} (batch {batch}) and rank {other} (batch {other_batch})"
+        for index, (rank, batch), (other, other_batch) in _repeated(*epochs)
+    ]
     if len(repeated) >= RANKS:
         return "FAILED", f"epoch 0: {repeated[0]}; {len(repeated)} indices came twice"
-    missing = _missing(case, owner)
-    if len(missing) >= RANKS and not _are_dropped(missing, case, epochs):
+    missing = _missing(case, [index for epoch in epochs for index in epoch.indices])
+    if len(missing) >= RANKS and not _are_dropped(missing, case, *epochs):
         return "FAILED", f"epoch 0: {_never(missing)}, on no rank"
     # So that all ranks have as many samples, samplers repeat or leave out fewer than there are ranks.
     evened = repeated or [f"index {index} is on no rank" for index in missing if len(missing) < RANKS]
@@ -109,19 +106,18 @@ def streams_are_independent(case: Case) -> Finding:
     """samples do not share random numbers"""
     if case.refusal:
         return "not checked", f"the loader does not take random samples: {case.refusal}"
-    seen: list[dict[float, tuple[Epoch, int]]] = [{} for _ in GENERATORS]
+    first: dict[tuple[str, float], tuple[int, int, str]] = {}  # the sample that a generator gave a number
     for epoch in case.epochs:
         if epoch.noise is None:
             return "not checked", "the batches do not have the noise of the samples"
-        for position, row in enumerate(epoch.noise.tolist()):
-            for name, drawn, value in zip(GENERATORS, seen, row, strict=True):
-                other, before = drawn.setdefault(value, (epoch, position))
+        for index, place, row in zip(epoch.indices, epoch.places, epoch.noise.tolist(), strict=True):
+            for generator, value in zip(GENERATORS, row, strict=True):
+                number, other, other_place = first.setdefault((generator, value), (epoch.number, index, place))
                 # An index that comes twice in an epoch may be the same sample.
-                if (other.number, other.indices[before]) != (epoch.number, epoch.indices[position]):
-                    first = f"{other.place(before)}, index {other.indices[before]}"
-                    second = f"{epoch.place(position)}, index {epoch.indices[position]}"
-                    return "FAILED", f"{name}: the same number for {first} and {second}"
-    if len(case.epochs[0].batch_sizes) < WORKERS:
+                if (number, other) != (epoch.number, index):
+                    places = f"{other_place}, index {other} and {place}, index {index}"
+                    return "FAILED", f"{generator}: the same number for {places}"
+    if len(case.epochs[0].batches) < WORKERS:
         return "not checked", _too_few(case)
     return "ok", f"{', '.join(GENERATORS)}; 2 epochs"
 
@@ -195,13 +191,24 @@ def _too_few(case: Case) -> str:
     return f"an epoch has a single batch; audit more than {case.samples} samples"
 
 
+def _repeated(*epochs: Epoch) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
+    """Each index that comes again, and its first and second place: the position of the epoch, and the batch."""
+    first: dict[int, tuple[int, int]] = {}
+    for position, epoch in enumerate(epochs):
+        for number, batch in enumerate(epoch.batches):
+            for index in batch:
+                if index in first:
+                    yield index, first[index], (position, number)
+                first.setdefault(index, (position, number))
+
+
 def _missing(case: Case, found: Collection[int]) -> list[int]:
-    return [index for index in range(case.samples) if index not in found]
+    return sorted({*range(case.samples)} - {*found})
 
 
-def _are_dropped(missing: Sequence[int], case: Case, epochs: Sequence[Epoch]) -> bool:
+def _are_dropped(missing: Sequence[int], case: Case, *epochs: Epoch) -> bool:
     """Whether each worker of each rank may have left out a last batch shorter than the others."""
-    sizes = {size for epoch in epochs for size in epoch.batch_sizes}
+    sizes = {len(batch) for epoch in epochs for batch in epoch.batches}
     droppers = len(epochs) * max(case.settings().get("num_workers", 1), 1)
     return len(sizes) == 1 and len(missing) < sizes.pop() * droppers
 

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
-from functools import partial
 from itertools import repeat
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,11 +19,11 @@ from tqdm import tqdm
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.from_dataloader import check_replaceable
 from vitmnist.data.loaders.base import Loader
-from vitmnist.data.loaders.timing import BLOCKS, Step, calling, time_batches
+from vitmnist.data.loaders.timing import BLOCKS, Step, calling
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.alternatives import Candidate, Timed, WatchedStep, candidates, with_workers
-from vitmnist.diagnosis.result import Diagnosis, Figure
-from vitmnist.diagnosis.stream import BatchStream
+from vitmnist.diagnosis.alternatives import alternatives, with_workers
+from vitmnist.diagnosis.result import Alternative, Diagnosis, Figure
+from vitmnist.diagnosis.stream import BatchStream, Timed
 from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.runtime.device import accelerator_of, choose_device
 
@@ -70,7 +68,7 @@ def diagnose(
     place = _device_of(model, device)
     with ExitStack() as stack:
         stack.enter_context(_restored(loader, place, model, optimizer))
-        diagnosis = _measure(loader, WatchedStep(calling(step)), batches, seconds, place, data, stack)
+        diagnosis = _measure(loader, calling(step), batches, seconds, place, data, stack)
     if model is None or optimizer is None:
         missing = [name for name, value in (("model", model), ("optimizer", optimizer)) if value is None]
         given = " and ".join(f"{name}=" for name in missing)
@@ -81,7 +79,7 @@ def diagnose(
 
 def _measure(
     loader: Iterable[Any] | Loader,
-    step: WatchedStep,
+    step: Callable[[Any], object],
     batches: int,
     seconds: float,
     device: torch.device,
@@ -89,42 +87,41 @@ def _measure(
     stack: ExitStack,
 ) -> Diagnosis:
     deadline = time.perf_counter() + seconds
-    dataloader = loader if isinstance(loader, DataLoader) and _can_be_replaced(loader) else None
+    dataloader: DataLoader[Any] | None = None
+    with suppress(UserError):  # nothing else can deliver its batches
+        check_replaceable(loader)
+        dataloader = loader  # type: ignore[assignment]
     # A copy, because persistent workers belong to the loop.
-    stream = BatchStream(loader if dataloader is None else with_workers(dataloader, dataloader.num_workers))
+    stream = BatchStream(loader if dataloader is None else with_workers(dataloader, dataloader.num_workers), device)
     stack.callback(stream.close)
     first = next(stream.take(1), None)
     if not stream.taken:
         raise DataError("the loader has no batches")
-    resident = map_tensors(accelerator_of(device).to_device, first)
-    loaded, trained = stream.time_block(2, device), stream.time_block(2, device, step)
+    resident = repeat(map_tensors(accelerator_of(device).to_device, first))
+    loading, alone, both = Timed(stream), Timed(BatchStream(resident, device), step), Timed(stream, step)
+    loaded, trained = stream.time_block(2), stream.time_block(2, step)
     if not loaded or not trained:
         raise DataError(_too_few(stream))
+    (loading_s, _), (batch_s, waiting_s) = loaded, trained
+    is_compared = dataloader is not None
     if dataloader is None and data is not None:
-        sizes = [len(leaf) for leaf in tree_leaves(first) if isinstance(leaf, Tensor) and leaf.dim()]
-        dataloader = DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
-    others: list[Candidate] = []
+        dataloader = _dataloader_over(data, first)
+    rows, turns = [], [loading, alone, both]
     if dataloader is not None:
-        others = candidates(dataloader, loaded[0], trained[1] / trained[0], seconds, device, stack)
-
-    def settle_s(one: BatchStream) -> float:
-        return min(one.buffered * loaded[0], MOST_SETTLE_S)
-
-    loading = Timed(partial(stream.time_block, device=device), settle_s(stream))
-    alone = Timed(partial(_time_resident, resident, device=device, step=step))
-    both = Timed(partial(stream.time_block, device=device, step=step), settle_s(stream))
-    turns = [loading, alone, both]
-    for other in others:
-        if not isinstance(loader, DataLoader):
-            other.identical = "not compared"  # nothing is known of the order of its batches
-        if other.stream:
-            other.timed = Timed(partial(other.time_block, device=device, step=step), settle_s(other.stream))
-            turns.append(other.timed)
-    affordable = int(seconds / (BLOCKS * len(turns) * trained[0]))
-    rounds = _take_turns(turns, min(max(affordable, 1), -(-batches // BLOCKS)), deadline)
+        for row, other in alternatives(dataloader, loading_s, waiting_s / batch_s, seconds, device, stack):
+            rows.append(row)
+            if other is not None:
+                turns.append(Timed(BatchStream(other, device), step, row))
+                stack.callback(turns[-1].stream.close)
+            if not is_compared:
+                row.identical = "not compared"  # nothing is known of the order of the loader's batches
+    affordable = int(seconds / (BLOCKS * len(turns) * batch_s))
+    rounds = _take_turns(turns, min(max(affordable, 1), -(-batches // BLOCKS)), loading_s, deadline)
     if not loading.blocks or not both.blocks:
         raise DataError(_too_few(stream))
-    diagnosis = _diagnosis(stream, loading, alone, both, device, dataloader, others)
+    for timed in turns:
+        timed.complete_row(dataloader)
+    diagnosis = _diagnosis(loading, alone, both, rows)
     if rounds < BLOCKS:
         diagnosis.notes.append(
             f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these"
@@ -132,7 +129,13 @@ def _measure(
     return diagnosis
 
 
-def _take_turns(turns: list[Timed], size: int, deadline: float) -> int:
+def _dataloader_over(data: Dataset[Any], batch: Any) -> DataLoader[Any]:
+    """A DataLoader over the data set behind a loader of another kind, which gave this batch."""
+    sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    return DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
+
+
+def _take_turns(turns: list[Timed], size: int, loading_s: float, deadline: float) -> int:
     """Time a block of `size` batches of each, in several rounds; each round begins with another.
 
     Returns:
@@ -142,26 +145,16 @@ def _take_turns(turns: list[Timed], size: int, deadline: float) -> int:
         if number and time.perf_counter() > deadline:
             return number
         first = number % len(turns)
-        for timed in tqdm(
-            [*turns[first:], *turns[:first]], f"round {number + 1} of {BLOCKS}", leave=False, disable=None
-        ):
-            started, cpu_s = time.perf_counter(), _cpu_seconds()
-            if block := timed.time_block(size):
-                timed.blocks.append(block)
-                timed.cores.append((_cpu_seconds() - cpu_s) / (time.perf_counter() - started))
-            time.sleep(timed.settle_s)
+        ordered = [*turns[first:], *turns[:first]]
+        for timed in tqdm(ordered, f"round {number + 1} of {BLOCKS}", leave=False, disable=None):
+            timed.time_block(size)
+            # Its queues fill again, which must not disturb what is timed next.
+            time.sleep(min(timed.stream.buffered * loading_s, MOST_SETTLE_S))
     return BLOCKS
 
 
-def _diagnosis(
-    stream: BatchStream,
-    loading: Timed,
-    alone: Timed,
-    both: Timed,
-    device: torch.device,
-    dataloader: DataLoader[Any] | None,
-    others: list[Candidate],
-) -> Diagnosis:
+def _diagnosis(loading: Timed, alone: Timed, both: Timed, rows: list[Alternative]) -> Diagnosis:
+    stream = both.stream
     loading_s, step_s, batch_s = (Figure.of([block for block, _ in timed.blocks]) for timed in (loading, alone, both))
     overlaps = [
         100 * min(max((t1 + t2 - t) / min(t1, t2), 0.0), 1.0)
@@ -171,9 +164,8 @@ def _diagnosis(
     notes = []
     if stream.has_ended:
         notes.append(f"the loader ended after {stream.taken} batches and cannot begin again, so few were timed")
-    if device.type == "cpu" and torch.cuda.is_initialized():
+    if stream.device.type == "cpu" and torch.cuda.is_initialized():
         notes.append("times are those of the CPU, but CUDA is in use: give device='cuda' if the step runs there")
-    rows = [other.row(dataloader, loading_s.median) for other in others] if dataloader is not None else []
     return Diagnosis(
         loading_s,
         step_s,
@@ -183,28 +175,11 @@ def _diagnosis(
         overlap_pct=Figure.of(overlaps) if can_tell else None,
         first_batch_s=Figure.of(stream.first_batch_s),
         cores_busy=Figure.of(both.cores),
-        device=str(device),
+        device=str(stream.device),
         batches_per_epoch=len(stream.source) if isinstance(stream.source, Sized) else None,
         alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
         notes=notes,
     )
-
-
-def _time_resident(
-    batch: Any, size: int, device: torch.device, step: Callable[[Any], object]
-) -> tuple[float, float] | None:
-    seconds, waiting = time_batches(repeat(batch, size), device, step)
-    return seconds / size, waiting / size
-
-
-def _cpu_seconds() -> float:
-    """Processor time of this process and its living children so far."""
-    total = time.process_time()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            times = child.cpu_times()  # in steps of 10 ms
-            total += times.user + times.system
-    return total
 
 
 def _too_few(stream: BatchStream) -> str:
@@ -231,43 +206,30 @@ def _device_of(model: nn.Module | None, device: torch.device | str | None) -> to
     return place
 
 
-def _can_be_replaced(dataloader: DataLoader[Any]) -> bool:
-    """Whether others could deliver its batches: its samples have an index, and it iterates as torch does."""
-    try:
-        check_replaceable(dataloader)
-    except UserError:
-        return False
-    return True
-
-
 @contextmanager
 def _restored(
     loader: Any, device: torch.device, model: nn.Module | None, optimizer: Optimizer | None
 ) -> Iterator[None]:
     """Restore the state of model, optimizer and random generators on exit."""
-    modes = [(one, one.training) for one in model.modules()] if model is not None else []
-    gradients = (
-        [(one, one.grad if one.grad is None else one.grad.clone()) for one in model.parameters()]
-        if model is not None
-        else []
-    )
-    model_state = deepcopy(model.state_dict()) if model is not None else None
-    optimizer_state = deepcopy(optimizer.state_dict()) if optimizer else None
+    states: list[tuple[Any, Any]] = [(one, deepcopy(one.state_dict())) for one in (model, optimizer) if one is not None]
+    modes = [(module, module.training) for module in (model.modules() if model is not None else ())]
+    gradients = [
+        (parameter, None if parameter.grad is None else parameter.grad.clone())
+        for parameter in (model.parameters() if model is not None else ())
+    ]
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     generators = {one for owner in owners if isinstance(one := getattr(owner, "generator", None), torch.Generator)}
-    states = [(generator, generator.get_state()) for generator in generators]
+    drawn = [(generator, generator.get_state()) for generator in generators]
     try:
         with preserved_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
-        for generator, state in states:
-            generator.set_state(state)
-        if model is not None and model_state is not None:
-            model.load_state_dict(model_state)
-            for module, is_training in modes:
-                module.training = is_training
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-        if optimizer and optimizer_state:
-            optimizer.load_state_dict(optimizer_state)
+        for generator, generator_state in drawn:
+            generator.set_state(generator_state)
+        for owner, state in states:
+            owner.load_state_dict(state)
+        for module, is_training in modes:
+            module.training = is_training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
@@ -65,17 +66,8 @@ class Observation:
     """
 
     loader: weakref.ref[Any]
+    about: dict[str, Any]  # the settings of the loader, and where it is iterated
     limits: Limits
-    dataset: str
-    samples: int | None  # None if the data set has no length
-    sampler: str
-    drop_last: bool
-    is_map_style: bool
-    batch_size: int | None
-    num_workers: int
-    start_method: str | None  # of its workers
-    persistent_workers: bool
-    where: str  # file and line that iterate over it
     fetch_times: FetchTimes
     num_loaders: int = 1
     first_batches_s: list[float] = field(default_factory=list)  # one per epoch, observed or not
@@ -91,10 +83,6 @@ class Observation:
     @property
     def is_complete(self) -> bool:
         return self.steps >= self.limits.steps
-
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self.dataset, self.sampler, self.batch_size, self.drop_last, self.num_workers, self.persistent_workers
 
     def add_batch(self, waiting_s: float, is_first: bool) -> None:
         """Count a batch that has arrived; `is_first` of its epoch, whose wait includes the start of the workers."""
@@ -130,28 +118,22 @@ def new_observation(loader: Any, limits: Limits) -> Observation:
     """The observation of a `DataLoader` over which iteration begins."""
     context = loader.multiprocessing_context or multiprocessing
     batch_size = loader.batch_size
-    return Observation(
-        loader=weakref.ref(loader),
-        limits=limits,
-        dataset=type(loader.dataset).__name__,
-        samples=_length(loader.dataset),
-        sampler=type(loader.sampler).__name__,
-        drop_last=loader.drop_last,
-        is_map_style=loader._dataset_kind == 0,
-        batch_size=getattr(loader.batch_sampler, "batch_size", None) if batch_size is None else batch_size,
-        num_workers=loader.num_workers,
-        start_method=context.get_start_method() if loader.num_workers else None,
-        persistent_workers=loader.persistent_workers,
-        where=_calling_line(),
-        fetch_times=FetchTimes(loader.num_workers),
-    )
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # the script may never ask for it, so any error is none of the script's
-        return None
+    samples = None
+    with suppress(Exception):  # the script may never ask for the length, so any error is none of the script's
+        samples = len(loader.dataset)
+    about = {
+        "dataset": type(loader.dataset).__name__,
+        "samples": samples,
+        "sampler": type(loader.sampler).__name__,
+        "drop_last": loader.drop_last,
+        "is_map_style": loader._dataset_kind == 0,
+        "batch_size": getattr(loader.batch_sampler, "batch_size", None) if batch_size is None else batch_size,
+        "num_workers": loader.num_workers,
+        "start_method": context.get_start_method() if loader.num_workers else None,
+        "persistent_workers": loader.persistent_workers,
+        "where": _calling_line(),
+    }
+    return Observation(weakref.ref(loader), about, limits, FetchTimes(loader.num_workers))
 
 
 def _calling_line() -> str:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
-from vitmnist.diagnosis.after_import import AfterImport
 from vitmnist.diagnosis.observation import FetchTimes, Limits, Observation, new_observation
-
-
-class StopScript(SystemExit):
-    """Ends the script after the observed steps; its `finally` blocks run."""
 
 
 class ThreadState(threading.local):
@@ -77,7 +76,7 @@ class ObservedIterator:
         is_last = self._observation.add_step(waiting_s, step_s, is_first=self._batches == 1)
         # In another thread, SystemExit would end that thread alone, and the script could wait for it for ever.
         if is_last and self._observation.limits.stop and threading.current_thread() is threading.main_thread():
-            raise StopScript(0)
+            sys.exit(0)
 
 
 class Observer:
@@ -123,10 +122,34 @@ class Observer:
         new = new_observation(loader, self.limits)
         for known in self.observations:
             owner = known.loader()
-            is_successor = owner is None and (known.where, known.samples) == (new.where, new.samples)
-            if (owner is loader or is_successor) and known.settings == new.settings:
-                known.loader, known.where = new.loader, new.where
-                known.num_loaders += is_successor
+            if owner is loader and known.about["num_workers"] == new.about["num_workers"]:
+                known.about = new.about
+                return known
+            if owner is None and known.about == new.about:
+                known.loader = new.loader
+                known.num_loaders += 1
                 return known
         self.observations.append(new)
         return new
+
+
+class AfterImport(MetaPathFinder):
+    """A finder for `sys.meta_path` that calls `function` with the module `name` right after its import, once."""
+
+    def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
+        self.name, self.function = name, function
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec and spec.loader:
+            run_module = spec.loader.exec_module
+
+            def run_and_call(module: ModuleType) -> None:
+                run_module(module)
+                self.function(module)
+
+            spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
+        return spec

@@ -32,7 +32,7 @@ class Figure:
         return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Alternative:
     """Another way to load the same batches, timed with the same step; or the reason why it cannot be used.
 
@@ -102,46 +102,38 @@ class Diagnosis:
 
     def __str__(self) -> str:
         t1, t2, both = self.loading_s, self.step_s, self.batch_s
+        larger, together = max(t1.median, t2.median), t1.median + t2.median
+        overlap = self.overlap_pct.text("{:.0f}%".format) if self.overlap_pct else "cannot be told"
         rows = [
             ("loading alone (T1)", t1.text(milliseconds)),
             ("step alone, one resident batch (T2)", t2.text(milliseconds)),
             ("both together (T)", both.text(milliseconds)),
-            (
-                "the larger of T1 and T2, and their sum",
-                f"{milliseconds(max(t1.median, t2.median))}, {milliseconds(t1.median + t2.median)}",
-            ),
+            ("the larger of T1 and T2, and their sum", f"{milliseconds(larger)}, {milliseconds(together)}"),
             ("waiting for data", self.waiting_pct.text("{:.0f}%".format)),
-            (
-                "loading that overlaps with computing",
-                self.overlap_pct.text("{:.0f}%".format) if self.overlap_pct else "cannot be told",
-            ),
+            ("loading that overlaps with computing", overlap),
             ("first batch of an epoch", self.first_batch_s.text(milliseconds)),
             ("batches per second", Figure(1 / both.median, 1 / both.high, 1 / both.low).text("{:,.1f}".format)),
             ("CPU cores busy", self.cores_busy.text("{:.1f}".format)),
         ]
         parts = [tabulate(rows, tablefmt="plain"), self.verdict]
-        if self.alternatives:
-            parts.append(self._table_of_alternatives())
+        parts += [self._table_of_alternatives()] if self.alternatives else []
         parts += [f"note: {note}" for note in self.notes]
-        return "\n\n".join(parts[:2]) + "".join(f"\n\n{part}" for part in parts[2:])
+        return "\n\n".join(parts)
 
     def _table_of_alternatives(self) -> str:
-        timed = [row for row in self.alternatives if row.batch_s and row.waiting_s]
-        columns: dict[str, Callable[[Alternative], str]] = {
-            "what if": lambda row: row.name,
-            "per batch": lambda row: row.batch_s.text(milliseconds) if row.batch_s else "",
-            "waiting": lambda row: (
-                f"{100 * row.waiting_s.median / row.batch_s.median:.0f}%" if row.waiting_s and row.batch_s else ""
-            ),
-            "epoch": lambda row: "–" if row.epoch_s is None else f"{row.epoch_s:.3g} s",
-            "set-up": lambda row: "–" if row.set_up_s is None else f"{row.set_up_s:.3g} s",
-            "memory": lambda row: "–" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.3g} MiB",
-            "identical batches": lambda row: row.identical,
-        }
-        table = tabulate(
-            {title: [cell(row) for row in timed] for title, cell in columns.items()},
-            headers="keys",
-            tablefmt="plain",
-            disable_numparse=True,
-        )
+        titles = ("what if", "per batch", "waiting", "epoch", "set-up", "memory", "identical batches")
+        rows = [
+            (
+                row.name,
+                row.batch_s.text(milliseconds),
+                f"{100 * row.waiting_s.median / row.batch_s.median:.0f}%",
+                f"{row.epoch_s:.3g} s",
+                f"{row.set_up_s:.3g} s",
+                "–" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.3g} MiB",
+                row.identical,
+            )
+            for row in self.alternatives
+            if row.batch_s and row.waiting_s
+        ]
+        table = tabulate(rows, titles, tablefmt="plain", disable_numparse=True)
         return "\n".join([table, *(f"refused: {row.name}: {row.refused}" for row in self.alternatives if row.refused)])

@@ -14,7 +14,6 @@ import argparse
 import builtins
 import io
 import json
-import math
 import os
 import shlex
 import sys
@@ -24,8 +23,9 @@ from contextlib import suppress
 from importlib.abc import InspectLoader
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any
 
 from vitmnist.diagnosis.observation import Limits
@@ -43,8 +43,7 @@ class MissingScriptError(Exception):
 
 def main() -> None:
     """Run the script of the command line, print the report to stderr, and exit with the script's exit code."""
-    parser = _parser()
-    options = parser.parse_args()
+    parser, options = _parse()
     load, sys.argv = (_load_module, options.module) if options.module else (_load_script, options.script)
     command = shlex.join(["python", *sys.orig_argv[1:]])
     json_file = options.json and options.json.absolute()  # the script may change the working directory
@@ -71,7 +70,7 @@ def main() -> None:
     sys.exit(report["exit_code"] or int(failure is not None))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         prog="python -m vitmnist.diagnose",
         usage="%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]",
@@ -79,44 +78,28 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--steps", type=_number(int, 1), default=200, help="steps of each loader to observe (200)")
-    parser.add_argument("--warm-up", type=_number(int, 0), default=10, help="steps that are not observed (10)")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each loader to observe (200)")
+    parser.add_argument("--warm-up", type=int, default=10, help="steps that are not observed (10)")
     parser.add_argument("--stop", action="store_true", help="end the script when a loader's steps have been observed")
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     parser.add_argument(
         "--fail-above",
-        type=_number(float, 0, 100),
+        type=float,
         metavar="PCT",
         help="exit with 1 if a loader makes the script wait for more than this percentage of the time",
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
-    return parser
-
-
-def _number(kind: type[int] | type[float], low: int, high: float = math.inf) -> Callable[[str], float]:
-    """A converter for argparse that checks the bounds."""
-
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-            is_valid = low <= value <= high
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            bounds = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
-            noun = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {noun} {bounds}")
-        return value
-
-    return convert
-
-
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"the folder {path.parent} does not exist; create it first")
-    return path
+    options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps {options.steps}: must be at least 1")
+    if options.warm_up < 0:
+        parser.error(f"--warm-up {options.warm_up}: must be at least 0")
+    if options.fail_above is not None and not 0 <= options.fail_above <= 100:
+        parser.error(f"--fail-above {options.fail_above:g}: must be from 0 to 100")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: the folder {options.json.parent} does not exist; create it first")
+    return parser, options
 
 
 def _run(load: Callable[[str], tuple[ModuleType, CodeType]]) -> BaseException | None:
@@ -200,22 +183,17 @@ def _remove_own_frames(error: BaseException) -> None:
     """Make the tracebacks of an exception, and of those that it followed, those of the script alone."""
     chain = [error]
     for one in chain:
-        one.__traceback__ = _without_own_frames(one.__traceback__)
+        frames, traceback = [], one.__traceback__
+        while traceback:
+            if not traceback.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
+                frames.append(traceback)
+            traceback = traceback.tb_next
+        one.__traceback__ = frames[0] if frames else None
+        for frame, following in zip_longest(frames, frames[1:]):
+            frame.tb_next = following
         for other in (one.__cause__, one.__context__):
             if other is not None and all(other is not known for known in chain):
                 chain.append(other)
-
-
-def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    frames = []
-    while traceback:
-        if not traceback.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
-            frames.append(traceback)
-        traceback = traceback.tb_next
-    for frame in reversed(frames):
-        frame.tb_next = traceback
-        traceback = frame
-    return traceback
 
 
 def _exit_code(ended: BaseException | None) -> int:

@@ -59,37 +59,31 @@ def _why_incomplete(observations: list[Observation], limits: Limits) -> str | No
 
 def describe_loader(observation: Observation, cores: int, command: str) -> dict[str, Any]:
     """What was measured of one loader, the verdict, and the advice."""
-    steps = observation.steps
+    steps, seen = observation.steps, observation.seen
     figures = {
-        "dataset": observation.dataset,
-        "is_map_style": observation.is_map_style,
-        "batch_size": observation.batch_size,
-        "num_workers": observation.num_workers,
-        "start_method": observation.start_method,
-        "persistent_workers": observation.persistent_workers,
-        "where": observation.where,
+        **observation.about,
         "num_loaders": observation.num_loaders,
         "complete": observation.is_complete,
         "warm_up": observation.limits.warm_up,
         "steps": steps,
-        "batches_seen": observation.seen,
+        "batches_seen": seen,
         "first_batches_s": observation.first_batches_s,
-        "first_batches_pct": None,
-        "waiting_pct": None,
-        "batch_s": None,
-        "waiting_s": None,
-        "step_s": None,
+        **dict.fromkeys(("first_batches_pct", "waiting_pct", "batch_s", "waiting_s", "step_s", "verdict")),
         **_time_to_make_a_batch(observation),
-        "overhead_s": observation.overhead_s / observation.seen if observation.seen else None,
-        "verdict": None,
+        "overhead_s": observation.overhead_s / seen if seen else None,
         "advice": [],
     }
     if steps:
         waiting_s, step_s = observation.waiting_s / steps, observation.step_s / steps
         batch_s = waiting_s + step_s
-        figures |= {"waiting_pct": 100 * waiting_s / batch_s, "batch_s": batch_s}
-        figures |= {"first_batches_pct": 100 * observation.first_waiting_s / (steps * batch_s)}
-        figures |= {"waiting_s": waiting_s, "step_s": step_s, "verdict": verdict(batch_s, waiting_s)}
+        figures |= {
+            "first_batches_pct": 100 * observation.first_waiting_s / (steps * batch_s),
+            "waiting_pct": 100 * waiting_s / batch_s,
+            "batch_s": batch_s,
+            "waiting_s": waiting_s,
+            "step_s": step_s,
+            "verdict": verdict(batch_s, waiting_s),
+        }
         figures["advice"] = [vars(advice) for advice in advise(figures, cores, command)]
     return figures
 
@@ -97,9 +91,10 @@ def describe_loader(observation: Observation, cores: int, command: str) -> dict[
 def _time_to_make_a_batch(observation: Observation) -> dict[str, Any]:
     """T1, or the reason why it is not known."""
     batches, seconds = observation.made()
-    workers, unknown, t1_s = observation.num_workers, None, None
-    if observation.start_method not in (None, "fork"):
-        unknown = f"workers started by {observation.start_method} import torch again, without this measurement"
+    workers, unknown, t1_s = observation.about["num_workers"], None, None
+    method = observation.about["start_method"]
+    if method not in (None, "fork"):
+        unknown = f"workers started by {method} import torch again, without this measurement"
     elif batches:
         t1_s = seconds / batches
     else:
