@@ -20,7 +20,7 @@ from tests.conftest import REPOSITORY
 from vitmnist.config.labels import is_under
 from vitmnist.config.schema import Config
 
-CHARTS = REPOSITORY / "docs" / "charts"
+DOCS = REPOSITORY / "docs"
 
 
 class Page(HTMLParser):
@@ -103,7 +103,14 @@ def test_the_api_reference_has_every_public_name(site: dict[Path, Page]) -> None
 
 
 def test_the_charts_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "docs" / "scripts"))
+    monkeypatch.syspath_prepend(str(DOCS / "scripts"))
     charts = importlib.import_module("charts")
     drawn = {f"{name}.svg": charts.draw(chart) for name, chart in charts.CHARTS_OF_RESULTS.items()}
-    assert drawn == {file.name: file.read_text() for file in CHARTS.iterdir()}
+    assert drawn == {file.name: file.read_text() for file in (DOCS / "charts").iterdir()}, (
+        "run python docs/scripts/charts.py"
+    )
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (REPOSITORY / "mkdocs.yml").read_text()
+    assert [page.name for page in DOCS.glob("*.md") if f": docs/{page.name}\n" not in navigation] == []

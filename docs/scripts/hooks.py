@@ -41,8 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     queue = list(START)
     for path in queue:  # grows
         files.append(RepositoryFile(path, str(ROOT), config.site_dir, config.use_directory_urls))
-        if not path.endswith(PICTURES):
-            queue += sorted(set(_links(path)) - set(queue))
+        queue += sorted(set(_links(path)) - set(queue))
     return files
 
 
@@ -60,12 +59,12 @@ def _markdown(path: str) -> str:
 
 
 def _listing(folder: Path) -> str:
-    """A link to each file and folder, with the first sentence of a file."""
+    """A link to each file and folder, with what the file says of itself."""
     lines = []
     for file in sorted(folder.iterdir()):
         if file.suffix in LISTED:
             lines.append(f"- [`{file.name}`]({folder.name}/{file.name}) {_opening(file)}")
-        elif file.is_dir() and any(file.glob("*[!_].*")):
+        elif any(inner.suffix in LISTED for inner in file.rglob("*")):  # not in __pycache__
             lines.append(f"- [`{file.name}/`]({folder.name}/{file.name})")
     return "\n".join(lines)
 
@@ -80,7 +79,8 @@ def _opening(file: Path) -> str:
 
 def _links(path: str) -> list[str]:
     """The paths in the repository that a page links to."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", _markdown(path)) if path.endswith(".md") or (ROOT / path).is_dir() else []
-    parts = [urlsplit(target) for target in targets]
-    found = [normpath(join(dirname(path), part.path)) for part in parts if part.path and not part.scheme]
+    if not (path.endswith(".md") or (ROOT / path).is_dir()):
+        return []
+    targets = map(urlsplit, re.findall(r"\]\(([^)\s]+)\)", _markdown(path)))
+    found = [normpath(join(dirname(path), target.path)) for target in targets if target.path and not target.scheme]
     return [link for link in found if (ROOT / link).exists()]
