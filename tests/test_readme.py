@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchvision import datasets as torchvision_datasets
@@ -145,6 +147,16 @@ def test_every_documented_command_is_one_of_those_tested() -> None:
     programs += [f"python benchmarks/{name}.py" for name in BENCHMARKS]
     assert len(commands("")) == sum(len(commands(program)) for program in programs)
     assert README.read_text().count("&& pytest\n") == 1  # CI runs this line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_code_blocks_are_valid(page: Path) -> None:
+    for block in blocks("python", page):
+        ast.parse(block)
+    for block in blocks("yaml", page):
+        yaml.safe_load(block)
+    for block in blocks("bash", page):
+        subprocess.run(["bash", "-n", "-c", block], check=True)
 
 
 def test_readme_training_loop_learns(tmp_path: Path) -> None:

@@ -78,11 +78,11 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
         names = [member.name for member in kind]
         question = nearest(str(value), names)
         return f"{full}={value}: must be one of {', '.join(names)}{question and f'; {question}'}"
-    allowed = _allowed_kinds(kind)
+    allowed = allowed_kinds(kind)
     return f"{full}={value}: must be {allowed}" if allowed else f"{full}={value}: {first_line(error)}"
 
 
-def _allowed_kinds(kind: Any) -> str:
+def allowed_kinds(kind: Any) -> str:
     """`a whole number or null` for `int | None`."""
     kinds = (kind,) if get_origin(kind) in (list, tuple) else get_args(kind) or (kind,)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -117,7 +117,7 @@ def _check_bounds(options: Any, key: str) -> None:
             _check_bounds(value, full)
         elif AUTO in item.metadata and isinstance(value, str):
             if value != AUTO:
-                raise ConfigError(f"{full}={value}: must be {_allowed_kinds(get_type_hints(type(options))[item.name])}")
+                raise ConfigError(f"{full}={value}: must be {allowed_kinds(get_type_hints(type(options))[item.name])}")
         elif bounds and isinstance(value, list | tuple):
             _check_interval(full, value, bounds)
         elif bounds and isinstance(value, float) and math.isinf(value):  # would pass a lower bound

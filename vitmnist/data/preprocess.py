@@ -30,7 +30,8 @@ class Preprocess(nn.Module):
         data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
             map-style data set, are computed from its uint8 images, each of which is read once.
         augment: applied to the normalised images if keys are given; one that mixes images, by `mixed`.
-        mean, std: instead of `data`, per channel, of images scaled to 0…1; a number for one channel.
+        mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
+        std: likewise.
 
     Raises:
         ConfigError: neither `data` nor `mean` and `std`, or both, or impossible values.

@@ -62,7 +62,8 @@ class Diagnosis:
         loading_s: T1, loading alone.
         step_s: T2, the step over one batch that is already on the device.
         batch_s: T, both together.
-        waiting_s, waiting_pct: the part of T that the step waits for its batch.
+        waiting_s: the part of T that the step waits for its batch.
+        waiting_pct: the same in percent of T.
         overlap_pct: how much of the shorter of T1 and T2 is hidden behind the other; 0 is one after the other. None
             if T varies by half of it or more, which hides the difference.
         first_batch_s: from the start of an epoch to its first batch.
