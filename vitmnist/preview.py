@@ -24,7 +24,7 @@ from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.runtime.files import display_path, write_atomic
 from vitmnist.tracking.images import GRID_COLUMNS, grid, model_inputs
-from vitmnist.training.setup import check_augment
+from vitmnist.training.setup import check_augment, check_config
 
 IMAGES = 8
 LEAST_SIDE = 96  # pixels; smaller images are enlarged
@@ -47,6 +47,7 @@ def draw(train: Split, preprocess: Preprocess, seed: int) -> Image.Image:
 def preview(overrides: list[str], output: Path) -> None:
     """Write the preview of a configuration to a PNG file; raises what the configuration and its data raise."""
     config = validate(Config, compose(overrides))
+    check_config(config)
     train = build_dataset(config.data.dataset, config.data.root).train
     augment = AUGMENTS.build(config.data.augment)
     check_augment(augment, *train.images.shape[-2:])
@@ -61,10 +62,12 @@ def main() -> None:
         prog="python -m vitmnist.preview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", help="as for train.py, such as data/augment=cifar")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="more YAML files, as for train.py")
     parser.add_argument("--output", type=Path, metavar="PNG", default=Path("outputs/preview.png"))
     arguments = parser.parse_intermixed_args()
     try:
-        preview(arguments.overrides, arguments.output)
+        folder = arguments.config_dir and [f"hydra.searchpath=[{Path(arguments.config_dir).resolve().as_uri()}]"]
+        preview([*arguments.overrides, *(folder or [])], arguments.output)
     except Exception as error:
         failure = describe(error)
         if not failure.is_user_error:

@@ -69,6 +69,8 @@ class Registry(Generic[Built]):
             ConfigError: an unknown name, or options that do not fit it.
         """
         key = self.group.replace("/", ".") if key is None else key
+        if isinstance(values, str) and values in self._members:
+            raise ConfigError(f"{key}={values}: must have its name as a key; type {{name: {values}}}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{key}={'null' if values is None else values}: must be one of {', '.join(self.names())}")
         options = dict(values)

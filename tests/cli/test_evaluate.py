@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -103,6 +104,17 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: Ca
     assert json.loads(as_json)[0]["class"] == rows[0]["class"]
 
 
+def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_here: CallHere) -> None:
+    Image.fromarray(np.zeros((28, 28), np.uint8)).save(trained / "black.png")
+    (trained / "Thumbs.db").write_bytes(b"no picture")
+    ended = call_here(predict_main, "run", "Thumbs.db", "black.png", folder=trained)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("black.png: ")
+    assert "error: Thumbs.db: cannot be read as a picture" in ended.stderr
+    rows = json.loads(call_here(predict_main, "run", "--json", "Thumbs.db", "black.png", folder=trained).stdout)
+    assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
+
+
 def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("b/2.png", "b/1.png", "b/deep/3.PNG", "[odd].png"):
@@ -181,9 +193,9 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
 
 def test_a_data_set_that_does_not_fit_the_model_is_refused(trained: Path, tmp_path: Path) -> None:
     images = tmp_path / "images"
-    (images / "only").mkdir(parents=True)
     for number in range(10):
-        Image.new("L", (9, 9)).save(images / "only" / f"{number}.png")
+        (images / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (9, 9)).save(images / str(number % 2) / f"{number}.png")
     changed = ["data/dataset=image_folder", f"data.dataset.path={images}", f"data.root={tmp_path}"]
-    with pytest.raises(ConfigError, match=r"images \[1, 28, 28\] of 10 classes, the data set has .* of 1"):
+    with pytest.raises(ConfigError, match=r"images \[1, 28, 28\] of 10 classes, the data set has .* of 2"):
         evaluate(trained / "run", changed, None)

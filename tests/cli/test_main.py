@@ -143,7 +143,7 @@ MISTAKES = {
     "data/augment=shift data.augment.pixels=-1": "data.augment.pixels=-1: must be at least 0",
     "data/augment=cifar data.augment.operations.1.p=2": "operations.1.p=2.0: must be at least 0 and at most 1",
     "data/augment=cifar data.augment.operations.1.q=2": "operations.1.q: there is no such key; allowed: name, p",
-    "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations.3: elements of a list are overridden",
+    "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations.3: there is no such element",
     "data/augment=cifar ~data.augment.operations.1": "to add or remove one, type the whole list",
     "data/augment=shfit": "data/augment=shfit: there is no such choice; did you mean 'shift'?",
     "data/dataset=image_folder": "data.dataset.path is missing; type data.dataset.path=VALUE",

@@ -11,6 +11,7 @@ import torch
 from tests.conftest import Train, overrides_for, result_of, weights, write_mnist_like
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage as checkpoint
+from vitmnist.cli.overrides import compose_again
 from vitmnist.runtime.signals import UNFINISHED
 
 
@@ -96,3 +97,31 @@ def test_fewer_epochs_than_are_done_are_refused(quick: list[str], train_here: Tr
     assert "epochs=1: the run has already started epoch 2; type epochs=2 or more" in refused.stderr
     assert result_of(tmp_path / "cut") == before[1]
     assert all(torch.equal(value, before[0][name]) for name, value in weights(tmp_path / "cut").items())
+
+
+EXPERIMENT = """# @package _global_
+data:
+  dataset:
+    test_size: {test_size}
+"""
+
+
+def test_a_run_keeps_what_its_own_yaml_said(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    """Also if the file has changed since, and in a folder of `--config-dir`."""
+    file = tmp_path / "mine" / "experiment" / "small.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(EXPERIMENT.format(test_size=6))
+    options = ["--config-dir", str(tmp_path / "mine"), "experiment=small"]
+    assert train_here(*quick, *options, "epochs=1", "hydra.run.dir=own").returncode == 0
+    composed = compose_again(tmp_path / "own", [])
+    assert composed.data.dataset.test_size == 6
+    file.write_text(EXPERIMENT.format(test_size=4))
+    assert compose_again(tmp_path / "own", []).data == composed.data
+    assert compose_again(tmp_path / "own", ["data.dataset.test_size=5"]).data.dataset.test_size == 5
+    resumed = train_here("resume=own", "epochs=2")
+    assert "note: the configuration files have changed since own began, which keeps" in resumed.stderr
+    assert "test split, 6 images" in resumed.stdout
+    file.write_text("data: [\n")
+    broken = train_here(*quick, *options)
+    assert broken.returncode == 1
+    assert f"error: {file}, line 2: is not valid YAML" in broken.stderr

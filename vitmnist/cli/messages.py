@@ -14,6 +14,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from yaml import MarkedYAMLError
 
 from vitmnist.config.compose import compose
 from vitmnist.config.labels import CONF
@@ -71,13 +72,18 @@ def _message(error: BaseException, composed: DictConfig | None) -> str | None:
         return _unknown_group(group[1] or group[2]) if group else _one_line(text)
     if isinstance(error, TypeError | ValueError) and _is_override(error):
         return LISTS
-    if isinstance(error, ValueError) and text == "No trials are completed yet.":  # Optuna
+    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
+        return f"{mark.name}, line {mark.line + 1}: is not valid YAML: {error.problem}"
+    return _invalid_value(error) if isinstance(error, ValueError) else None
+
+
+def _invalid_value(error: ValueError) -> str | None:
+    text, cause = str(error), error.__cause__
+    if text == "No trials are completed yet.":  # Optuna
         return "no trial of the search completed; the report in the sweep's folder says why"
-    if isinstance(error, ValueError) and text.startswith("Config group override must be"):
+    if text.startswith("Config group override must be"):
         return "a config group cannot be null; choose one of its members, as in model=vit (--help lists them)"
-    if isinstance(error, ValueError) and isinstance(cause, OSError):  # logging could not open its file
-        return classify(cause).message
-    return None
+    return classify(cause).message if isinstance(cause, OSError) else None  # logging could not open its file
 
 
 def _is_override(error: BaseException) -> bool:
@@ -131,7 +137,7 @@ def _refused_override(error: BaseException, cause: OmegaConfBaseException) -> st
     if isinstance(cause, ValidationError):
         return wrong_type(Config, cause)
     if isinstance(cause, IndexError):
-        return f"{key}: {LISTS}"
+        return f"{key}: there is no such element; {LISTS}"
     if not isinstance(cause, ConfigKeyError | ConfigAttributeError) or cause.parent_node is None:
         return f"{key}: {first_line(cause)}"
     if "/" in key:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -87,7 +88,7 @@ def automatic(new: list[str], since: float = 0.0) -> list[str]:
         return run_overrides(folder, new)
     reason = "only damaged checkpoints" if _damaged_checkpoints(folder) else "no checkpoint yet"
     print(f"resume=auto: {reason}; starting again in {display_path(folder)}")
-    return [*new, f"resume={quoted(folder)}"]
+    return [*new, f"resume={literal(str(folder))}"]
 
 
 def run_overrides(folder: Path, new: list[str]) -> list[str]:
@@ -96,7 +97,7 @@ def run_overrides(folder: Path, new: list[str]) -> list[str]:
     Raises:
         ConfigError: the folder holds no run, or all its checkpoints are damaged.
     """
-    place = quoted(folder)
+    place = literal(str(folder))
     continues = _continues(folder)
     if not continues and (damaged := _damaged_checkpoints(folder)):
         names = ", ".join(path.name for path in damaged)
@@ -129,7 +130,11 @@ def sweep_overrides(folder_name: str, rest: list[str]) -> list[str]:
         raise ConfigError(f"{typed}: holds no sweep over listed values; {hint}")
     recorded: Any = OmegaConf.to_container(OmegaConf.load(folder / "multirun.yaml").hydra.overrides)
     # No task override is added: the records of the jobs and the names of their folders stay the same.
-    again = [f"hydra.sweep.dir={quoted(folder)}", "hydra.callbacks.outputs.resume_sweep=true", "hydra.mode=MULTIRUN"]
+    again = [
+        f"hydra.sweep.dir={literal(str(folder))}",
+        "hydra.callbacks.outputs.resume_sweep=true",
+        "hydra.mode=MULTIRUN",
+    ]
     return _merged([*recorded["task"], *recorded["hydra"]], again)
 
 
@@ -168,11 +173,57 @@ def _damaged_checkpoints(folder: Path) -> list[Path]:
 
 
 def recorded_overrides(folder: Path) -> list[str]:
-    """The overrides of a run's last start: of its records, or of its checkpoint if these are lost.
+    """The overrides that compose the configuration of a run's last start, also if files in `conf/` have changed since.
 
     Raises:
-        ConfigError: the folder holds no run, or neither can be read.
+        ConfigError: the folder holds no run, or neither its records nor its checkpoint can be read.
     """
+    typed = _typed_overrides(folder)
+    places = [f"file://{place}" for place in _config_folders(folder)]
+    if places and _last_value("hydra.searchpath", typed) is None:
+        typed.append(f"hydra.searchpath={literal(places)}")
+    typed_keys = [_dotted(override) for override in typed]
+    kept = [
+        f"{key}={literal(value)}" for key, value in _changed_values(folder, places).items() if key not in typed_keys
+    ]
+    if kept:
+        message = f"the configuration files have changed since {display_path(folder)} began, which keeps"
+        print(f"note: {message} {', '.join(kept)}", file=sys.stderr)
+    return [*typed, *kept]
+
+
+def _config_folders(folder: Path) -> list[str]:
+    """The folders of `--config-dir` with which a run began."""
+    with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
+        sources: Any = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra.runtime.config_sources
+        return [source.path for source in sources if source.provider == "command-line"]
+    return []
+
+
+def _changed_values(folder: Path, places: list[str]) -> dict[str, Any]:
+    """The recorded values of keys for which the overrides of a run's first start give other ones today."""
+    try:
+        recorded: Any = OmegaConf.load(folder / ".hydra" / "config.yaml")
+        first: Any = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "overrides.yaml"))
+        before = _comparable(recorded)
+    except (OSError, ValueError, AttributeError, YAMLError, OmegaConfBaseException):
+        return {}
+    searched = [f"hydra.searchpath={literal(places)}"] if places else []
+    now = _comparable(compose([*(one for one in first if _key(one) != "resume"), *searched]))
+    return {key: value for key, value in before.items() if key in now and now[key] != value}
+
+
+def literal(value: Any) -> str:
+    """A plain value in Hydra's grammar."""
+    if isinstance(value, list):
+        return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{literal(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _typed_overrides(folder: Path) -> list[str]:
+    """The overrides of a run's last start: of its records, or of its checkpoint if these are lost; raises as above."""
     damaged = None
     for file in (folder / RESUMED, folder / ".hydra" / "overrides.yaml"):
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -243,11 +294,6 @@ def _began(folder: Path) -> float:
     """When a run was first started in a folder: Unix time in seconds."""
     record = folder / ".hydra" / "config.yaml"
     return record.stat().st_mtime if record.exists() else folder.stat().st_mtime
-
-
-def quoted(path: Path) -> str:
-    """A path as a value of Hydra's grammar."""
-    return json.dumps(str(path), ensure_ascii=False)
 
 
 def _comparable(composed: Any) -> dict[str, Any]:

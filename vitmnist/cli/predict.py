@@ -22,7 +22,7 @@ from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.evaluate import run_parser
 from vitmnist.data.image_io import Mode, find_pictures, printable, read_picture, to_tensor
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import UserError
+from vitmnist.errors import DataError, UserError
 from vitmnist.runtime.device import choose_device
 
 BATCH_SIZE = 256  # images in memory at a time
@@ -33,26 +33,28 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """File, class, its probability, and the probabilities of all classes, for each image.
 
-    Raises:
-        DataError: a file is not an image; names it.
+    Of a file that cannot be read as an image: file and error.
     """
     preprocess = Preprocess(mean=trained.mean, std=trained.std).to(device)
+    channels, height, width = trained.shape
+    mode = Mode.grey if channels == 1 else Mode.rgb
     for start in range(0, len(paths), BATCH_SIZE):
-        batch = paths[start : start + BATCH_SIZE]
-        images = _read(trained, batch, invert).to(device)
+        images = {}
+        for path in paths[start : start + BATCH_SIZE]:
+            try:
+                image = read_picture(path, (width, height), mode)
+            except DataError as error:
+                yield {"file": str(path), "error": str(error)}
+                continue
+            images[path] = to_tensor(ImageOps.invert(image) if invert else image)
+        if not images:
+            continue
         with torch.inference_mode():
-            probabilities = trained.model(preprocess(images)).softmax(dim=1).tolist()
-        for path, row in zip(batch, probabilities, strict=True):
+            logits = trained.model(preprocess(torch.stack(list(images.values())).to(device)))
+        for path, row in zip(images, logits.softmax(dim=1).tolist(), strict=True):
             by_class = dict(zip(trained.classes, row, strict=True))
             best = max(by_class, key=by_class.__getitem__)
             yield {"file": str(path), "class": best, "probability": by_class[best], "all": by_class}
-
-
-def _read(trained: InferenceModel, paths: list[Path], invert: bool) -> torch.Tensor:
-    """The images as the model's input: uint8 `[B, C, H, W]`."""
-    channels, height, width = trained.shape
-    images = [read_picture(path, (width, height), Mode.grey if channels == 1 else Mode.rgb) for path in paths]
-    return torch.stack([to_tensor(ImageOps.invert(image) if invert else image) for image in images])
 
 
 def main() -> None:
@@ -71,7 +73,10 @@ def main() -> None:
         print(json.dumps(rows))
     else:
         for row in rows:
-            print(f"{printable(row['file'])}: {row['class']} ({100 * row['probability']:.1f}%)")
+            if "class" in row:
+                print(f"{printable(row['file'])}: {row['class']} ({100 * row['probability']:.1f}%)")
+    if unreadable := [row["error"] for row in rows if "error" in row]:
+        sys.exit("\n".join(f"error: {message}" for message in unreadable))
 
 
 if __name__ == "__main__":

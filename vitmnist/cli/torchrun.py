@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from vitmnist.cli.messages import refuse_flags
-from vitmnist.cli.overrides import expand, quoted, split
+from vitmnist.cli.overrides import expand, literal, split
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess, launched
 
@@ -57,7 +57,7 @@ def hydra_arguments(world: SingleProcess, typed: list[str]) -> list[str] | None:
     is_same = {*typed} - {*own} == {argument for argument in typed_by_main if not argument.startswith("data.root=")}
     options, overrides = split(arguments if is_same else typed)
     log_to = [f"hydra.job.name=rank-{world.rank}", "hydra.job_logging.root.handlers=[file]"]
-    return [*overrides, *own, f"hydra.run.dir={quoted(Path(folder))}", "hydra.output_subdir=null", *log_to, *options]
+    return [*overrides, *own, f"hydra.run.dir={literal(str(folder))}", "hydra.output_subdir=null", *log_to, *options]
 
 
 def publish_folder(world: SingleProcess, folder: Path) -> None:

@@ -34,7 +34,7 @@ def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: 
     try:
         batch = collate_samples(samples)
     except (TypeError, RuntimeError) as error:
-        advice = "; give them the same shape" if isinstance(error, RuntimeError) else ""
+        advice = "; give them the same shape, in a transform of the data set" if isinstance(error, RuntimeError) else ""
         raise DataError(f"samples {indices[0]} to {indices[-1]} do not make a batch: {error}{advice}") from error
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
         found = f"a {type(samples[0]).__name__}"

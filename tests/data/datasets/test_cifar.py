@@ -100,9 +100,8 @@ def test_a_file_with_another_checksum_is_refused_unread(name: str, tmp_path: Pat
     place = tmp_path / source.filename if packed else path.parent
     if packed:
         pack(path.parent, place)
-    with pytest.raises(
-        DataError, match=rf"{file} is damaged: expected md5 {expected}, found {found}; remove {place} to download it"
-    ):
+    difference = f"expected md5 {expected}, found {found}"
+    with pytest.raises(DataError, match=f"{file} is not the published file: {difference}; remove {place} to download"):
         load(name, tmp_path)
     assert not (tmp_path / "run").exists()
 
@@ -133,7 +132,9 @@ def test_a_missing_set_names_the_archive_and_the_folder(name: str, tmp_path: Pat
     with pytest.raises(DataError) as caught:
         load(name, tmp_path)
     assert f"{source.__name__} is not in {tmp_path} and could not be downloaded" in str(caught.value)
-    assert f"Put {source.filename} into {tmp_path}, or name their folder with data.root=FOLDER" in str(caught.value)
+    assert f"Put {source.filename} into {tmp_path}, or type data.root= and the folder that has them" in str(
+        caught.value
+    )
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_downloaded(train_here: Train, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import pickle
 import tarfile
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from vitmnist.data.datasets.downloading import find_or_download
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import DataError
 from vitmnist.runtime.imports import import_large
+
+log = logging.getLogger(__name__)
 
 SHAPE = (3, 32, 32)
 MAX_NBYTES = 1 << 28  # of a file; the largest has 155 MB
@@ -92,8 +95,10 @@ def _find(source: Any, root: Path) -> Path | None:
     """The folder with all files of a data set, or else its archive."""
     folder: Path = root / source.base_folder
     archive: Path = root / source.filename
-    if all((folder / name).is_file() for name in _checksums(source)):
+    if not (missing := [name for name in _checksums(source) if not (folder / name).is_file()]):
         return folder
+    if folder.is_dir():
+        log.warning("%s: is not used, because %s is missing", folder, ", ".join(missing))
     return archive if archive.is_file() else None
 
 
@@ -141,7 +146,9 @@ def _read_verified(source: Any, place: Path) -> dict[str, Any]:
         content = contents.pop(name)
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != expected:
-            raise DataError(f"{place / name} is damaged: expected md5 {expected}, found {found}; {advice}")
+            raise DataError(
+                f"{place / name} is not the published file: expected md5 {expected}, found {found}; {advice}"
+            )
         files[name] = ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     return files
 

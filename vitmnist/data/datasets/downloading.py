@@ -35,5 +35,5 @@ def find_or_download(
         return found
     raise DataError(
         f"{name} is not in {root} and could not be downloaded ({reason[:200]}).\n"
-        f"Put {', '.join(files)} into {folder}, or name their folder with data.root=FOLDER"
+        f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
     )

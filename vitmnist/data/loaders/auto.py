@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from tabulate import tabulate
+from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, join
 from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
@@ -163,7 +164,7 @@ def choose(
     bench = Bench(options, data, sampler, device, trial_of, also)
     model_alone_s = bench.time_model() if trial_of and len(sampler) else None
     table: list[Candidate] = []
-    for name, values in candidates.items():
+    for name, values in tqdm(candidates.items(), desc="timing loaders", leave=False, disable=None):
         # What `ram` holds in memory already, `cache` would only decode again.
         if options.candidates or name != "cache" or not any(row.name == "ram" and not row.refused for row in table):
             table.append(bench.time_loader(name, values))
