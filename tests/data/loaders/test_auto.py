@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import Train, assert_same_run, result_of
+from tests.conftest import BRIEF, Train, assert_same_run, result_of
 from vitmnist import make_loader
 from vitmnist.data.loaders import LOADERS, Loader, auto
 from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
@@ -131,7 +131,7 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
-    automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0"]
+    automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0", *BRIEF]
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")
     assert ended.returncode == 0, ended.stderr
     assert "waiting for data" in ended.stdout

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import Train
+from tests.conftest import BRIEF, Train
 from vitmnist import make_loader
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, choose
@@ -102,7 +102,7 @@ def test_a_graph_is_timed_as_it_would_run(train_here: Train, quick: list[str], m
 
     monkeypatch.setattr(GraphedStep, "replay", recorded)
     monkeypatch.setattr(setup, "resolve_step_config", lambda *parts: StepConfig(fused=True, cuda_graph=True))
-    ended = train_here(*quick, "data/loader=auto", "data.loader.candidates.disk.num_workers=0", "epochs=1")
+    ended = train_here(*quick, "data/loader=auto", "data.loader.candidates.disk.num_workers=0", "epochs=1", *BRIEF)
     assert ended.returncode == 0, ended.stderr
     for expected in ([torch.int64], [torch.uint8, torch.int64], [torch.float32, torch.int64]):
         assert expected in inputs
