@@ -27,8 +27,8 @@ def free_port() -> int:
 
 
 def fork(target: Callable[[], object]) -> multiprocessing.process.BaseProcess:
-    """Call a function in a copy of this process."""
-    process = multiprocessing.get_context("fork").Process(target=target)
+    """Call a function in a copy of this process, which does not outlive it."""
+    process = multiprocessing.get_context("fork").Process(target=target, daemon=True)
     process.start()
     return process
 
