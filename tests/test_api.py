@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -253,10 +251,6 @@ def test_check_loader_finds_a_broken_promise(fault: str, message: str) -> None:
         check_loader("custom", fault=fault)
 
 
-def test_importing_the_package_needs_no_torch() -> None:
-    program = (
-        "import sys, vitmnist; assert 'torch' not in sys.modules; vitmnist.make_loader; assert 'torch' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+def test_a_name_that_the_package_does_not_have_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="make_loder"):
         from vitmnist import make_loder  # noqa: F401

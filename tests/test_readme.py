@@ -23,9 +23,10 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchvision import datasets as torchvision_datasets
 
-from tests.conftest import PLAIN, REPOSITORY, Train, result_of, start_program
+from tests.conftest import BRIEF, PLAIN, REPOSITORY, Train, result_of, start_program
 from tests.support.cifar import write_cifar
 from tests.support.pages import apply_diff, blocks, write_block
+from tests.support.processes import TrainProcess
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.models.vit import ViT, ViTOptions
@@ -73,7 +74,8 @@ def small(arguments: list[str], folder: Path) -> list[str]:
     if "data.dataset.path=pictures" in arguments:
         draw(*(folder / "pictures" / f"class {number % 2}" / f"{number}.png" for number in range(110)))
     few = [] if any(argument.startswith("--") for argument in arguments) else [*FEW, PLAIN, "repeats=1"]
-    return [*arguments, *few]
+    is_timed = {"data/loader=auto", "experiment=pictures"} & set(arguments)
+    return [*arguments, *few, *(BRIEF if is_timed else [])]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +113,8 @@ def test_documented_torchrun_command_trains_in_two_processes(tmp_path: Path) -> 
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained run in `outputs` and some image files."""
     folder = tmp_path_factory.mktemp("trained")
-    ended = python(REPOSITORY / "train.py", "model=cnn", *small([], folder), folder=folder)
-    assert ended.returncode == 0, ended.stderr
+    code, output = TrainProcess(folder, "model=cnn", *small([], folder)).ended()
+    assert code == 0, output
     draw(*(folder / name for name in ("scan.png", "other.jpg", "scans/a.png", "more/b/c.png")))
     draw(*(folder / "pictures" / f"class {number % 2}" / f"{number}.png" for number in range(20)))
     return folder
@@ -159,11 +161,13 @@ def test_code_blocks_are_valid(page: Path) -> None:
         subprocess.run(["bash", "-n", "-c", block], check=True)
 
 
-def test_readme_training_loop_learns(tmp_path: Path) -> None:
+def test_readme_training_loop_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (loop,) = blocks("python", README)
-    ended = python("-c", loop, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    first, second = (float(line.split()[-1]) for line in ended.stdout.splitlines())
+    monkeypatch.chdir(tmp_path)
+    exec(loop, {})
+    first, second = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
     assert second < first < 0.6
 
 
@@ -204,8 +208,12 @@ def test_benchmark_candidates_take_turns_after_a_round_that_does_not_count(monke
     assert [name for name, _ in calls] == [*"abc", *"bca", *"cab", *"abc"]
 
 
-def test_the_tables_on_scale_are_what_the_script_prints(tmp_path: Path) -> None:
-    printed = python(REPOSITORY / "benchmarks" / "scale.py", folder=tmp_path).stdout
+def test_the_tables_on_scale_are_what_the_script_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scale.py"])
+    runpy.run_path(str(REPOSITORY / "benchmarks" / "scale.py"), run_name="__main__")
+    printed = capsys.readouterr().out
     tables = [part.strip() for part in printed.split("\n\n") if part.startswith("|")]
     page = (REPOSITORY / "docs" / "scale.md").read_text()
     assert len(tables) == 5

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, Train
+from tests.conftest import PLAIN, REPOSITORY, Train
 from vitmnist.training.loop import train_epoch
 
 
@@ -27,7 +27,7 @@ def test_seven_frames_lie_between_the_program_and_the_backward_pass(
         backward(tensor)
 
     monkeypatch.setattr(torch.Tensor, "backward", recorded)
-    arguments = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=10", "epochs=1", "model=cnn"]
+    arguments = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=10", "epochs=1", "model=cnn", PLAIN]
     for more in ([], ["trainer=fast"], ["-m", "seed=1"]):
         stacks.clear()
         assert train_here(*more, *arguments).returncode == 0

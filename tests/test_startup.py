@@ -6,37 +6,52 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.conftest import PLAIN
 
-RUN = "import sys; from vitmnist.cli.main import main; sys.argv = ['train.py', *{arguments}]; main()"
+RUN = "from vitmnist.cli.main import main; sys.argv = ['train.py', *{arguments}]; main()"
+QUESTIONS = """
+import sys
+from vitmnist.cli.main import main
+
+for question in (["--help"], ["--cfg", "job"], ["--info", "defaults"]):
+    sys.argv = ["train.py", *question]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code
+assert not {"torch", "matplotlib", "tensorboard", "PIL"} & set(sys.modules)
+"""
 
 
-def imported(program: str, folder: Path) -> set[str]:
-    """The modules that a program has imported at its end."""
-    ending = "\nimport sys\nopen('modules.txt', 'w').write('\\n'.join(sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", program + ending], cwd=folder, capture_output=True, check=False)
+def python(program: str, folder: Path) -> str:
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
-    return set((folder / "modules.txt").read_text().splitlines())
+    return ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("statement", "absent"),
-    [
-        ("import vitmnist.cli.main", ["torch", "matplotlib", "tensorboard", "PIL"]),
-        (
-            "from vitmnist import make_loader, load_dataset",
-            ["torch._dynamo", "torchvision", "matplotlib", "tensorboard", "hydra"],
-        ),
-        ("import vitmnist.run", ["torch._dynamo", "torchvision", "matplotlib", "hydra"]),
-    ],
-)
-def test_an_import_leaves_out_what_it_does_not_need(statement: str, absent: list[str], tmp_path: Path) -> None:
-    assert not imported(statement, tmp_path) & set(absent)
+def test_each_step_of_a_start_imports_only_what_it_needs(quick: list[str], tmp_path: Path) -> None:
+    """In one interpreter, up to the end of a run that draws images."""
+    data = ["data/dataset=mnist", "data.dataset.train_size=60", "data.dataset.test_size=20", "epochs=1"]
+    arguments = [argument for argument in quick if argument != PLAIN] + data
+    absent = {
+        "import vitmnist": {"torch"},
+        "from vitmnist import load_dataset, make_loader": {
+            *("torch._dynamo", "torchvision", "matplotlib", "tensorboard", "hydra")
+        },
+        "import vitmnist.run": {"torch._dynamo", "torchvision", "matplotlib", "hydra"},
+        RUN.format(arguments=arguments): {"matplotlib", "torchvision", "markdown"},
+    }
+    record = "open('modules', 'a').write(' '.join(sys.modules) + '\\n')"
+    python("import sys\n" + "\n".join(f"{statement}\n{record}" for statement in absent), tmp_path)
+    imported = [set(line.split(" ")) for line in (tmp_path / "modules").read_text().splitlines()]
+    for (statement, names), modules in zip(absent.items(), imported, strict=True):
+        assert not names & modules, statement
+    assert "torch" in imported[1]
+    assert "tensorboard" in imported[3]
 
 
-def test_a_run_with_images_imports_neither_matplotlib_nor_torchvision(quick: list[str], tmp_path: Path) -> None:
-    arguments = [*quick, "data/dataset=mnist", "data.dataset.train_size=60", "data.dataset.test_size=20", "epochs=1"]
-    arguments = [argument for argument in arguments if not argument.startswith("tensorboard")]
-    modules = imported(RUN.format(arguments=arguments), tmp_path)
-    assert "tensorboard" in modules
-    assert not modules & {"matplotlib", "torchvision", "markdown"}
+def test_questions_are_answered_without_torch(tmp_path: Path) -> None:
+    printed = python(QUESTIONS, tmp_path)
+    assert "data/loader" in printed
+    assert "batch_size: 500" in printed

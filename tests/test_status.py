@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CallHere, Start, result_of
+from tests.conftest import CallHere, Start
 from vitmnist import status
 from vitmnist.report.runs import read_run
 from vitmnist.tracking.heartbeat import FILE, Heartbeat
@@ -77,13 +77,3 @@ def test_damaged_signs_of_life_and_empty_folders_are_no_traceback(
     ended = call_here(status.main, "nowhere")
     assert ended.returncode == 1
     assert "nowhere: no such folder" in ended.stderr
-
-
-def test_final_weights_of_identical_runs_are_identical_files(quick: list[str], start: Start, tmp_path: Path) -> None:
-    """Also if one of them was stopped and resumed with another loader, in another folder."""
-    assert start(*quick, "hydra.run.dir=whole").ended()[0] == 0
-    start(*quick, "max_minutes=0", "hydra.run.dir=cut").ended()
-    assert start("resume=cut", "max_minutes=null", "data/loader=gpu_slice").ended()[0] == 0
-    assert result_of(tmp_path / "cut")["status"] == "completed"
-    files = [tmp_path / name / "checkpoints" / "final.safetensors" for name in ("whole", "cut")]
-    assert files[0].read_bytes() == files[1].read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import Start, Train, result_of
+from tests.conftest import Train, result_of
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.config.labels import CONF
 from vitmnist.errors import TrainingError
@@ -87,6 +86,8 @@ MISTAKES = {
     "+model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
     "+epoch=3": "epoch: there is no such key; did you mean 'epochs'?",
     "+model._target_=os.system": "model._target_: there is no such key",
+    "+data.loader._target_=os.system": "data.loader._target_: there is no such key",
+    "+data.dataset._target_=os.system": "data.dataset._target_: there is no such key",
     "date/loader=ram": "date/loader: there is no such config group; did you mean 'data/loader'?",
     "~model": "model is missing",
     "~model.depth": "model.depth is missing",
@@ -253,26 +254,6 @@ def test_a_run_is_not_overwritten_by_the_next(train_here: Train, quick: list[str
     assert {path: path.read_bytes() for path in (tmp_path / "here").rglob("*") if path.is_file()} == files
 
 
-@pytest.mark.parametrize("flag", ["--help", "--cfg=job", "--info=defaults"])
-def test_questions_are_answered_without_torch(flag: str) -> None:
-    program = (
-        "import sys; sys.argv = ['train.py', *sys.argv[1:]]; from vitmnist.__main__ import main\n"
-        "try: main()\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *flag.split("=")], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "data/loader" in ended.stdout or "batch_size: 500" in ended.stdout
-
-
-def test_two_runs_of_the_same_second_keep_apart(quick: list[str], start: Start, tmp_path: Path) -> None:
-    processes = [start(*quick, "epochs=1", output=f"{number}.log") for number in range(2)]
-    assert [process.ended()[0] for process in processes] == [0, 0]
-    assert len(list((tmp_path / "outputs" / "runs").glob("*/*/result.json"))) == 2
-
-
 def test_a_failure_of_the_table_decides_the_exit_code(
     quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,9 +262,3 @@ def test_a_failure_of_the_table_decides_the_exit_code(
     ended = train_here(*quick, "optimizer=sgd", "optimizer.lr=1e30")
     assert ended.returncode == 3
     assert "error: diverged: the loss is" in ended.stderr
-
-
-def test_overrides_may_stand_on_both_sides_of_an_option(quick: list[str], train_here: Train, tmp_path: Path) -> None:
-    ended = train_here(*quick, "-m", "epochs=1", "seed=1,2", "hydra.sweep.dir=here")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(result_of(file.parent)["seed"] for file in (tmp_path / "here").glob("*/result.json")) == [1, 2]

@@ -52,12 +52,14 @@ def stopped(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["resume=cut", "-m"], "resume=cut: resumes one run, and -m starts several"),
     ],
 )
-def test_what_may_not_change_is_refused_by_name(stopped: Path, arguments: list[str], message: str) -> None:
+def test_what_may_not_change_is_refused_by_name(
+    stopped: Path, train_here: Train, arguments: list[str], message: str
+) -> None:
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.suffix != ".log"}
-    code, output = TrainProcess(stopped, *arguments).ended()
-    assert code == 1
-    assert message in output
-    assert "Traceback" not in output
+    ended = train_here(*arguments, folder=stopped)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -74,11 +76,11 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped: Path, trai
     assert sorted((tmp_path / "cut" / "checkpoints").iterdir()) == before
 
 
-def test_another_data_set_under_the_same_name_is_refused(stopped: Path, tmp_path: Path) -> None:
+def test_another_data_set_under_the_same_name_is_refused(stopped: Path, train_here: Train, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
-    code, output = TrainProcess(stopped, "resume=cut", f"data.root={tmp_path}").ended()
-    assert code == 1, output
-    assert "the data set has changed since the run began: train_images, train_labels" in output, output
+    ended = train_here("resume=cut", f"data.root={tmp_path}", folder=stopped)
+    assert ended.returncode == 1
+    assert "the data set has changed since the run began: train_images, train_labels" in ended.stderr
 
 
 def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train_here: Train, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import STATEFUL, Train, assert_same_run, overrides_for
+from tests.conftest import STATEFUL, Train, assert_same_run, overrides_for, result_of
 from tests.support.processes import TrainProcess
 from vitmnist.runtime.signals import UNFINISHED
 
@@ -35,16 +35,19 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def arguments(tiny_root: Path) -> list[str]:
-    return overrides_for(tiny_root, *STATEFUL)
+    """Overrides for a run whose optimizer has two groups of parameters."""
+    return overrides_for(tiny_root, *STATEFUL, "optimizer=adamw")
 
 
 @pytest.fixture(scope="module")
 def runs(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs: `whole` is completed, `cut` was stopped after its first batch."""
+    """A folder with two runs: `whole` is completed, `cut` was stopped after its first batch by its time limit."""
     folder = tmp_path_factory.mktemp("runs")
     assert TrainProcess(folder, *arguments, "hydra.run.dir=whole").ended()[0] == 0
     code, output = TrainProcess(folder, *arguments, "hydra.run.dir=cut", "max_minutes=0").ended()
     assert code == UNFINISHED, output
+    assert "the time limit max_minutes was reached" in output
+    assert result_of(folder / "cut")["status"] == "interrupted"
     return folder
 
 

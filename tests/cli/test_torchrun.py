@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from tests.conftest import (
+    BRIEF,
     REPOSITORY,
     STATEFUL,
     StartRanks,
     Train,
     assert_same_run,
-    assert_same_weights,
     result_of,
     weights,
     write_mnist_like,
@@ -44,10 +44,10 @@ def losses(folder: Path) -> list[float]:
     return [epoch[name] for epoch in result_of(folder)["epochs"] for name in ("train_loss", "eval_loss")]
 
 
-TOGETHER = [(2, "ram", 11), (3, "ram", 11), (2, "ram", 3), (3, "gpu_slice", 4), (2, "prefetch", 11), (2, "cache", 11)]
-
-
-@pytest.mark.parametrize(("number", "loader", "batch_size"), [*TOGETHER, (2, "disk", 11)])
+@pytest.mark.parametrize(
+    ("number", "loader", "batch_size"),
+    [(3, "ram", 11), (3, "gpu_slice", 4), (2, "prefetch", 3), (2, "cache", 11), (2, "disk", 11)],
+)
 def test_ranks_learn_what_one_process_learns(
     number: int,
     loader: str,
@@ -82,7 +82,7 @@ def test_ranks_learn_what_one_process_learns(
 
 def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     """With a loader and a step that are chosen by the clock, and a profile, which only rank 0 has."""
-    fast = ["data/loader=auto", "trainer=fast", "trainer.compile=false", "profile=true", "hydra.run.dir=run"]
+    fast = ["data/loader=auto", *BRIEF, "trainer=fast", "trainer.compile=false", "profile=true", "hydra.run.dir=run"]
     ranks(2, *quick, *fast).succeeded()
     result = result_of(tmp_path / "run")
     assert result["status"] == "completed"
@@ -91,13 +91,11 @@ def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: Sta
     assert (tmp_path / "run" / "profile" / "operations.txt").exists()
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
     number: int, quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path
 ) -> None:
-    """Stopped in the middle of an epoch with 2; with as many again it goes on to the bit."""
+    """Stopped in the middle of an epoch with 2 ranks, and resumed with another number: equal but for rounding."""
     ranks(2, *quick, "hydra.run.dir=whole").succeeded()
     codes, outputs = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=cut").ended()
     assert codes == [UNFINISHED] * 2, outputs
@@ -109,15 +107,11 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
         ranks(number, *again).succeeded()
     cut, whole = result_of(tmp_path / "cut"), result_of(tmp_path / "whole")
     assert cut["status"] == "completed"
-    if number == 2:
-        assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-        assert_same_weights(tmp_path / "cut", tmp_path / "whole")
-    else:
-        assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
-        assert cut["epochs"][-1]["eval_acc"] == whole["epochs"][-1]["eval_acc"]
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+    assert cut["epochs"][-1]["eval_acc"] == whole["epochs"][-1]["eval_acc"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_signal_to_one_rank_stops_all_after_the_same_batch(rank: int, quick: list[str], ranks: StartRanks) -> None:
     """The ranks save the same step, so that the resumed run equals an uninterrupted one bit for bit."""
     started = ranks(2, *quick, "epochs=100000", "schedule=constant", "hydra.run.dir=cut").until("epoch 2/")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from tests.support.processes import fork
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
 from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
@@ -62,14 +64,13 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
 
 
 def test_a_killed_process_leaves_nothing_of_a_temporary_cache(tmp_path: Path) -> None:
-    program = f"""
-import os, signal, torch
-from vitmnist import make_loader
-data = torch.utils.data.TensorDataset(torch.zeros(9, 1), torch.zeros(9))
-loader = make_loader("cache", data, batch_size=3, device="cpu", seed=0, folder={str(tmp_path)!r})
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    def cache_and_die() -> None:
+        with make_loader("cache", Counted(), folder=str(tmp_path), **ORDER):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = fork(cache_and_die)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,31 +205,23 @@ def test_samples_of_different_shapes_are_named(tmp_path: Path) -> None:
             make_loader(name, Ragged(), frozen=True, **ORDER, **options)
 
 
-PROCESS = """
-import os, sys, time
-from pathlib import Path
-import torch
-from vitmnist.data.decoded_cache import decode_once
-
-def chunks():
-    print("decoding", flush=True)
-    while len(list(Path(sys.argv[1]).glob("ready*"))) < 3:  # the others have started, and wait for this one
-        time.sleep(0.01)
-    time.sleep(0.3)
-    for index in range(200):
-        yield torch.full((50, 100), index, dtype=torch.uint8), torch.full((50,), index)
-
-(Path(sys.argv[1]) / f"ready{os.getpid()}").touch()
-tensors = decode_once(Path(sys.argv[1]), "shared", chunks).tensors
-assert torch.equal(tensors.images[:, 0].long(), tensors.labels)
-print("complete", len(tensors))
-"""
-
-
 def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = [process.communicate(timeout=100)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0]
-    assert all(output.endswith("complete 10000\n") for output in outputs)
-    assert sum(output.count("decoding") for output in outputs) == 1
+    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
+        (tmp_path / f"decoding{os.getpid()}").touch()
+        while len(list(tmp_path.glob("ready*"))) < 3:  # the others have started, and wait for this one
+            time.sleep(0.01)
+        time.sleep(0.3)
+        for index in range(200):
+            yield torch.full((50, 100), index, dtype=torch.uint8), torch.full((50,), index)
+
+    def decode() -> None:
+        (tmp_path / f"ready{os.getpid()}").touch()
+        tensors = decoded_cache.decode_once(tmp_path, "shared", chunks).tensors
+        assert len(tensors) == 10_000
+        assert torch.equal(tensors.images[:, 0].long(), tensors.labels)
+
+    processes = [fork(decode) for _ in range(3)]
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len(list(tmp_path.glob("decoding*"))) == 1

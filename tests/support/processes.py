@@ -26,6 +26,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def fork(target: Callable[[], object]) -> multiprocessing.process.BaseProcess:
+    """Call a function in a copy of this process, which does not outlive it."""
+    process = multiprocessing.get_context("fork").Process(target=target, daemon=True)
+    process.start()
+    return process
+
+
 class TrainProcess(ForkServerProcess):
     """A running `train.py` in a process group of its own.
 

@@ -117,20 +117,6 @@ def test_nothing_is_compiled_within_an_epoch(train_here: Train, quick: list[str]
     assert result["summary"]["compile_s"] > 0
 
 
-def test_auto_leaves_the_model_as_it_was(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    """The candidates are timed with the run's own step."""
-    torch.compiler.reset()
-    fast = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
-    automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0"]
-    for name, loader in (("by_hand", ["data/loader=ram"]), ("automatic", automatic)):
-        assert train_here(*quick, *fast, *loader, f"hydra.run.dir={name}").returncode == 0
-    losses = [
-        [(epoch["train_loss"], epoch["eval_loss"]) for epoch in result_of(tmp_path / name)["epochs"]]
-        for name in ("by_hand", "automatic")
-    ]
-    assert losses[0] == losses[1]
-
-
 def test_a_resumed_run_keeps_the_options_of_its_step(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     """More epochs would let `compile=auto` decide otherwise, and round otherwise."""
     with pytest.MonkeyPatch.context() as patched:
@@ -177,20 +163,15 @@ def test_the_ema_is_evaluated_and_saved(train_here: Train, quick: list[str], tmp
     newest, last = (torch.load(folder / "last.pt", weights_only=True) for folder in folders)
     final = load_file(folders[1] / "final.safetensors")
     for name, value in final.items():
-        assert torch.equal(
-            last["step"]["model"][name], newest["step"]["model"][name]
-        )  # averaging does not change training
+        # Averaging does not change training.
+        assert torch.equal(last["step"]["model"][name], newest["step"]["model"][name])
         assert torch.equal(value, last["step"]["ema"]["model"][name])
         assert not torch.equal(value, last["step"]["model"][name])
-    for weights in ("last", "best"):
-        loaded = load_inference_model(tmp_path / "averaged", torch.device("cpu"), weights).model.state_dict()
-        assert loaded.keys() == final.keys()
-    assert all(
-        torch.equal(value, final[name])
-        for name, value in load_inference_model(tmp_path / "averaged", torch.device("cpu"), "last")
-        .model.state_dict()
-        .items()
-    )
+    loaded = {
+        name: load_inference_model(tmp_path / "averaged", CPU, name).model.state_dict() for name in ("last", "best")
+    }
+    assert loaded["best"].keys() == loaded["last"].keys() == final.keys()
+    assert all(torch.equal(value, final[name]) for name, value in loaded["last"].items())
     losses = [result_of(tmp_path / name)["epochs"][-1] for name in ("plain", "averaged")]
     assert losses[0]["train_loss"] == losses[1]["train_loss"]
     assert losses[0]["eval_loss"] != losses[1]["eval_loss"]

@@ -201,7 +201,7 @@ def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset, monkeypatch: pytest
     train_epoch(training, loader, new_progress(loader), after_step)
     evaluate(model, loader, preprocess, after_step)
     # After the last step of a pass its metrics are read. Before that, only the loss on the CPU is checked for being
-    # finite; a GPU is not asked (tests/test_gpu.py).
+    # finite; a GPU is not asked (tests/gpu).
     inside = [read for read in reads if read[0] not in (len(loader), 2 * len(loader))]
     assert inside == [(number, "__bool__") for number in range(len(loader))][: len(inside)]
     assert len(inside) <= len(loader)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.data.datasets.test_image_folder import CLASSES, draw, load
+from tests.support.processes import fork
 from vitmnist.data.datasets import Dataset, image_folder
 from vitmnist.data.image_io import read_picture
 from vitmnist.data.tensor_files import TensorWriter
@@ -110,22 +110,22 @@ def test_a_part_of_other_contents_is_not_used(many: Path, monkeypatch: pytest.Mo
 
 
 def test_a_killed_decoding_is_resumed(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = f"""
-import os, signal
-from vitmnist import load_dataset
-from vitmnist.data.tensor_files import TensorWriter
-append = TensorWriter.append
-def append_or_die(writer, images, labels):
-    if len(writer) >= 50:  # after seven chunks
-        writer._files["images"].write(b"half a chunk")
-        writer.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(writer, images, labels)
-TensorWriter.append = append_or_die
-load_dataset("image_folder", root={str(many.parent / "root")!r}, path={str(many)!r}, skip_unreadable=True)
-"""
-    killed = subprocess.run([sys.executable, "-c", program], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    append = TensorWriter.append
+
+    def append_or_die(writer: TensorWriter, *parts: object) -> None:
+        if len(writer) >= 50:  # after seven chunks
+            writer._files["images"].write(b"half a chunk")
+            writer.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        append(writer, *parts)
+
+    def decode() -> None:
+        TensorWriter.append = append_or_die
+        load(many, skip_unreadable=True)
+
+    killed = fork(decode)
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
     resumed, decoded = load_counted(many, monkeypatch)
     assert decoded == 80 - 7 * image_folder.CHUNK
     shutil.rmtree(many.parent / "root")

@@ -212,18 +212,20 @@ def test_an_error_at_the_end_of_an_epoch_is_raised_there() -> None:
         assert exhaust(loader, 1) == BATCHES
 
 
-def test_the_interpreter_ends_under_an_epoch_that_was_begun() -> None:
+def test_the_interpreter_ends_under_a_live_iterator_and_an_epoch_that_was_begun() -> None:
     program = """
 import torch
 from vitmnist import make_loader
 pair = torch.arange(24), torch.arange(24)
 disk = {"name": "disk", "num_workers": 1}
-kept = [make_loader(data=pair, batch_size=2, device="cpu", seed=0, epochs=2, **options)
-        for options in (disk, {"name": "prefetch", "base": disk}, {"name": "prefetch"})]
-print(sum(1 for loader in kept for batch in loader.epoch(0)), flush=True)
+def loaders():
+    return [make_loader(data=pair, batch_size=2, device="cpu", seed=0, epochs=2, **options)
+            for options in (disk, {"name": "prefetch", "base": disk}, {"name": "prefetch"})]
+begun, live = loaders(), [loader.epoch(0) for loader in loaders()]
+print(sum(1 for loader in begun for batch in loader.epoch(0)), sum(1 for batches in live if next(batches)), flush=True)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "36\n", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "36 3\n", "")
 
 
 @pytest.mark.parametrize("epochs", [0, -1, 1.5, True])

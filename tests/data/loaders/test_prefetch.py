@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -86,9 +85,9 @@ def test_the_queue_is_filled_ahead_and_no_more(prefetch: PrefetchLoader) -> None
     batches.close()
 
 
-def test_a_thousand_abandoned_iterators_leave_no_thread(prefetch: PrefetchLoader) -> None:
+def test_a_hundred_abandoned_iterators_leave_no_thread(prefetch: PrefetchLoader) -> None:
     before = threading.active_count()
-    for number in range(1000):
+    for number in range(100):
         for _, labels in prefetch.epoch(number):
             assert int(labels) == number
             break
@@ -133,21 +132,6 @@ def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> N
     producer._thread.start()
     producer._thread.join(timeout=5)
     assert not producer._thread.is_alive()
-
-
-def test_the_interpreter_ends_at_once_under_a_live_iterator(tiny_root: Path) -> None:
-    program = f"""
-from vitmnist import load_dataset, make_loader
-split = load_dataset("kmnist", root={str(tiny_root)!r}).train
-for base in ({{"name": "disk", "num_workers": 1}}, {{"name": "ram"}}):
-    loader = make_loader("prefetch", split, batch_size=2, device="cpu", seed=0, queue_size=1, base=base)
-    batches = loader.epoch(0)
-    next(batches)
-    globals()["kept " + base["name"]] = batches
-print("live", flush=True)
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "live\n", "")
 
 
 def soon(condition: Callable[[], bool]) -> bool:
@@ -213,7 +197,7 @@ for epoch in range(10_000):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("blocks", "sign"), [("index == 4", "blocked"), pytest.param("False", "batch", marks=pytest.mark.slow)]
 )

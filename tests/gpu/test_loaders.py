@@ -1,0 +1,128 @@
+"""Every loader keeps its promises on a real GPU, also while kernels and copies lag behind the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu import NEEDS_CUDA
+from vitmnist import make_loader
+from vitmnist.config.schema import Shuffle
+from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.loaders import Loader
+from vitmnist.data.loaders.base import Batches
+from vitmnist.data.loaders.pinned import HostLoader, PinnedBuffers
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.runtime.memory import DoesNotFitError
+from vitmnist.testing import PROMISES, Case
+
+pytestmark = NEEDS_CUDA
+LOADER_OPTIONS = {
+    "disk": {"num_workers": 2},
+    "ram": {},
+    "gpu_slice": {},
+    "gpu_slice (half resident)": {"resident": 0.5},
+    "cache": {},
+    "prefetch of ram": {"base": "ram"},
+    "prefetch of gpu_slice": {"base": "gpu_slice"},
+    "prefetch of half": {"base": {"name": "gpu_slice", "resident": 0.5}},
+    "prefetch of disk": {"base": "disk"},
+}
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("label", LOADER_OPTIONS)
+def test_contract_on_the_gpu(label: str, promise: Callable[[Case], None], tiny: Dataset, tmp_path: Path) -> None:
+    name = label.partition(" ")[0]
+    folder = {"folder": str(tmp_path)} if name == "cache" else {}
+    promise(Case(name, tiny.train, "cuda", {**LOADER_OPTIONS[label], **folder}))
+
+
+@pytest.mark.parametrize("label", LOADER_OPTIONS)
+def test_images_normalised_on_the_gpu_are_those_of_the_cpu(tiny: Dataset, label: str, cuda: torch.device) -> None:
+    sampler = {"batch_size": 5, "seed": 3}
+    with (
+        make_loader(label.partition(" ")[0], tiny.train, device=cuda, **sampler, **LOADER_OPTIONS[label]) as loader,
+        make_loader("ram", tiny.train, device="cpu", **sampler) as reference,
+    ):
+        on_gpu, on_cpu = Preprocess(tiny.train).to(cuda), Preprocess(tiny.train)
+        for (images, _), (wanted, _) in zip(loader.epoch(1), reference.epoch(1), strict=True):
+            assert images.device.type == "cuda"
+            assert torch.equal(on_gpu(images).cpu(), on_cpu(wanted))
+
+
+@pytest.mark.parametrize("name", ["shift", "affine", "cifar", "crops"])
+def test_augmentation_draws_the_same_numbers_on_the_gpu(tiny: Dataset, name: str, cuda: torch.device) -> None:
+    augmented = []
+    for device in (cuda, torch.device("cpu")):
+        preprocess = Preprocess(tiny.train, AUGMENTS.build(AUGMENTS.complete({"name": name}))).to(device)
+        (keys,) = preprocess.keys(EpochSampler(23, 23, 3, Shuffle.none), 1)
+        augmented.append(preprocess(tiny.train.images.to(device), keys).cpu())
+    assert torch.allclose(*augmented, atol=1e-4)
+
+
+def test_pinned_memory_does_not_grow_while_the_gpu_lags_behind(tiny: Dataset, cuda: torch.device) -> None:
+    with make_loader("ram", tiny.train, batch_size=1, device=cuda, seed=0) as loader:
+        for number in range(3):
+            for _ in loader.epoch(number):
+                torch.cuda._sleep(5_000_000)
+        assert isinstance(loader, HostLoader)
+        assert loader.buffers._count <= PinnedBuffers.DEPTH
+
+
+def test_a_set_that_does_not_fit_on_the_gpu_is_refused(cuda: torch.device) -> None:
+    enormous = torch.zeros(1, dtype=torch.uint8).expand(2**45, 1)
+    with pytest.raises(DoesNotFitError, match=r"gpu_slice: the set takes .* of memory on cuda"):
+        make_loader("gpu_slice", (enormous, enormous), batch_size=1, device=cuda, seed=0)
+
+
+class SlowCopies(Loader):
+    """Delays the stream that the copies are queued on, so that a batch is taken long before its memory holds it."""
+
+    def __init__(self, base: Loader) -> None:
+        super().__init__(base.sampler)
+        self.base = base
+
+    def batches(self, number: int, start: int) -> Batches:
+        batches = self.base.epoch(number, start)
+        for _ in range(len(self.sampler)):
+            torch.cuda._sleep(20_000_000)
+            yield next(batches)
+
+
+def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
+    """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
+    sampler = EpochSampler(23, 2, 3)
+    with make_loader("prefetch", tiny.train, batch_size=2, device=cuda, seed=3, base="ram") as loader:
+        loader.base = SlowCopies(loader.base)
+        for number in range(20):
+            sums = []
+            for images, _ in loader.epoch(number):
+                sums.append(images.sum())
+                torch.cuda._sleep(30_000_000 if number % 2 else 0)
+                sums.append(images.sum())
+                del images
+            wanted = [tiny.train.images[indices].sum() for indices in sampler.batches(number)]
+            assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
+
+
+def test_a_partly_resident_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
+    """The uploads lag behind the consumer, and then the consumer behind the uploads: the sums must not change."""
+    with make_loader("gpu_slice", tiny.train, batch_size=2, device=cuda, seed=3, resident=0.5) as loader:
+        assert loader._partial is not None
+        for number in range(20):
+            sums = []
+            for images, _ in loader.epoch(number):
+                sums.append(images.sum())
+                torch.cuda._sleep(30_000_000 if number % 2 else 0)
+                with torch.cuda.stream(loader._partial._stream):
+                    torch.cuda._sleep(0 if number % 2 else 20_000_000)
+                sums.append(images.sum())
+                del images
+            wanted = [tiny.train.images[indices].sum() for indices in loader.sampler.batches(number)]
+            assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]

@@ -1,0 +1,78 @@
+"""A run on the GPU never waits within an epoch, computes what the CPU computes, and resumes to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import PLAIN, Train, assert_same_weights, result_of
+from tests.gpu import NEEDS_CUDA
+from tests.training import test_step
+from vitmnist import make_loader
+from vitmnist.config.schema import Precision
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.runtime.timer import EpochTimer
+from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.step import TrainStep
+
+pytestmark = NEEDS_CUDA
+
+
+def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: torch.device) -> None:
+    """torch raises at the first call that would make the host wait."""
+    with make_loader("gpu_slice", tiny.train, batch_size=5, device=cuda, seed=3) as loader:
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).to(cuda)
+        optimizer = torch.optim.Adam(model.parameters())
+        schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
+        step = TrainStep(model, Preprocess(tiny.train).to(cuda), optimizer, schedule, batch_size=5)
+        steps = 0
+
+        def after_step(timer: EpochTimer) -> None:
+            nonlocal steps
+            steps += 1
+            torch.cuda.set_sync_debug_mode("error" if steps < len(loader) else "default")
+
+        try:
+            train_epoch(step, loader, EpochProgress(0, loader.sampler, cuda), after_step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("precision", [Precision.tf32, Precision.bf16])
+def test_less_precision_on_the_gpu_is_the_step_within_its_rounding(
+    tiny: Dataset, cuda: torch.device, precision: Precision
+) -> None:
+    plain, rounded = (test_step.make_step(tiny, device=cuda, precision=one) for one in (Precision.fp32, precision))
+    before = torch.get_float32_matmul_precision()
+    with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
+        images, labels = next(loader.epoch(0))
+        for step in (plain, rounded):
+            step.forward_backward(images, labels, next(step.preprocess.keys(loader.sampler, 0)), len(labels))
+    difference = test_step.gradient_difference(rounded.model, plain.model)
+    assert difference < 0.02
+    assert difference > 0 or precision == Precision.tf32  # cuBLAS may have no tf32 kernel for matrices this small
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("trainer", ["plain", "fast"])
+def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
+    trainer: str, train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after two steps of an epoch, and resumed."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    arguments = [argument for argument in quick if argument != PLAIN]
+    arguments += [f"trainer={trainer}", "device=cuda", "data/loader=gpu_slice", "ema_decay=0.9", "schedule=one_cycle"]
+    assert train_here(*arguments, "hydra.run.dir=whole").returncode == 0
+    assert train_here(*arguments, "max_minutes=0", "hydra.run.dir=stopped").returncode == UNFINISHED
+    resumed = train_here("resume=stopped", "max_minutes=null")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
+    result = result_of(tmp_path / "stopped")
+    assert result["device"].startswith("cuda")
+    assert result["trainer"]["cuda_graph"] is (trainer == "fast")
+    assert result["trainer"]["compile"] is (trainer == "fast")
