@@ -37,6 +37,10 @@ class TrainingError(UserError):
     """Training cannot continue, for example because the loss is not finite."""
 
 
+class ExportError(UserError):
+    """An exported model does not predict what the original does."""
+
+
 class UnsupportedStepError(RuntimeError):
     """The training step cannot be compiled, or captured as a CUDA graph."""
 

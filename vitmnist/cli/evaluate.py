@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from vitmnist.checkpoint.inference import WEIGHTS, load_inference_model
+from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
 from vitmnist.cli.overrides import compose_again
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -81,8 +82,10 @@ class Evaluation:
         return png.getvalue()
 
 
-def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluation:
-    """Run a run's model over the split that it was evaluated on in training.
+def load_run(
+    folder: Path, overrides: list[str], weights: str | None
+) -> tuple[Config, torch.device, InferenceModel, Dataset]:
+    """The configuration of a run, its device, its model on it, and the data set; `test` is the split to evaluate on.
 
     Args:
         overrides: changes to the run's configuration.
@@ -99,6 +102,12 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
         dataset = dataset.held_out(config.data.holdout)
     if not any(override.startswith("data") for override in overrides):
         _warn_if_files_changed(folder, dataset)
+    return config, device, trained, dataset
+
+
+def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluation:
+    """Run a run's model over the split that it was evaluated on in training; arguments and errors as `load_run`."""
+    config, device, trained, dataset = load_run(folder, overrides, weights)
     split = trained.normalized(dataset.test)
     # All loaders give the same result; this one has no options.
     with make_loader("ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none") as loader:
@@ -169,19 +178,19 @@ def _write(path: Path, content: bytes | None) -> str:
 
 
 def run_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser of the arguments that `evaluate` and `predict` share."""
+    """A parser of the arguments that `evaluate`, `predict` and `export` share."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def main() -> None:
     parser = run_parser("vitmnist.cli.evaluate", __doc__)
     parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="with --json: also the prediction for each image")

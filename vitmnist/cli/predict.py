@@ -60,6 +60,7 @@ def predict(
 def main() -> None:
     parser = run_parser("vitmnist.cli.predict", __doc__)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
     arguments = parser.parse_args()

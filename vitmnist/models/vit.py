@@ -121,7 +121,8 @@ class ViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """float `[B, C, H, W]` to logits `[B, classes]`."""
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
-        class_token = repeat(self.class_token, "1 1 d -> b 1 d", b=len(images))
+        # Not len(images), which torch.export takes for a constant.
+        class_token = repeat(self.class_token, "1 1 d -> b 1 d", b=images.shape[0])
         tokens = torch.cat((class_token, self.embed(patches)), dim=1) + self.positions
         *blocks, last = self.blocks
         for block in blocks:
