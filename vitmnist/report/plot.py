@@ -110,12 +110,11 @@ def _loader(row: Configuration) -> str:
 def _phases(row: Configuration) -> tuple[float, float, float]:
     """Seconds of an epoch spent waiting, computing and on the rest, which add up to its median time."""
     assert row.epoch_s
-    waiting, computing = (
-        spread.median if (spread := row.spread(name)) else 0.0 for name in ("data_wait_s", "compute_s")
-    )
-    # Medians are over different runs, so the parts may exceed the whole a little.
-    computing = min(computing, row.epoch_s.median - waiting)
-    return waiting, computing, row.epoch_s.median - waiting - computing
+    epoch, wait, compute = row.epoch_s.median, row.spread("data_wait_s"), row.spread("compute_s")
+    waiting = wait.median if wait else 0.0
+    # The medians may come from different runs, so the two could exceed the epoch.
+    computing = min(compute.median if compute else 0.0, epoch - waiting)
+    return waiting, computing, epoch - waiting - computing
 
 
 def _remark(comparison: Comparison, row: Configuration) -> str:
