@@ -29,6 +29,7 @@ from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import describe_environment
+from vitmnist.tracking.epochs import write_epochs
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_completed, log_epoch, log_setup, log_verdict
@@ -59,7 +60,7 @@ def run(
 
     Args:
         composed: the configuration, as composed from `conf/`.
-        folder: an existing folder; gets `result.json`, a TensorBoard event file and checkpoints.
+        folder: an existing folder; gets `result.json`, `epochs.csv`, a TensorBoard event file and checkpoints.
         overrides: command-line overrides, stored in `result.json`.
         stop: asks the run to stop before its end.
         began_at: the start of the process or job, in seconds since 1970; None: now.
@@ -180,6 +181,8 @@ class RunContext:
             self.result.setup_s += progress.timer.first_wait()
         self.is_first_epoch = False
         self.result.epochs.append(record)
+        if self.world.is_main:
+            write_epochs(self.result.epochs, self.folder)
         is_last, every = epoch + 1 == config.epochs, config.tensorboard.images_every_epochs
         if self.board:  # before the checkpoint: on resuming, events after the last checkpoint are purged
             self.board.add_epoch(record)
@@ -269,5 +272,6 @@ def prepare_folder(folder: Path, config: Config, setup: TrainSetup, result: Resu
         (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)
         if has_checkpoint(folder):
             write_atomic(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
+    write_epochs(result.epochs, folder)  # drops what was recorded after the checkpoint
     if files := setup.dataset.test.files:
         write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))

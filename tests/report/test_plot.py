@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from tests.support.records import compared, run
-from vitmnist.report.plot import COLOURS, chart
+from tests.support.records import compared, epoch, run
+from vitmnist.report.plot import COLOURS, PHASES, chart
 
 
 def drawn(folder: Path) -> Axes:
@@ -32,9 +33,9 @@ def test_bars_are_sorted_within_a_batch_size_and_say_how_certain_they_are(tmp_pa
         "3.00 s (n=8)",
         "9.00 s (n=8), × 3.00 (3.00–3.00)",
     ]
-    assert axis.get_title(loc="left").startswith("Time per epoch\nSome CPU, here, mnist")
+    title = "Time per epoch by batch_size, data/loader\nSome CPU, here, mnist"
+    assert axis.get_title(loc="left").startswith(title)
     assert axis.get_xlabel().endswith("(median of runs; whiskers: range; × the fastest)")
-    assert axis.get_ylabel() == "batch_size, data/loader"
     assert axis.get_xscale() == "linear"
 
 
@@ -43,21 +44,47 @@ def test_a_loader_has_the_same_colour_in_every_chart(tmp_path: Path) -> None:
     for number, loader in enumerate(("gpu_slice", "disk", "ram", "mine")):
         run(tmp_path / "four" / str(number), loader, times=(9.0, 4.0))
     assert to_hex(drawn(tmp_path / "one").patches[0].get_facecolor()).upper() == COLOURS["ram"]
-    legend = drawn(tmp_path / "four").get_legend()
-    colours = [to_hex(patch.get_facecolor()).upper() for patch in legend.get_patches()]
-    assert dict(zip((text.get_text() for text in legend.texts), colours, strict=True)) == {
+    (legend,) = chart(compared(tmp_path / "four")).legends
+    colours = [to_hex(patch.get_facecolor()).upper() for patch in legend.get_patches()[:4]]
+    assert dict(zip((text.get_text() for text in legend.texts), colours, strict=False)) == {
         **{name: COLOURS[name] for name in ("disk", "ram", "gpu_slice")},
         "another loader": "#999999",
-        "waiting for data": "#FFFFFF",
     }
 
 
-def test_the_waiting_time_is_hatched(tmp_path: Path) -> None:
+def test_a_bar_is_divided_into_waiting_computing_and_other_as_the_legend_says(tmp_path: Path) -> None:
     run(tmp_path / "0", times=(9.0, 4.0))
-    epoch, waiting = drawn(tmp_path).patches
-    assert (epoch.get_width(), waiting.get_width()) == (4.0, 0.8)
-    assert waiting.get_hatch()
-    assert not epoch.get_hatch()
+    figure = chart(compared(tmp_path))
+    bars = figure.axes[0].patches
+    assert [bar.get_x() for bar in bars] == pytest.approx([0.0, 0.8, 2.8])
+    assert [bar.get_width() for bar in bars] == pytest.approx([0.8, 2.0, 1.2])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts[1:]] == list(PHASES)
+    looks = [
+        [(bar.get_hatch(), bar.get_fill(), bar.get_alpha()) for bar in part] for part in (bars, legend.get_patches())
+    ]
+    assert looks[0] == looks[1][1:]
+    assert len(set(looks[0])) == 3
+
+
+def test_phases_never_exceed_the_epoch(tmp_path: Path) -> None:
+    """The medians of the parts come from different runs."""
+    for repeat, (wait, compute) in enumerate([(0.1, 3.0), (3.0, 0.1), (3.0, 0.8), (0.1, 3.0), (2.0, 2.0)]):
+        epochs = [epoch(4.0, train_s=4.0, eval_s=0.0, data_wait_s=wait, compute_s=compute) for _ in range(2)]
+        run(tmp_path / str(repeat), epochs=epochs, config={"repeat": repeat})
+    widths = [bar.get_width() for bar in drawn(tmp_path).patches]
+    assert min(widths) >= 0
+    assert sum(widths) == pytest.approx(4.0)
+
+
+def test_long_names_leave_room_for_the_bars(tmp_path: Path) -> None:
+    run(tmp_path / "0", config={"model.name": "m" * 200})
+    run(tmp_path / "1", status="failed", error="m" * 200)
+    figure = chart(compared(tmp_path))
+    figure.canvas.draw()
+    frame = figure.axes[0].get_position()
+    assert frame.width > 0.1
+    assert 0 < frame.x0 < frame.x1 < 1
 
 
 def test_a_chart_without_times_says_so(tmp_path: Path) -> None:

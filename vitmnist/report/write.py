@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock
-from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
+from vitmnist.report.page import CHART, as_html
 from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, articles_table, as_csv, table
 from vitmnist.runtime.files import write_atomic
 
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>vitmnist report</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 90rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid #8888; padding: .3rem .6rem; text-align: left; font-variant-numeric: tabular-nums; }
-img { max-width: 100%; background: white; }
-</style>
-BODY
-"""
 LEGEND = """
 An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
 after each start or resume, which warms up; a row shows the median over its runs. Spread: their range or, from six
@@ -55,22 +43,22 @@ def write_report(folders: Iterable[Path], output: Path, with_chart: bool = True)
     output.mkdir(parents=True, exist_ok=True)
     with FileLock(output / ".report.lock"):  # jobs of a sweep may end at the same time
         comparisons = compare([read_run(folder) for folder in found])
-        text, picture = as_markdown(comparisons, with_chart), None
+        text, svg = as_markdown(comparisons, with_chart), None
         (output / "report.png").unlink(missing_ok=True)
         if with_chart:
             from vitmnist.report.plot import draw  # imports matplotlib, which takes a second
 
-            picture = draw(comparisons)
-            write_atomic(output / "report.png", picture)
+            png, svg = draw(comparisons)
+            write_atomic(output / "report.png", png)
         write_atomic(output / "report.csv", as_csv(comparisons).encode())
         write_atomic(output / "report.md", text.encode())
-        write_atomic(output / "report.html", as_html(text, picture).encode())
+        write_atomic(output / "report.html", as_html(text, svg).encode())
     return comparisons
 
 
 def as_markdown(comparisons: Sequence[Comparison], with_chart: bool = True) -> str:
     """The report as Markdown; its chart is `report.png` in the same folder."""
-    chart = ["![Seconds per epoch](report.png)"] if with_chart else []
+    chart = [CHART] if with_chart else []
     blocks = (_rendered(block, _escape, "github") for block in _blocks(comparisons))
     return "\n\n".join(["# Report", *chart, *blocks, LEGEND.lstrip()])
 
@@ -78,19 +66,6 @@ def as_markdown(comparisons: Sequence[Comparison], with_chart: bool = True) -> s
 def as_text(comparisons: Sequence[Comparison]) -> str:
     """The report for a terminal, without the facts about machine and software."""
     return "\n\n".join(_rendered(block, _line, "simple") for block in _blocks(comparisons, with_facts=False))
-
-
-def as_html(text: str, picture: bytes | None) -> str:
-    """The Markdown report as a single self-contained page.
-
-    Args:
-        picture: the PNG of the chart, if the report has one.
-    """
-    body = markdown(text, extensions=["tables"], output_format="html")
-    if picture:
-        embedded = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-        body = body.replace('src="report.png"', f'src="{embedded}"')
-    return PAGE.replace("BODY", body)
 
 
 def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Iterator[str | Table]:

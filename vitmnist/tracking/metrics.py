@@ -1,4 +1,4 @@
-"""The metrics of an epoch: one table for `result.json`, TensorBoard and the report.
+"""The metrics of an epoch: one table for `result.json`, `epochs.csv`, TensorBoard and the report.
 
 To add a metric, add a row here, and its value to the dict of `EpochProgress.compute` or `evaluate` (both in
 `vitmnist/training/loop.py`), or of `RunContext.finish_epoch` (`vitmnist/run.py`); with several ranks, summed over them.

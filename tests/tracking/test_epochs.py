@@ -1,0 +1,60 @@
+"""`epochs.csv` has one row for each epoch of the record, at any moment and after any end of the run."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pandas
+
+from tests.conftest import Start, Train, overrides_for, result_of, write_mnist_like
+from vitmnist.tracking.epochs import COLUMNS, write_epochs
+from vitmnist.tracking.metrics import METRICS
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "epochs.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same_epochs(folder: Path) -> None:
+    """Compare `epochs.csv` with the epochs of `result.json`, to the last digit."""
+    epochs = [{name: value for name, value in one.items() if name != "steps"} for one in result_of(folder)["epochs"]]
+    as_text = [{name: "" if value is None else str(value) for name, value in one.items()} for one in epochs]
+    assert rows(folder) == as_text
+
+
+def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
+    epoch = {metric.name: 0.1 for metric in METRICS} | {"gpu_util_pct": None, "ended_at": 1700000000.25}
+    write_epochs([{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)], tmp_path)
+    assert [row["gpu_util_pct"] for row in rows(tmp_path)] == ["", ""]
+    table = pandas.read_csv(tmp_path / "epochs.csv")
+    assert list(table.columns) == list(COLUMNS)
+    assert table["gpu_util_pct"].isna().all()
+    assert (table["epoch"].tolist(), table["first_of_start"].tolist()) == ([0, 1], [True, False])
+    assert table["ended_at"].tolist() == [1700000000.25] * 2
+
+
+def test_a_stopped_and_resumed_run_has_one_row_per_epoch(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=run").returncode
+    assert rows(run) == []
+    assert train_here("resume=run", "max_minutes=null").returncode == 0
+    assert_same_epochs(run)
+    assert train_here("resume=run", "epochs=3").returncode == 0
+    assert [row["epoch"] for row in rows(run)] == ["0", "1", "2"]
+    assert_same_epochs(run)
+
+
+def test_a_killed_run_keeps_its_rows_and_repeats_none(start: Start, train_here: Train, tmp_path: Path) -> None:
+    """Its only checkpoint is older than its last row."""
+    write_mnist_like(tmp_path / "KMNIST" / "raw", 300, 20)
+    quick = overrides_for(tmp_path, "epochs=1", "hydra.run.dir=run")
+    assert train_here(*quick).returncode == 0
+    killed = start("resume=run", "epochs=100", "checkpoint.min_interval_s=null").until("epoch 4/100")
+    killed.kill_group()
+    run = tmp_path / "run"
+    assert [row["epoch"] for row in rows(run)][:4] == ["0", "1", "2", "3"]
+    assert train_here("resume=run", "epochs=2").returncode == 0
+    assert [row["epoch"] for row in rows(run)] == ["0", "1"]
+    assert_same_epochs(run)
