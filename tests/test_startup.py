@@ -40,3 +40,11 @@ def test_a_run_with_images_imports_neither_matplotlib_nor_torchvision(quick: lis
     modules = imported(RUN.format(arguments=arguments), tmp_path)
     assert "tensorboard" in modules
     assert not modules & {"matplotlib", "torchvision", "markdown"}
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["-sc", "query=bash"]], ids=" ".join)
+def test_version_and_tab_completion_answer_without_torch(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", "vitmnist data/loader=g")
+    assert "torch" not in imported(RUN.format(arguments=arguments), tmp_path)
