@@ -109,10 +109,10 @@ def refuse_flags(arguments: list[str]) -> None:
 def _unknown_choice(error: MissingConfigException) -> str:
     """`data/loader=ran`: no such member of the group."""
     group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
+    if extra := PLUGINS.get(f"{group}={wrong}"):  # typed, or what our own hydra/launcher=parallel builds on
+        return str(MissingExtraError(f"{group}={wrong}", extra))
     if not group or not error.options:
         return _one_line(error)
-    if extra := PLUGINS.get(f"{group}={wrong}"):
-        return str(MissingExtraError(f"{group}={wrong}", extra))
     return f"{group}={wrong}: there is no such choice; {choices(wrong, error.options)}"
 
 
