@@ -33,6 +33,7 @@ from vitmnist.models.vit import ViT, ViTOptions
 
 README = REPOSITORY / "README.md"
 PAGES = [README, REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES += [REPOSITORY / "CONTRIBUTING.md"]
 FEW = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20", "data.root=data"]
 IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
@@ -154,6 +155,7 @@ def test_tensorboard_shows_a_run(trained: Path) -> None:
 
 def test_every_documented_command_is_one_of_those_tested() -> None:
     programs = ["python train.py", "torchrun", "python -m vitmnist.", "tensorboard", "pip install", "pytest"]
+    programs += ["pre-commit"]
     programs += [f"python benchmarks/{name}.py" for name in BENCHMARKS]
     assert len(commands("")) == sum(len(commands(program)) for program in programs)
     assert README.read_text().count("&& pytest\n") == 1  # CI runs this line

@@ -10,11 +10,12 @@ from tests.conftest import PLAIN
 
 RUN = "from vitmnist.cli.main import main; sys.argv = ['train.py', *{arguments}]; main()"
 QUESTIONS = """
-import sys
+import os, sys
 from vitmnist.cli.main import main
 
-for question in (["--help"], ["--cfg", "job"], ["--info", "defaults"]):
+for question in (["--help"], ["--cfg", "job"], ["--info", "defaults"], ["--version"], ["-sc", "query=bash"]):
     sys.argv = ["train.py", *question]
+    os.environ["COMP_LINE"] = "vitmnist data/loader=g"  # what tab completion is asked to complete
     try:
         main()
     except SystemExit as ended:
@@ -55,3 +56,4 @@ def test_questions_are_answered_without_torch(tmp_path: Path) -> None:
     printed = python(QUESTIONS, tmp_path)
     assert "data/loader" in printed
     assert "batch_size: 500" in printed
+    assert "data/loader=gpu_slice" in printed

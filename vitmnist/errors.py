@@ -41,6 +41,17 @@ class ExportError(UserError):
     """An exported model does not predict what the original does."""
 
 
+class MissingExtraError(UserError):
+    """A package that only an extra installs is missing; the message has the command that installs it."""
+
+    def __init__(self, missing: str, extra: str) -> None:
+        self.missing, self.extra = missing, extra
+        super().__init__(missing, extra)  # all arguments, so that it can be pickled
+
+    def __str__(self) -> str:
+        return f"{self.missing}: is not installed; type pip install 'vitmnist[{self.extra}]'"
+
+
 class UnsupportedStepError(RuntimeError):
     """The training step cannot be compiled, or captured as a CUDA graph."""
 

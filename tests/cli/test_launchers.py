@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from hydra.errors import MissingConfigException
 
 from tests.conftest import PLAIN, result_of, start_program
-from vitmnist.cli.messages import describe
 
 REMARK = "overlapping 2 of 2"
 
@@ -37,8 +37,17 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
 
 
-@pytest.mark.parametrize(("name", "extra"), [("submitit_slurm", "launchers"), ("ray", "ray")])
-def test_a_launcher_that_is_not_installed_is_named(name: str, extra: str) -> None:
-    """With what Hydra raises then."""
-    missing = MissingConfigException("", f"hydra/launcher/{name}", ["basic"])
-    assert describe(missing).message == f"hydra/launcher={name}: is not installed; type pip install 'vitmnist[{extra}]'"
+@pytest.mark.parametrize(
+    ("typed", "missing", "extra"),
+    [
+        ("submitit_slurm", "submitit_slurm", "launchers"),
+        ("parallel", "joblib", "launchers"),  # ours, built on the plugin's
+    ],
+)
+def test_a_launcher_that_is_not_installed_is_named(typed: str, missing: str, extra: str, tmp_path: Path) -> None:
+    start = "import sys; sys.modules['hydra_plugins'] = None; from vitmnist.cli.main import main; main()"
+    program = [sys.executable, "-c", start, "-m", f"hydra/launcher={typed}"]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == f"error: hydra/launcher={missing}: is not installed; type pip install 'vitmnist[{extra}]'\n"
+    assert not list(tmp_path.iterdir())

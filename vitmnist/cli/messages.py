@@ -20,7 +20,7 @@ from vitmnist.config.compose import compose
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import group_at, wrong_type
-from vitmnist.errors import ConfigError, UnknownKeyError, UserError, choices, first_line
+from vitmnist.errors import ConfigError, MissingExtraError, UnknownKeyError, UserError, choices, first_line
 from vitmnist.runtime.failures import Failure, classify
 
 # Members of Hydra's own groups that come with a plugin, and the extra that installs it.
@@ -115,10 +115,10 @@ def refuse_flags(arguments: list[str]) -> None:
 def _unknown_choice(error: MissingConfigException) -> str:
     """`data/loader=ran`: no such member of the group."""
     group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
+    if extra := PLUGINS.get(f"{group}={wrong}"):  # typed, or what our own hydra/launcher=parallel builds on
+        return str(MissingExtraError(f"{group}={wrong}", extra))
     if not group or not error.options:
         return _one_line(error)
-    if extra := PLUGINS.get(f"{group}={wrong}"):
-        return f"{group}={wrong}: is not installed; type pip install 'vitmnist[{extra}]'"
     return f"{group}={wrong}: there is no such choice; {choices(wrong, error.options)}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import vitmnist
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.cli.overrides import expand, literal, split
 from vitmnist.errors import ConfigError
@@ -29,7 +30,7 @@ def connect_ranks() -> SingleProcess:
 
 
 def hydra_arguments(world: SingleProcess, typed: list[str]) -> list[str] | None:
-    """The arguments for Hydra; None on the other ranks if rank 0 ended without a run, as after `--help`.
+    """The arguments for Hydra; None after `--version`, and on other ranks if rank 0 ended without a run (`--help`).
 
     Raises:
         ConfigError: the arguments cannot be used, or torchrun would restart the ranks of several machines.
@@ -43,6 +44,9 @@ def hydra_arguments(world: SingleProcess, typed: list[str]) -> list[str] | None:
             "and resume=auto when you start it again"
         )
     if world.is_main:
+        if "--version" in typed:
+            print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
+            return None
         refuse_flags(typed)
         arguments = expand(typed)
         world.publish("arguments", [typed, arguments])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from vitmnist.errors import ConfigError
+from vitmnist.errors import MissingExtraError
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Format:
     load: Callable[[bytes], Callable[[Tensor], Tensor]]
 
     def check_installed(self) -> None:
-        """Raise `ConfigError` if a package is missing."""
+        """Raise `MissingExtraError` if a package is missing."""
         for package in self.packages:
             try:
                 import_module(package)
             except ImportError as error:
-                raise ConfigError(f"{self.title} needs {package}; type pip install 'vitmnist[export]'") from error
+                raise MissingExtraError(package, "export") from error
 
 
 def _to_onnx(program: ExportedProgram) -> bytes:

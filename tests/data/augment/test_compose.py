@@ -112,7 +112,10 @@ def test_a_list_on_the_command_line_has_the_defaults_of_its_operations() -> None
         ("[{name: mixup, alpha: 0}]", "operations.0.alpha=0.0: must be above 0 and at most 10"),
         ("[{name: mixup}, {name: shift}]", "operations.0.name=mixup: mixes finished images; move it to the end"),
         ("[{name: mixup}, {name: cutmix}]", "operations.0.name=mixup: mixes finished images; move it to the end"),
-        ("[horizontal_flip]", "operations.0=horizontal_flip: must be one of affine, color_jitter"),
+        (
+            "[horizontal_flip]",
+            "operations.0=horizontal_flip: must have its name as a key; type {name: horizontal_flip}",
+        ),
         ("[]", "operations=[]: must have an operation; without augmentation, type data/augment=none"),
         ("flip", "data.augment.operations=flip: must be a list"),
     ],

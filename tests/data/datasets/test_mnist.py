@@ -79,7 +79,7 @@ def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatc
         kmnist(tmp_path)
     message = str(caught.value)
     assert str(tmp_path / "KMNIST" / "raw") in message
-    assert "data.root=FOLDER" in message
+    assert "type data.root= and the folder that has them" in message
     assert all(f"{name}.gz" in message for name in FILES)
     assert list(tmp_path.iterdir()) == []
 
