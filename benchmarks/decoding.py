@@ -2,7 +2,7 @@
 
     python benchmarks/decoding.py --pictures 200 --width 1600 --height 1200 --rounds 5
 
-Random JPEG pictures of a class are decoded to 224×224, on one thread and on one per core in turns.
+Random JPEG pictures of two classes are decoded to 224×224, on one thread and on one per core in turns.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from vitmnist.tracking.environment import describe_environment
 
 def draw(folder: Path, pictures: int, size: tuple[int, int]) -> None:
     """Smooth pictures, which JPEG compresses about as much as photos."""
-    folder.mkdir(parents=True)
+    for name in ("0", "1"):
+        (folder / name).mkdir()
     generator = np.random.default_rng(0)
     for number in range(pictures):
         pixels = generator.integers(0, 256, (size[1] // 10, size[0] // 10, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(folder / f"{number}.jpg")
+        Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(folder / str(number % 2) / f"{number}.jpg")
 
 
 def decode(folder: Path, threads: int, number: int) -> float:
@@ -48,7 +49,7 @@ def compare(arguments: argparse.Namespace) -> str:
     logging.disable()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        draw(folder / "class", arguments.pictures, (arguments.width, arguments.height))
+        draw(folder, arguments.pictures, (arguments.width, arguments.height))
         candidates = {threads: partial(decode, folder, threads) for threads in (1, max(2, available_cores()))}
         times = take_turns(candidates, arguments.rounds)
     rows = [

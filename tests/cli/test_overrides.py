@@ -11,7 +11,7 @@ import torch
 from tests.conftest import Train, overrides_for, result_of, weights, write_mnist_like
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage as checkpoint
-from vitmnist.cli.overrides import compose_again
+from vitmnist.cli.recorded import compose_again
 from vitmnist.runtime.signals import UNFINISHED
 
 

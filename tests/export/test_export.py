@@ -178,7 +178,10 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "onnx", None)
     before = content(trained)
     ended = call_here(main, str(trained), "--format=onnx")
-    assert (ended.returncode, ended.stderr) == (1, "error: onnx: is not installed; type pip install 'vitmnist[export]'\n")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: onnx: is not installed; type pip install 'vitmnist[export]'\n",
+    )
     assert content(trained) == before
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
-from vitmnist.cli.overrides import compose_again
+from vitmnist.cli.recorded import compose_again
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets import Dataset, Split, build_dataset

@@ -6,12 +6,8 @@ may change on resuming is checked when the checkpoint is read.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import sys
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from vitmnist.cli.messages import describe
+from vitmnist.cli.recorded import RUNS, comparable, key_of, last_value, literal, merge, recorded_overrides
 from vitmnist.config.compose import compose
-from vitmnist.config.labels import RESUMED, flatten, is_under, resolved
 from vitmnist.errors import ConfigError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.files import display_path, has_checkpoint, is_claimed
 from vitmnist.runtime.imports import import_large
 
-RUNS = Path("outputs/runs")
 MULTIRUN = {"-m", "--multirun"}
 
 
@@ -40,11 +34,11 @@ def expand(arguments: list[str]) -> list[str]:
         ConfigError: there is no such run or sweep, or the arguments contradict each other.
     """
     options, overrides = split(arguments)
-    resume, sweep = (_last_value(key, overrides) for key in ("resume", "sweep.resume"))
+    resume, sweep = (last_value(key, overrides) for key in ("resume", "sweep.resume"))
     if sweep is not None:
-        typed = [one for one in [*options, *overrides] if one not in MULTIRUN and _key(one) != "sweep.resume"]
+        typed = [one for one in [*options, *overrides] if one not in MULTIRUN and key_of(one) != "sweep.resume"]
         return sweep_overrides(sweep, typed)
-    new = [override for override in overrides if _key(override) != "resume"]
+    new = [override for override in overrides if key_of(override) != "resume"]
     if resume is not None and set(options) & MULTIRUN:
         raise ConfigError(f"resume={resume}: resumes one run, and -m starts several; leave one of them out")
     if resume == "":
@@ -71,7 +65,7 @@ def automatic(new: list[str], since: float = 0.0) -> list[str]:
     Raises:
         ConfigError: the folder is in use.
     """
-    named = _last_value("hydra.run.dir", new)
+    named = last_value("hydra.run.dir", new)
     if named is None:
         folder = newest_unfinished(new, since)
         nothing = "no unfinished run of this configuration; a new one begins"
@@ -109,7 +103,7 @@ def run_overrides(folder: Path, new: list[str]) -> list[str]:
     again = [f"hydra.run.dir={place}", "hydra.mode=RUN", "repeats=1", f"resume={place}"]
     if continues:
         again.append("hydra.output_subdir=null")  # the record in .hydra stays that of the first start
-    return _merged(recorded_overrides(folder), [*new, *again])
+    return merge(recorded_overrides(folder), [*new, *again])
 
 
 def sweep_overrides(folder_name: str, rest: list[str]) -> list[str]:
@@ -135,19 +129,7 @@ def sweep_overrides(folder_name: str, rest: list[str]) -> list[str]:
         "hydra.callbacks.outputs.resume_sweep=true",
         "hydra.mode=MULTIRUN",
     ]
-    return _merged([*recorded["task"], *recorded["hydra"]], again)
-
-
-def compose_again(folder: Path, overrides: list[str]) -> DictConfig:
-    """The configuration of a recorded run, with new overrides.
-
-    Raises:
-        ConfigError: the folder holds no run, or the overrides cannot be used.
-    """
-    try:
-        return compose(_merged(recorded_overrides(folder), overrides))
-    except Exception as error:
-        raise ConfigError(describe(error).message) from error
+    return merge([*recorded["task"], *recorded["hydra"]], again)
 
 
 def _is_damaged(folder: Path) -> bool:
@@ -172,87 +154,13 @@ def _damaged_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoints/*.pt.damaged"))
 
 
-def recorded_overrides(folder: Path) -> list[str]:
-    """The overrides that compose the configuration of a run's last start, also if files in `conf/` have changed since.
-
-    Raises:
-        ConfigError: the folder holds no run, or neither its records nor its checkpoint can be read.
-    """
-    typed = _typed_overrides(folder)
-    places = [f"file://{place}" for place in _config_folders(folder)]
-    if places and _last_value("hydra.searchpath", typed) is None:
-        typed.append(f"hydra.searchpath={literal(places)}")
-    typed_keys = [_dotted(override) for override in typed]
-    kept = [
-        f"{key}={literal(value)}" for key, value in _changed_values(folder, places).items() if key not in typed_keys
-    ]
-    if kept:
-        message = f"the configuration files have changed since {display_path(folder)} began, which keeps"
-        print(f"note: {message} {', '.join(kept)}", file=sys.stderr)
-    return [*typed, *kept]
-
-
-def _config_folders(folder: Path) -> list[str]:
-    """The folders of `--config-dir` with which a run began."""
-    with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
-        sources: Any = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra.runtime.config_sources
-        return [source.path for source in sources if source.provider == "command-line"]
-    return []
-
-
-def _changed_values(folder: Path, places: list[str]) -> dict[str, Any]:
-    """The recorded values of keys for which the overrides of a run's first start give other ones today."""
-    try:
-        recorded: Any = OmegaConf.load(folder / ".hydra" / "config.yaml")
-        first: Any = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "overrides.yaml"))
-        before = _comparable(recorded)
-    except (OSError, ValueError, AttributeError, YAMLError, OmegaConfBaseException):
-        return {}
-    searched = [f"hydra.searchpath={literal(places)}"] if places else []
-    now = _comparable(compose([*(one for one in first if _key(one) != "resume"), *searched]))
-    return {key: value for key, value in before.items() if key in now and now[key] != value}
-
-
-def literal(value: Any) -> str:
-    """A plain value in Hydra's grammar."""
-    if isinstance(value, list):
-        return f"[{','.join(map(literal, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{literal(inner)}" for key, inner in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _typed_overrides(folder: Path) -> list[str]:
-    """The overrides of a run's last start: of its records, or of its checkpoint if these are lost; raises as above."""
-    damaged = None
-    for file in (folder / RESUMED, folder / ".hydra" / "overrides.yaml"):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            try:
-                recorded: Any = OmegaConf.to_container(OmegaConf.create(file.read_text()))
-            except (ValueError, YAMLError, OmegaConfBaseException):  # UnicodeDecodeError is a ValueError
-                recorded = None
-            if isinstance(recorded, list):
-                return [str(override) for override in recorded if _key(str(override)) != "resume"]
-            damaged = file
-    if has_checkpoint(folder):
-        storage = import_large("vitmnist.checkpoint.storage")
-        saved = storage.load(folder)["overrides"]
-        print(f"{display_path(damaged or folder / '.hydra')}: is damaged or missing; its checkpoint has the overrides")
-        return [override for override in saved if _key(override) != "resume"]
-    if damaged:
-        raise ConfigError(f"{damaged}: is damaged; start a new run")
-    is_sweep = (folder / "multirun.yaml").is_file()
-    hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
-    raise ConfigError(f"{folder}: holds no run; {hint}")
-
-
 def newest_unfinished(overrides: list[str], since: float = 0.0) -> Path | None:
     """The folder of the newest run of this configuration that can be resumed. Prints why others cannot.
 
     Args:
         since: Unix time in seconds; runs that began earlier do not count.
     """
-    own = _comparable(compose(overrides))
+    own = comparable(compose(overrides))
     found = []
     for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir()):
         if reason := _not_resumable(folder, own, since):
@@ -271,7 +179,7 @@ def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | Non
     record = folder / ".hydra" / "config.yaml"
     try:
         loaded = OmegaConf.load(record)
-        recorded = _comparable(loaded) if isinstance(loaded, DictConfig) and loaded else None
+        recorded = comparable(loaded) if isinstance(loaded, DictConfig) and loaded else None
     except FileNotFoundError:
         known = f"its .hydra is missing; resume={display_path(folder)} reads the checkpoint instead"
         return known if has_checkpoint(folder) else "it holds no run"
@@ -294,29 +202,3 @@ def _began(folder: Path) -> float:
     """When a run was first started in a folder: Unix time in seconds."""
     record = folder / ".hydra" / "config.yaml"
     return record.stat().st_mtime if record.exists() else folder.stat().st_mtime
-
-
-def _comparable(composed: Any) -> dict[str, Any]:
-    left_out = ("resume", "max_minutes", "stop_signal")
-    return {key: value for key, value in flatten(resolved(composed)).items() if key not in left_out}
-
-
-def _last_value(key: str, overrides: Iterable[str]) -> str | None:
-    """The value of an override; None if it was not typed or is null."""
-    values = [one.partition("=")[2].strip("'\"") for one in overrides if _key(one) == key]
-    return values[-1] if values and values[-1] != "null" else None
-
-
-def _merged(recorded: list[str], new: list[str]) -> list[str]:
-    """`new` behind those of `recorded` that it does not replace; another member of a group replaces its keys too."""
-    replaced = [_dotted(override) for override in new]
-    return [*(override for override in recorded if not is_under(_dotted(override), replaced)), *new]
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
-
-
-def _dotted(override: str) -> str:
-    """The place in the configuration that an override sets: `data.loader` for `data/loader=ram`."""
-    return _key(override).rpartition("@")[2].replace("/", ".")

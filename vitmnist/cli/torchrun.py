@@ -11,7 +11,8 @@ from pathlib import Path
 
 import vitmnist
 from vitmnist.cli.messages import refuse_flags
-from vitmnist.cli.overrides import expand, literal, split
+from vitmnist.cli.overrides import expand, split
+from vitmnist.cli.recorded import literal
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess, launched
 

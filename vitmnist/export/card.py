@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import vitmnist
-from vitmnist.cli.overrides import compose_again, recorded_overrides
+from vitmnist.cli.recorded import compose_again, recorded_overrides
 from vitmnist.data.tensors import digest
 from vitmnist.export.exported import Exported
 from vitmnist.report.runs import read_run
