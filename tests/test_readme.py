@@ -36,6 +36,8 @@ PAGES = [README, REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / 
 PAGES += [REPOSITORY / "CONTRIBUTING.md"]
 FEW = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20", "data.root=data"]
 IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
+# A launcher starts processes that import torch; the others compile, or are sweeps of many jobs.
+LONG = ("launcher", "experiment=pictures", "experiment=loaders", "repeats=11")
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
     "first_batch": ([*IMAGES, "--rounds=1"], ["disk, 2 workers", "prefetch of disk, 2 workers", "prefetch of ram"]),
@@ -87,9 +89,8 @@ def small(arguments: list[str], folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    # A launcher starts processes that import torch.
     [
-        pytest.param(arguments, marks=pytest.mark.slow if "launcher" in " ".join(arguments) else ())
+        pytest.param(arguments, marks=pytest.mark.slow if any(one in " ".join(arguments) for one in LONG) else ())
         for arguments in commands("python train.py")
     ],
     ids=" ".join,
@@ -131,7 +132,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "arguments",
     # tests/diagnosis/test_stories.py runs the command on a script.
-    [arguments for arguments in commands("python -m") if arguments[0] != "vitmnist.diagnose"],
+    [
+        pytest.param(arguments, marks=pytest.mark.slow if "onnx" in arguments else ())
+        for arguments in commands("python -m")
+        if arguments[0] != "vitmnist.diagnose"
+    ],
     ids=" ".join,
 )
 def test_documented_commands_on_a_trained_run_work(

@@ -49,7 +49,7 @@ class MissingExtraError(UserError):
         super().__init__(missing, extra)  # all arguments, so that it can be pickled
 
     def __str__(self) -> str:
-        return f"{self.missing}: is not installed; type pip install 'vitmnist[{self.extra}]'"
+        return f"{self.missing} is not installed; type pip install 'vitmnist[{self.extra}]'"
 
 
 class UnsupportedStepError(RuntimeError):

@@ -27,8 +27,9 @@ from vitmnist.optim.schedules import SCHEDULES
 REGISTRIES = (MODELS, DATASETS, LOADERS, AUGMENTS, OPTIMIZERS, SCHEDULES)
 PRESETS = ("experiment", "hparams_search", "hydra/launcher")  # groups whose members set keys of others
 INTRODUCTION = """\
-Every key with its default, its meaning, and the values that it may have. [Command line](docs/command-line.md) explains
-how keys and groups are typed. An unknown key, a value of another type, or one out of bounds is an error.
+Every key of this project with its default, its meaning, and the values that it may have.
+[Command line](docs/command-line.md) explains how keys and groups are typed. An unknown key, a value of another type, or
+one out of bounds is an error.
 """
 
 
@@ -159,6 +160,7 @@ def _operations() -> list[str]:
     terms = []
     for name in OPERATIONS.names():
         schema = OPERATIONS.options_of(name)
+        terms.append(f"**{name}** — {_escaped(schema.__doc__ or '')}")
         for parameter, default in asdict(schema()).items():
             terms.append(_term(f"`{name}`: `{parameter}={json.dumps(default)}`", "", _described(schema, parameter)))
     return terms

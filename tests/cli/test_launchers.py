@@ -49,5 +49,5 @@ def test_a_launcher_that_is_not_installed_is_named(typed: str, missing: str, ext
     program = [sys.executable, "-c", start, "-m", f"hydra/launcher={typed}"]
     ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == f"error: hydra/launcher={missing}: is not installed; type pip install 'vitmnist[{extra}]'\n"
+    assert ended.stderr == f"error: hydra/launcher={missing} is not installed; type pip install 'vitmnist[{extra}]'\n"
     assert not list(tmp_path.iterdir())

@@ -86,7 +86,7 @@ def test_a_stored_search_goes_on(train_here: Train, quick: list[str], tmp_path: 
 
 def test_the_plugin_that_is_missing_is_named() -> None:
     error = MissingConfigException("", missing_cfg_file="hydra/sweeper/optuna", options=["basic"])
-    assert describe(error).message == "hydra/sweeper=optuna: is not installed; type pip install 'vitmnist[search]'"
+    assert describe(error).message == "hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'"
 
 
 def test_what_a_job_tells_a_search() -> None:

@@ -115,7 +115,7 @@ def test_an_export_that_predicts_other_classes_leaves_the_earlier_one(
     trained: Path, call_here: CallHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.pt2").write_text("earlier")
-    (tmp_path / "model.pt2.md").write_text("# Model card: model.pt2\n")
+    (tmp_path / "model.pt2.md").write_text(f"# Model card: model.pt2\n{hashlib.sha256(b'earlier').hexdigest()}\n")
     before = content(tmp_path)
     wrong = replace(FORMATS["torch"], load=lambda _: lambda images: torch.eye(10)[:1].expand(len(images), 10))
     monkeypatch.setitem(FORMATS, "torch", wrong)
@@ -136,11 +136,13 @@ def test_an_export_that_predicts_other_classes_leaves_the_earlier_one(
         (["run", "--format=torch", "--output=no/model.pt2"], "cannot write no/model.pt2: no does not exist, or is not"),
         (["run", "--format=torch", "--output=run/result.json/a.pt2"], "cannot write run/result.json/a.pt2: run/result"),
         (["run", "--format=torch", "--output=/proc/model.pt2"], "cannot write /proc/model.pt2: "),
-        (["run", "--format=torch", "--output=other.pt2"], "error: other.pt2: not overwritten, because other.pt2.md is"),
-        (["run", "--format=torch", "--output=notes.pt2"], "error: notes.pt2: not overwritten, because notes.pt2.md is"),
+        (["run", "--format=torch", "--output=other.pt2"], "error: other.pt2: not overwritten, because it is not an"),
+        (["run", "--format=torch", "--output=notes.pt2"], "error: notes.pt2: not overwritten, because it is not an"),
         (["run", "--format=torch", "data.dataset.test_size=8"], "data.dataset.test_size=8: the set has 7 images"),
         (["weightless", "--format=torch"], "error: weightless: holds no final, best or last weights"),
         (["unknown", "--format=torch"], "not of this version of the program: model.name=resnet: not known"),
+        (["changed", "--format=torch"], "changed/model.pt2: not overwritten, because it is not an unchanged export"),
+        (["nan", "--format=torch"], "or not of this version of the program: some weights are not finite"),
         (["misfit", "--format=torch"], "not of this version of the program: Error(s) in loading state_dict for CNN"),
     ],
 )
@@ -150,7 +152,7 @@ def test_bad_input_is_one_message_and_changes_nothing(
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "other.pt2").write_text("of another program")
     (tmp_path / "notes.pt2.md").write_text("# Notes\n")
-    if arguments[0] in ("weightless", "unknown", "misfit"):
+    if arguments[0] not in ("run", "nowhere"):
         damage(shutil.copytree(trained, tmp_path / arguments[0]))
     before = content(tmp_path)
     ended = call_here(main, *arguments)
@@ -168,6 +170,11 @@ def damage(run: Path) -> None:
         shutil.rmtree(run / "checkpoints")
     elif run.name == "unknown":
         save_file(tensors, run / WEIGHTS, {"vitmnist": metadata["vitmnist"].replace('"cnn"', '"resnet"')})
+    elif run.name == "changed":
+        (run / "model.pt2").write_bytes(b"changed")
+        (run / "model.pt2.md").write_text(f"# Model card: model.pt2\n{hashlib.sha256(b'export').hexdigest()}\n")
+    elif run.name == "nan":
+        save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, run / WEIGHTS, metadata)
     else:
         save_file({f"old.{name}": tensor for name, tensor in tensors.items()}, run / WEIGHTS, metadata)
 
@@ -180,7 +187,7 @@ def test_a_missing_package_is_named_with_its_extra(
     ended = call_here(main, str(trained), "--format=onnx")
     assert (ended.returncode, ended.stderr) == (
         1,
-        "error: onnx: is not installed; type pip install 'vitmnist[export]'\n",
+        "error: onnx is not installed; type pip install 'vitmnist[export]'\n",
     )
     assert content(trained) == before
 

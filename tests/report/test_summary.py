@@ -11,8 +11,8 @@ from tests.support.records import BROKEN, DATASET, LOST, SAME, Records, a, compa
 from vitmnist.report.summary import effect_of_loader, fastest, highest_accuracy, loss_sentences, summary
 
 DISK, RAM = "data/loader=disk", "data/loader=ram"
-FEW = "Too few common rounds to compare it with"
-SINGLE = f"Lowest median: {RAM}, 2.00 s per epoch (single run). {FEW} {DISK}: 6 are needed."
+FEW = "common rounds are needed to compare it with"
+SINGLE = f"Lowest median: {RAM}, 2.00 s per epoch (single run). At least 6 {FEW} {DISK}."
 EFFECT = "Effect of the loader on the training pass (train_s): "
 
 
@@ -30,7 +30,7 @@ FASTEST: dict[str, tuple[Records, str]] = {
     "one repeat": ([a("disk", 8.0), a("ram", 2.0)], SINGLE),
     "first epochs only": (
         [a("disk"), a("ram")],
-        "Nothing is ranked: no run completed, had the machine to itself, and has an epoch after its first.",
+        "No run can be ranked: a run must be completed, alone on the machine, and have more than one epoch.",
     ),
     "a first epoch only": (
         [a("disk", 8.0), a("ram"), BROKEN],
@@ -47,7 +47,7 @@ FASTEST: dict[str, tuple[Records, str]] = {
     ),
     "two rounds": (
         rounds(2, disk=2.0, ram=1.0),
-        f"Lowest median: {RAM}, 1.15 s per epoch (range 1.10–1.20, n=2). {FEW} {DISK}: 6 are needed.",
+        f"Lowest median: {RAM}, 1.15 s per epoch (range 1.10–1.20, n=2). At least 6 {FEW} {DISK}.",
     ),
     "six rounds": (
         rounds(6, disk=2.0, ram=1.0),
@@ -56,8 +56,8 @@ FASTEST: dict[str, tuple[Records, str]] = {
     ),
     "seven rounds of four": (
         rounds(7, disk=2.0, ram=1.0, cache=1.1, gpu_slice=1.2),
-        f"Lowest median: {RAM}, 1.40 s per epoch (98.4% interval 1.10–1.70, n=7). {FEW} data/loader=cache; "
-        f"data/loader=gpu_slice; {DISK}: 8 are needed.",
+        f"Lowest median: {RAM}, 1.40 s per epoch (98.4% interval 1.10–1.70, n=7). At least 8 {FEW} data/loader=cache; "
+        f"data/loader=gpu_slice; {DISK}.",
     ),
     "twenty rounds": (
         rounds(20, disk=2.0, ram=1.0, cache=1.02, gpu_slice=1.0),
@@ -67,11 +67,11 @@ FASTEST: dict[str, tuple[Records, str]] = {
     ),
     "seeds of a round are one measurement": (
         seeds(*range(6), disk=2.0, ram=1.0),
-        f"Lowest median: {RAM}, 1.02 s per epoch (range 1.00–1.05, n=6). {FEW} {DISK}: 6 are needed.",
+        f"Lowest median: {RAM}, 1.02 s per epoch (range 1.00–1.05, n=6). At least 6 {FEW} {DISK}.",
     ),
     "no common round": (
         [a("disk", 2.0, repeat=1), a("ram", 1.0, repeat=2)],
-        f"Lowest median: {RAM}, 1.00 s per epoch (single run). {FEW} {DISK}: 6 are needed.",
+        f"Lowest median: {RAM}, 1.00 s per epoch (single run). At least 6 {FEW} {DISK}.",
     ),
     "slower in the rounds that both have": (
         SLOW_ROUNDS,
@@ -218,7 +218,7 @@ def test_the_pairs_of_all_comparisons_of_a_report_count(tmp_path: Path) -> None:
         for host in ("here", "there"):
             run(tmp_path / f"{number}-{host}", **record, environment={"host": host})
     for comparison in compared(tmp_path):
-        assert "7 are needed" in fastest(comparison)
+        assert "At least 7 common rounds are needed" in fastest(comparison)
 
 
 def test_the_shortest_time_to_an_accuracy_is_named_if_it_was_the_objective(tmp_path: Path) -> None:

@@ -68,9 +68,12 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         mean, std = (tuple(map(float, info[key][: shape[0]])) for key in ("mean", "std"))
         model = MODELS.build(info["model"], shape, len(classes))
         model.load_state_dict(tensors)
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError("some weights are not finite")
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
     except UNREADABLE as error:
-        raise DataError(f"{path}: is damaged, or not of this version of the program: {error}") from error
+        reason = " ".join(str(error).split())  # torch's list of missing weights has a line for each
+        raise DataError(f"{path}: is damaged, or not of this version of the program: {reason}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

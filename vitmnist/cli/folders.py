@@ -22,6 +22,7 @@ from vitmnist.cli.sweep import apply_repeats, is_search, not_recorded, report_sw
 from vitmnist.errors import ConfigError, UserError
 from vitmnist.runtime.distributed import launched
 from vitmnist.runtime.files import claim, display_path, has_checkpoint
+from vitmnist.runtime.program import program
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +91,8 @@ class OutputFolder:
             return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
         if not self.is_sweep and not has_checkpoint(self.path):
             return f"; results: {shown}"
-        program = "python" if ranks == 1 else f"torchrun --nproc-per-node={ranks}"
         override = shlex.quote(f"{'sweep.resume' if self.is_sweep else 'resume'}={shown}")
-        return f"; results: {shown}, resume with\n    {program} train.py {override}"
+        return f"; results: {shown}, resume with\n    {program(ranks)} {override}"
 
 
 current: OutputFolder | None = None  # of this process's command; not in the callback, which launchers pickle

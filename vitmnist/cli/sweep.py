@@ -24,6 +24,7 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.report.runs import Run, find_runs, read_run
 from vitmnist.runtime.files import ClaimedError, display_path, has_checkpoint
+from vitmnist.runtime.program import program
 from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
 
 log = logging.getLogger(__name__)
@@ -147,8 +148,8 @@ def report_sweep(folder: Path) -> None:
     if unfinished := [job.folder.name for job in jobs if job.status == "interrupted"]:
         override = shlex.quote(f"sweep.resume={display_path(folder)}")
         log.info(
-            "%d of %d jobs are unfinished: %s; resume with\n    python train.py %s",
-            *(len(unfinished), len(jobs), ", ".join(unfinished), override),
+            "%d of %d jobs are unfinished: %s; resume with\n    %s %s",
+            *(len(unfinished), len(jobs), ", ".join(unfinished), program(), override),
         )
         sys.exit(UNFINISHED)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitmnist.cli.evaluate import load_run, run_parser
 from vitmnist.errors import ConfigError, DataError, UserError
-from vitmnist.export.card import card_path, is_card, model_card
+from vitmnist.export.card import card_path, is_export, model_card
 from vitmnist.export.exported import Exported, export_model
 from vitmnist.export.formats import FORMATS, Format
 from vitmnist.runtime.files import display_path, write_atomic
@@ -53,10 +53,10 @@ def check_output(output: Path, kind: Format) -> None:
         raise ConfigError(f"--output {output}: the name of a file for {kind.title} must end in {kind.suffix}")
     if not os.access(output.parent, os.W_OK | os.X_OK):
         raise DataError(f"cannot write {output}: {output.parent} does not exist, or is not writable")
-    if (output.exists() or card.exists()) and not is_card(card):
+    if (output.exists() or card.exists()) and not is_export(output):
         raise ConfigError(
-            f"{output}: not overwritten, because {card.name} is not the model card of an earlier export; "
-            "choose another --output"
+            f"{output}: not overwritten, because it is not an unchanged export with its card {card.name}; "
+            "remove it, or choose another --output"
         )
 
 

@@ -28,9 +28,12 @@ def card_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.md")
 
 
-def is_card(path: Path) -> bool:
-    """Whether a file is a model card."""
-    return path.is_file() and path.read_bytes().startswith(HEADING.encode())
+def is_export(output: Path) -> bool:
+    """Whether a file is an unchanged export, as its card says."""
+    card = card_path(output)
+    if not card.is_file() or not card.read_bytes().startswith(HEADING.encode()):
+        return False
+    return not output.exists() or (output.is_file() and _sha256(output.read_bytes()) in card.read_text())
 
 
 def model_card(exported: Exported, file_name: str, folder: Path) -> str:
@@ -40,14 +43,15 @@ def model_card(exported: Exported, file_name: str, folder: Path) -> str:
         folder: of the run, whose records have the recipe and the checksums of the training data.
     """
     choices = choices_of(compose_again(folder, []))
-    overrides = [override for override in recorded_overrides(folder) if not override.startswith("hydra.")]
+    # Without what only resuming has added.
+    overrides = [one for one in recorded_overrides(folder) if not one.startswith(("hydra.", "repeats="))]
     usage = exported.kind.usage.format(name=json.dumps(file_name), shape=(1, *exported.trained.shape))
     return "\n".join(
         [
             f"{HEADING}{file_name}\n",
             f"An image classifier (`{choices['model']}`), trained with vitmnist, exported as {exported.kind.title}.\n",
             "| | |\n|---|---|",
-            *(f"| {name} | {value} |" for name, value in _facts(exported).items()),
+            *(f"| {name} | {value} |" for name, value in _facts(exported, folder).items()),
             _section("Use", "python", usage.rstrip()),
             _section("Classes", "json", json.dumps(exported.trained.classes, ensure_ascii=False)),
             _section("Recipe", "bash", shlex.join(["python", "train.py", *overrides])),
@@ -58,7 +62,8 @@ def model_card(exported: Exported, file_name: str, folder: Path) -> str:
     )
 
 
-def _facts(exported: Exported) -> dict[str, str]:
+def _facts(exported: Exported, folder: Path) -> dict[str, str]:
+    run = read_run(folder)
     trained, dataset = exported.trained, exported.dataset
     versions = {"vitmnist": vitmnist.__version__, "python": platform.python_version(), "torch": torch.__version__}
     versions |= {package: version(package) for package in exported.kind.packages}
@@ -69,6 +74,7 @@ def _facts(exported: Exported) -> dict[str, str]:
         "accuracy": f"{exported.accuracy:.2f}% on {dataset.name}, {dataset.evaluated_on()}; with this file, on a CPU",
         "check": "the same prediction as the original for each of these images; "
         f"largest difference of the logits {exported.largest_difference:.2g}",
+        "training": f"{run.status}, {len(run.epochs)} epochs" if run.epochs else "not recorded",
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "SHA-256 of the file": f"`{_sha256(exported.content)}`",
         f"SHA-256 of the run's {trained.path.name}": f"`{_sha256(trained.path.read_bytes())}`",

@@ -121,6 +121,6 @@ def _remark(comparison: Comparison, row: Configuration) -> str:
     assert row.epoch_s
     time = f"{seconds(row.epoch_s.median)} s (n={row.epoch_s.n})"
     if not row.rounds:
-        return f"{time}, not ranked: {row.status:.30}"
+        return f"{time}, not ranked: {textwrap.shorten(row.status, 40, placeholder=' …')}"
     ratio = to_fastest(comparison, row)
     return f"{time}, × {ratio}" if ratio else time

@@ -45,7 +45,7 @@ def fastest_to_target(comparison: Comparison) -> str:
 def fastest(comparison: Comparison) -> str:
     """The row with the lowest median epoch time, and how the others compare with it."""
     if not comparison.ranked:
-        return "Nothing is ranked: no run completed, had the machine to itself, and has an epoch after its first."
+        return "No run can be ranked: a run must be completed, alone on the machine, and have more than one epoch."
     best = comparison.ranked[0]
     assert best.epoch_s
     tied = [row for row in comparison.ranked if row.epoch_s and row.epoch_s.median == best.epoch_s.median]
@@ -62,7 +62,7 @@ def fastest(comparison: Comparison) -> str:
         f"{head}{label}{', ' if label else ''}{seconds(best.epoch_s.median)} s per epoch ({best.epoch_s}).",
         f"In comparison, {_listed(different)}." if different else "",
         f"Not distinguishable from it: {_listed(equal)}." if equal else "",
-        f"Too few common rounds to compare it with {_listed(unknown)}: {needed} are needed." if unknown else "",
+        f"At least {needed} common rounds are needed to compare it with {_listed(unknown)}." if unknown else "",
         f"Not ranked: {_listed(unranked)}." if unranked else "",
     ]
     return " ".join(filter(None, sentences))

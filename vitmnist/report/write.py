@@ -22,10 +22,10 @@ LEGEND = """
 An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
 after each start or resume, which warms up; a row shows the median over its runs. Spread: their range or, from six
 rounds on, an interval for the true median if rounds are independent. × fastest: median ratio to the row with the lowest
-time, over the rounds that both have; a difference if its interval excludes 0.99 to 1.01. With a probability of at least
-95%, the intervals of all pairs of rows are right at once. Waiting: time without a batch, as a share of the training
-pass. Accuracy: after the last epoch, median over the seeds. Memory: peak resident memory (host), peak tensor memory
-(GPU).
+time, over the rounds that both have; it counts as a difference if its interval lies outside 0.99 to 1.01. With a
+probability of at least 95%, the intervals of all pairs of rows are right at once. Waiting: time without a batch, as a
+share of the training pass. Accuracy: after the last epoch, median over the seeds. Memory: peak resident memory (host),
+peak tensor memory (GPU).
 """
 
 

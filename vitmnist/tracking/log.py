@@ -9,6 +9,7 @@ import torch
 
 from vitmnist.config.schema import Config
 from vitmnist.runtime.distributed import SingleProcess
+from vitmnist.runtime.program import program
 from vitmnist.tracking.metrics import EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.training.setup import TrainSetup
@@ -49,8 +50,9 @@ def log_completed(result: Result, config: Config) -> None:
     """Say that a completed run has nothing left to do, and how to train it further."""
     log_epoch(result.epochs[-1], config.epochs)
     log.info(
-        "all %d epochs are done, nothing is left to do; train further with\n    python train.py %s epochs=N",
+        "all %d epochs are done, nothing is left to do; train further with\n    %s %s epochs=N",
         config.epochs,
+        program(),
         shlex.quote(f"resume={config.resume}"),
     )
 
