@@ -44,6 +44,18 @@ def test_the_newest_is_loaded_and_the_one_before_it_kept(tmp_path: Path) -> None
     assert torch.load(place / "last.pt", weights_only=True)["number"] == 3  # also without this program
 
 
+def test_a_save_that_was_killed_before_its_last_step_is_finished_on_loading(tmp_path: Path) -> None:
+    """Otherwise a run that is complete would be evaluated with the checkpoint before."""
+    place = tmp_path / "checkpoints"
+    for number in range(2):
+        storage.save(tmp_path, state(number))
+    (place / "last.pt").rename(place / "next.pt")
+    (place / "previous.pt").rename(place / "last.pt")
+    assert numbers(tmp_path) == 1
+    assert storage.read(place / "last.pt")["number"] == 1
+    assert sorted(path.name for path in place.iterdir()) == ["last.pt", "previous.pt"]
+
+
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 

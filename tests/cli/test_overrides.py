@@ -12,6 +12,7 @@ from tests.conftest import Train, overrides_for, result_of, weights, write_mnist
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage as checkpoint
 from vitmnist.cli.recorded import compose_again
+from vitmnist.config.labels import flatten, resolved
 from vitmnist.runtime.signals import UNFINISHED
 
 
@@ -121,8 +122,16 @@ def test_a_run_keeps_what_its_own_yaml_said(quick: list[str], train_here: Train,
     assert compose_again(tmp_path / "own", []).data == composed.data
     assert compose_again(tmp_path / "own", ["data.dataset.test_size=5"]).data.dataset.test_size == 5
     resumed = train_here("resume=own", "epochs=2")
-    assert "note: the configuration files have changed since own began, which keeps" in resumed.stderr
+    assert "note: configuration files have changed since own began; it keeps its values: data.data" in resumed.stderr
     assert "test split, 6 images" in resumed.stdout
+    file.write_text("# @package _global_\ndefaults: [override /optimizer: sgd, override /data/loader: disk]\n")
+    assert flatten(resolved(compose_again(tmp_path / "own", []))) == flatten(resolved(composed)) | {"epochs": 2}
+    file.unlink()
+    assert train_here("resume=own", "epochs=3").returncode == 0
+    file.write_text(EXPERIMENT.format(test_size=6))
+    again = [*quick, *options, "epochs=4", "resume=auto", "hydra.run.dir=own"]
+    assert "resume=auto: resuming own" in train_here(*again).stdout
+    assert "a new one begins" in train_here(*again[:-1]).stdout
     file.write_text("data: [\n")
     broken = train_here(*quick, *options)
     assert broken.returncode == 1

@@ -52,20 +52,26 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     torch.save({"format": FORMAT, **state}, buffer)
     content = buffer.getvalue()
     content += hashlib.sha256(content).digest()
-    new, last = place / "next.pt", place / "last.pt"
-    has_previous = last.exists()
+    has_previous = (place / "last.pt").exists()
     try:
         place.mkdir(exist_ok=True)
         if best:  # first: a run that is killed after it repeats this epoch, and writes the file again
             write_atomic(place / "best.pt", content)
         # Complete under another name before anything is moved, so that a full disk or a kill loses nothing.
-        write_atomic(new, content)
-        if last.exists():
-            last.replace(place / "previous.pt")
-        new.replace(last)
+        write_atomic(place / "next.pt", content)
+        _finish_save(place)
     except OSError as error:
         kept = "; the previous checkpoint is kept" if has_previous else ""
         raise DataError(f"cannot write the checkpoint {error.filename or place}: {error.strerror}{kept}") from error
+
+
+def _finish_save(place: Path) -> None:
+    """Make `next.pt`, if it is there, the last checkpoint: also after a kill between two of these steps."""
+    new, last = place / "next.pt", place / "last.pt"
+    if new.exists():
+        if last.exists():
+            last.replace(place / "previous.pt")
+        new.replace(last)
 
 
 def load(folder: Path) -> dict[str, Any] | None:
@@ -80,7 +86,8 @@ def load(folder: Path) -> dict[str, Any] | None:
         if unfinished.is_file():
             unfinished.unlink()
     damage = []
-    for path in (place / name for name in ("next.pt", "last.pt", "previous.pt")):
+    _finish_save(place)
+    for path in (place / name for name in ("last.pt", "previous.pt")):
         if not path.exists():
             continue
         try:

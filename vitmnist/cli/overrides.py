@@ -17,7 +17,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from vitmnist.cli.recorded import RUNS, comparable, key_of, last_value, literal, merge, recorded_overrides
+from vitmnist.cli.recorded import (
+    RUNS,
+    comparable,
+    config_folders,
+    key_of,
+    last_value,
+    literal,
+    merge,
+    recorded_overrides,
+)
 from vitmnist.config.compose import compose
 from vitmnist.errors import ConfigError
 from vitmnist.report.runs import read_run
@@ -43,6 +52,8 @@ def expand(arguments: list[str]) -> list[str]:
         raise ConfigError(f"resume={resume}: resumes one run, and -m starts several; leave one of them out")
     if resume == "":
         raise ConfigError(f"resume=: is empty; name a folder such as {RUNS}/DATE/TIME-…, or auto")
+    if config_dir := get_args_parser().parse_known_args(options)[0].config_dir:  # for what is composed here
+        new.append(f"hydra.searchpath={literal([Path(config_dir).resolve().as_uri()])}")
     if resume == "auto":
         return [*automatic(new), *options]
     if not resume and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:  # torchrun types the same again
@@ -129,6 +140,8 @@ def sweep_overrides(folder_name: str, rest: list[str]) -> list[str]:
         "hydra.callbacks.outputs.resume_sweep=true",
         "hydra.mode=MULTIRUN",
     ]
+    if searchpath := config_folders(folder / "multirun.yaml"):
+        again.append(searchpath)
     return merge([*recorded["task"], *recorded["hydra"]], again)
 
 

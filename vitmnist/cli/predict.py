@@ -39,22 +39,23 @@ def predict(
     channels, height, width = trained.shape
     mode = Mode.grey if channels == 1 else Mode.rgb
     for start in range(0, len(paths), BATCH_SIZE):
+        rows: dict[Path, dict[str, Any]] = {}
         images = {}
         for path in paths[start : start + BATCH_SIZE]:
+            rows[path] = {"file": str(path)}
             try:
                 image = read_picture(path, (width, height), mode)
+                images[path] = to_tensor(ImageOps.invert(image) if invert else image)
             except DataError as error:
-                yield {"file": str(path), "error": str(error)}
-                continue
-            images[path] = to_tensor(ImageOps.invert(image) if invert else image)
-        if not images:
-            continue
-        with torch.inference_mode():
-            logits = trained.model(preprocess(torch.stack(list(images.values())).to(device)))
-        for path, row in zip(images, logits.softmax(dim=1).tolist(), strict=True):
-            by_class = dict(zip(trained.classes, row, strict=True))
-            best = max(by_class, key=by_class.__getitem__)
-            yield {"file": str(path), "class": best, "probability": by_class[best], "all": by_class}
+                rows[path]["error"] = str(error)
+        if images:
+            with torch.inference_mode():
+                logits = trained.model(preprocess(torch.stack(list(images.values())).to(device)))
+            for path, row in zip(images, logits.softmax(dim=1).tolist(), strict=True):
+                by_class = dict(zip(trained.classes, row, strict=True))
+                best = max(by_class, key=by_class.__getitem__)
+                rows[path] |= {"class": best, "probability": by_class[best], "all": by_class}
+        yield from rows.values()
 
 
 def main() -> None:

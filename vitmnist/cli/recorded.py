@@ -16,6 +16,7 @@ from yaml import YAMLError
 from vitmnist.cli.messages import describe
 from vitmnist.config.compose import compose
 from vitmnist.config.labels import RESUMED, flatten, is_under, resolved
+from vitmnist.config.validation import group_at
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, has_checkpoint
 from vitmnist.runtime.imports import import_large
@@ -42,38 +43,52 @@ def recorded_overrides(folder: Path) -> list[str]:
         ConfigError: the folder holds no run, or neither its records nor its checkpoint can be read.
     """
     typed = _typed_overrides(folder)
-    places = [f"file://{place}" for place in _config_folders(folder)]
-    if places and last_value("hydra.searchpath", typed) is None:
-        typed.append(f"hydra.searchpath={literal(places)}")
+    if searchpath := config_folders(folder / ".hydra" / "hydra.yaml"):
+        typed.append(searchpath)
+    before, first = _first_start(folder)
+    try:
+        kept = _changed(before, [*first, *([searchpath] if searchpath else [])])
+    except Exception:  # such as an experiment whose file was removed: all that it set is recorded
+        typed = [override for override in typed if key_of(override) not in ("experiment", "hydra.searchpath")]
+        kept = _changed(before, [override for override in first if key_of(override) != "experiment"])
     typed_keys = [place_of(override) for override in typed]
-    kept = [
-        f"{key}={literal(value)}" for key, value in _changed_values(folder, places).items() if key not in typed_keys
-    ]
+    kept = [override for override in kept if place_of(override) not in typed_keys]
     if kept:
-        message = f"the configuration files have changed since {display_path(folder)} began, which keeps"
-        print(f"note: {message} {', '.join(kept)}", file=sys.stderr)
+        shown = display_path(folder)
+        message = f"configuration files have changed since {shown} began; it keeps its values"
+        print(f"note: {message}: {', '.join(kept)}", file=sys.stderr)
     return [*typed, *kept]
 
 
-def _config_folders(folder: Path) -> list[str]:
-    """The folders of `--config-dir` with which a run began."""
+def config_folders(record: Path) -> str | None:
+    """The override that finds the folder of `--config-dir` again, from Hydra's record of a run or sweep."""
     with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
-        sources: Any = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra.runtime.config_sources
-        return [source.path for source in sources if source.provider == "command-line"]
-    return []
+        sources: Any = OmegaConf.load(record).hydra.runtime.config_sources
+        folders = [f"file://{source.path}" for source in sources if source.provider == "command-line"]
+        return f"hydra.searchpath={literal(folders)}" if folders else None
+    return None
 
 
-def _changed_values(folder: Path, places: list[str]) -> dict[str, Any]:
-    """The recorded values of keys for which the overrides of a run's first start give other ones today."""
+def _first_start(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The values and the overrides of a run's first start; empty if they are lost."""
     try:
-        recorded: Any = OmegaConf.load(folder / ".hydra" / "config.yaml")
+        before = comparable(OmegaConf.load(folder / ".hydra" / "config.yaml"))
         first: Any = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "overrides.yaml"))
-        before = comparable(recorded)
+        return before, [override for override in first if key_of(override) != "resume"]
     except (OSError, ValueError, AttributeError, YAMLError, OmegaConfBaseException):
-        return {}
-    searched = [f"hydra.searchpath={literal(places)}"] if places else []
-    now = comparable(compose([*(one for one in first if key_of(one) != "resume"), *searched]))
-    return {key: value for key, value in before.items() if key in now and now[key] != value}
+        return {}, []
+
+
+def _changed(before: dict[str, Any], overrides: list[str]) -> list[str]:
+    """The overrides that give the recorded values, where `overrides` alone give other ones today."""
+    now = comparable(compose(overrides))
+    # The members of groups first, because each has keys of its own.
+    names = {key.removesuffix(".name"): value for key, value in before.items() if key.endswith(".name")}
+    members = [f"{group_at(place)}={name}" for place, name in names.items() if now.get(f"{place}.name") != name]
+    if members:
+        now = comparable(compose([*overrides, *members]))
+    values = [f"{key}={literal(value)}" for key, value in before.items() if key in now and now[key] != value]
+    return [*members, *values]
 
 
 def literal(value: Any) -> str:
@@ -100,7 +115,8 @@ def _typed_overrides(folder: Path) -> list[str]:
     if has_checkpoint(folder):
         storage = import_large("vitmnist.checkpoint.storage")
         saved = storage.load(folder)["overrides"]
-        print(f"{display_path(damaged or folder / '.hydra')}: is damaged or missing; its checkpoint has the overrides")
+        lost = display_path(damaged or folder / ".hydra")
+        print(f"{lost}: is damaged or missing; its checkpoint has the overrides", file=sys.stderr)
         return [override for override in saved if key_of(override) != "resume"]
     if damaged:
         raise ConfigError(f"{damaged}: is damaged; start a new run")

@@ -37,8 +37,10 @@ def seal(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "checksum": _checksum(values)}
 
 
-def unseal(sealed: dict[str, Any]) -> dict[str, Any]:
+def unseal(sealed: Any) -> dict[str, Any]:
     """The values of `seal`; raises `DamagedError` if they have changed."""
+    if not isinstance(sealed, dict):
+        raise DamagedError("it is no record")
     values = {key: value for key, value in sealed.items() if key != "checksum"}
     if sealed["checksum"] != _checksum(values):
         raise DamagedError("its record was changed")
