@@ -57,7 +57,8 @@ def diagnose(
         device: whose clock is used: that of the step. By default that of `model`, or else the CUDA device if CUDA is
             in use.
         data: the map-style data set behind a loader that is no DataLoader.
-        model, optimizer: their state is restored afterwards, as is that of the random generators in any case.
+        model: its state is restored afterwards, as is that of the random generators in any case.
+        optimizer: the same.
 
     Raises:
         DataError: the loader has no batches, or fewer than the measurements need and cannot begin again.
