@@ -99,7 +99,9 @@ def test_the_configuration_reference_has_every_key_and_every_member(site: dict[P
 @pytest.mark.slow
 def test_the_api_reference_has_every_public_name(site: dict[Path, Page]) -> None:
     (page,) = (page for folder, page in site.items() if folder.name == "api")
-    assert {f"vitmnist.{name}" for name in vitmnist.__all__} <= page.anchors
+    # `vitmnist.diagnose` is also the name of a module, whose page would show no signature.
+    names = {"diagnosis.measure.diagnose" if name == "diagnose" else name for name in vitmnist.__all__}
+    assert {f"vitmnist.{name}" for name in names} <= page.anchors
 
 
 def test_the_charts_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
