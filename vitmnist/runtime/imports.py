@@ -6,6 +6,9 @@ import atexit
 import gc
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -23,12 +26,29 @@ def import_large(name: str) -> Any:
     A signal waits until the import is complete: an exception raised in the middle of it can make C++ libraries abort.
     """
     if name not in sys.modules:
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         gc.disable()
         try:
-            import_module(name)
+            with _signals_held():
+                import_module(name)
         finally:
             gc.freeze()
             gc.enable()
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     return sys.modules[name]
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Handle signals that would stop the process only at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles signals in the main thread
+        return
+    received: list[int] = []
+    # Not blocked: a thread of a library, which blocks none, would receive them, and Python's handler run all the same.
+    before = {number: signal.signal(number, lambda found, _: received.append(found)) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for held in received:
+            signal.raise_signal(held)
