@@ -126,6 +126,7 @@ def test_a_run_keeps_what_its_own_yaml_said(quick: list[str], train_here: Train,
     assert "test split, 6 images" in resumed.stdout
     file.write_text("# @package _global_\ndefaults: [override /optimizer: sgd, override /data/loader: disk]\n")
     assert flatten(resolved(compose_again(tmp_path / "own", []))) == flatten(resolved(composed)) | {"epochs": 2}
+    assert train_here("resume=own", "epochs=2", "optimizer.lr=0.003", "data/loader=prefetch").returncode == 0
     file.unlink()
     assert train_here("resume=own", "epochs=3").returncode == 0
     file.write_text(EXPERIMENT.format(test_size=6))

@@ -51,8 +51,9 @@ def recorded_overrides(folder: Path) -> list[str]:
     except Exception:  # such as an experiment whose file was removed: all that it set is recorded
         typed = [override for override in typed if key_of(override) not in ("experiment", "hydra.searchpath")]
         kept = _changed(before, [override for override in first if key_of(override) != "experiment"])
-    typed_keys = [place_of(override) for override in typed]
-    kept = [override for override in kept if place_of(override) not in typed_keys]
+    # What was typed on resuming replaces these values; another member of a group also the keys of the former one.
+    replaced = [place_of(override) for override in typed if override not in first]
+    kept = [override for override in kept if not is_under(place_of(override), replaced)]
     if kept:
         shown = display_path(folder)
         message = f"configuration files have changed since {shown} began; it keeps its values"
@@ -126,6 +127,7 @@ def _typed_overrides(folder: Path) -> list[str]:
 
 
 def comparable(composed: Any) -> dict[str, Any]:
+    """The values of a composed configuration by their full keys, without those that may differ between two starts."""
     left_out = ("resume", "max_minutes", "stop_signal")
     return {key: value for key, value in flatten(resolved(composed)).items() if key not in left_out}
 

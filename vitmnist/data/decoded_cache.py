@@ -168,9 +168,10 @@ def _locked(path: Path) -> Iterator[None]:
     except Timeout:
         log.info("waiting for another process, which decodes the same samples (%s)", path)
         lock.acquire()
-    with lock:
-        lock.release()  # `with` has acquired it once more
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _existing(folder: Path) -> Path:

@@ -38,7 +38,7 @@ def import_large(name: str) -> Any:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Handle signals that would stop the process only at the end."""
+    """Hold signals that would stop the process until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python handles signals in the main thread
         return

@@ -71,7 +71,7 @@ class AffineOptions:
 class Affine(Moving):
     """Shears, rotates and scales each image about its centre and then moves it, each uniformly up to its bound.
 
-    With bilinear interpolation, at the rim with black.
+    Interpolation is bilinear; outside of the image everything is black.
     """
 
     def __init__(self, options: AffineOptions) -> None:

@@ -40,7 +40,7 @@ class Mixup(Mixing):
 class Cutmix(Mixing):
     """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight is the area that is left.
 
-    If the partner would have the larger area, the image keeps the box instead and gets everything around it.
+    If the partner would get the larger area, they change places: the image keeps the box, the partner fills the rest.
     """
 
     def __init__(self, options: MixingOptions) -> None:
