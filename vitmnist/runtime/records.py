@@ -1,0 +1,96 @@
+"""Reads JSON and YAML files of unknown origin as plain values, within bounds of size, nesting and type."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitmnist.errors import first_line
+
+JSON_MB, YAML_MB = 64, 1
+MAX_DEPTH = 50
+# libyaml, about ten times as fast as the parser in Python.
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class UnreadableError(ValueError):
+    """A file that cannot be used; the message is one line that says why, without the name of the file."""
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UnreadableError: it is no regular file, too large, nested too deeply, or not JSON.
+    """
+    text = _read(path, JSON_MB)
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise UnreadableError("is nested too deeply") from error
+    except ValueError as error:
+        raise UnreadableError(f"is not JSON: {error}") from error
+    _check_plain(value)
+    return value
+
+
+def read_yaml(path: Path) -> Any:
+    """The value in a YAML file; interpolations such as `${oc.env:HOME}` stay text.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UnreadableError: it is no regular file, too large, nested too deeply, not YAML, or has aliases, tags or dates.
+    """
+    text = _read(path, YAML_MB)
+    try:
+        depth = 0
+        for event in yaml.parse(text, LOADER):  # before the values are built, which recurses
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
+                raise UnreadableError("contains a YAML alias or tag")  # a few aliases can stand for billions of values
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise UnreadableError("is nested too deeply")
+        value = yaml.load(text, LOADER)
+    except UnreadableError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:
+        raise UnreadableError(f"is not YAML: {first_line(error)}") from error
+    _check_plain(value)
+    return value
+
+
+def _read(path: Path, megabytes: int) -> str:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
+            raise UnreadableError("is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(megabytes * 1_000_000 + 1)
+        if len(content) > megabytes * 1_000_000:
+            raise UnreadableError(f"is larger than {megabytes} MB")
+        return content.decode()
+    except NotADirectoryError as error:
+        raise FileNotFoundError(*error.args) from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"is not text: {error}") from error
+
+
+def _check_plain(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        for one in level:
+            if not isinstance(one, dict | list | str | int | float | None):
+                raise UnreadableError(f"contains a value of type {type(one).__name__}")
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [value for values in inner for value in values]
+        if not level:
+            return
+    raise UnreadableError("is nested too deeply")
