@@ -13,18 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.manager import CheckpointManager, check_resumable, load_checkpoint
-from vitmnist.config.labels import RESUMED, to_plain_dict
+from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
+from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
-from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import TrainingError
-from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
-from vitmnist.runtime.files import claim, has_checkpoint, write_atomic
+from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
@@ -32,8 +29,8 @@ from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.epochs import write_epochs
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.heartbeat import Heartbeat
-from vitmnist.tracking.log import log_completed, log_epoch, log_setup, log_verdict
-from vitmnist.tracking.metrics import EpochRecord, epoch_record
+from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
+from vitmnist.tracking.metrics import epoch_record
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
@@ -47,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    composed: DictConfig,
+    config: Config,
     folder: Path,
     overrides: list[str],
     stop: StopSignal,
@@ -59,9 +56,10 @@ def run(
     With several processes, all of them call this; rank 0 writes the records.
 
     Args:
-        composed: the configuration, as composed from `conf/`.
-        folder: an existing folder; gets `result.json`, `epochs.csv`, a TensorBoard event file and checkpoints.
-        overrides: command-line overrides, stored in `result.json`.
+        config: with `resume`, the folder's newest checkpoint is continued if there is one.
+        folder: an existing folder, locked by the caller; gets `result.json`, `epochs.csv`, a TensorBoard event file and
+            checkpoints.
+        overrides: command-line overrides, only stored.
         stop: asks the run to stop before its end.
         began_at: the start of the process or job, in seconds since 1970; None: now.
 
@@ -72,14 +70,12 @@ def run(
         RunInterrupted: the run was asked to stop; recorded and saved.
     """
     began_at = began_at or time.time()
-    config = validate(Config, composed)
-    result = Result(overrides=overrides, choices=choices_of(composed), config=to_plain_dict(config), began_at=began_at)
+    values = to_plain_dict(config)
+    result = Result(overrides=overrides, choices=choices_of(values), config=values, began_at=began_at)
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         stop.begin_run(config.max_minutes, config.stop_signal)
         with ExitStack() as stack:
             context = begin(config, folder, result, stop, world, stack)
-            if context is None:
-                return result
             result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # the first batch is added later
             # From here on a signal takes effect after a step, when the run can be saved.
             until_recorded.enter_context(stop.deferred())
@@ -195,8 +191,8 @@ class RunContext:
 
 def begin(
     config: Config, folder: Path, result: Result, stop: StopSignal, world: SingleProcess, stack: ExitStack
-) -> RunContext | None:
-    """Set up a run, and record in `result` what is known so far; returns None if the run is already complete.
+) -> RunContext:
+    """Set up a run, and record in `result` what is known so far.
 
     Raises:
         ConfigError: something in the configuration is unknown, does not fit together, or may not change on resuming.
@@ -206,18 +202,12 @@ def begin(
     device = connect_process_group(config, world)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     result.distributed = {"ranks": world.size} if world.size > 1 else None
-    # Before `claim`: reading may open the lock file, and closing it would drop this process's lock.
-    if config.resume and (epochs := world.broadcast_object(lambda: completed_epochs(folder, config))):
-        result.epochs, result.status = epochs, "completed"
-        log_completed(result, config)
-        return None
     heartbeat = Heartbeat(folder, config.epochs)
     if world.is_main:
-        stack.enter_context(claim(folder))
         stack.enter_context(heartbeat)
     checkpoint = load_checkpoint(config, folder, world) if config.resume else None
     if checkpoint:
-        result.epochs = checkpoint.epochs
+        result.epochs, result.resumed = checkpoint.epochs, True
     step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
     setup = build_setup(config, device, stack, world, step_config)
     record_setup(result, setup, device, world)
@@ -230,22 +220,9 @@ def begin(
     board = None
     if world.is_main:
         board = stack.enter_context(TensorBoard(folder, result))
-        prepare_folder(folder, config, setup, result)
+        prepare_folder(folder, setup, result)
     profiles = config.profile and world.is_main
     return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress, profiles)
-
-
-def completed_epochs(folder: Path, config: Config) -> list[EpochRecord] | None:
-    """The epochs of a completed run with as many as configured; None if there is something left to do.
-
-    Raises:
-        ConfigError: the configuration differs in a key that may not change.
-    """
-    before = read_run(folder)
-    if before.status != "completed" or len(before.epochs) != config.epochs:
-        return None
-    check_resumable(before.result["config"], to_plain_dict(config))
-    return before.epochs
 
 
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: SingleProcess) -> None:
@@ -265,13 +242,11 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
     result.environment = describe_environment(device) if world.is_main else None
 
 
-def prepare_folder(folder: Path, config: Config, setup: TrainSetup, result: Result) -> None:
-    """Write what is known at the start, and remove the records of a run that is continued."""
-    if config.resume:
-        (folder / "result.json").unlink(missing_ok=True)
-        (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)
-        if has_checkpoint(folder):
-            write_atomic(folder / RESUMED, OmegaConf.to_yaml(result.overrides).encode())
+def prepare_folder(folder: Path, setup: TrainSetup, result: Result) -> None:
+    """Write what is known at the start, and remove what an earlier start of the run left."""
+    (folder / "result.json").unlink(missing_ok=True)
+    (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)
+    result.write_config(folder)
     write_epochs(result.epochs, folder)  # drops what was recorded after the checkpoint
     if files := setup.dataset.test.files:
         write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))

@@ -235,8 +235,6 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
         ConfigError: the configuration differs in a key that may not change, or has fewer epochs than are done.
         DataError: the checkpoint cannot be read.
     """
-    if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
-        raise ConfigError(f"resume={config.resume}: Hydra cannot parse this path; rename the folder")
     state = world.broadcast_tensors(lambda: storage.load(folder))
     if state is None:
         return None

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
-from vitmnist.cli.recorded import compose_again
+from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
-from vitmnist.config.validation import validate
 from vitmnist.data.datasets import Dataset, Split, build_dataset
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.data.loaders import make_loader
@@ -94,7 +93,7 @@ def load_run(
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = validate(Config, compose_again(folder, overrides))
+    config = recorded_config(folder, overrides)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = build_dataset(config.data.dataset, config.data.root)

@@ -1,4 +1,4 @@
-"""The output folder of this command: records in it are never overwritten, and an unused one is removed.
+"""The output folder of this command, locked before anything is written into it; its records are never overwritten.
 
 Hydra creates the folder before it calls the task, so this runs in a Hydra callback.
 """
@@ -6,22 +6,30 @@ Hydra creates the folder before it calls the task, so this runs in a Hydra callb
 from __future__ import annotations
 
 import logging
+import os
 import shlex
-import shutil
 import sys
+import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NoReturn
 
 from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.sweep import apply_repeats, is_search, not_recorded, report_sweep
-from vitmnist.errors import ConfigError, UserError
+from vitmnist.cli.arguments import Resume
+from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides
+from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep, unrecorded
+from vitmnist.config.labels import to_plain_dict
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
+from vitmnist.errors import ConfigError
+from vitmnist.report.runs import Run, read_run
 from vitmnist.runtime.distributed import launched
-from vitmnist.runtime.files import claim, display_path, has_checkpoint
+from vitmnist.runtime.files import display_path, has_checkpoint, locked
 from vitmnist.runtime.program import program
 
 log = logging.getLogger(__name__)
@@ -30,78 +38,67 @@ RECORDS = ("result.json", "checkpoints/*.pt")
 
 
 class OutputFolder:
-    """The folder of a run or sweep, created here.
+    """The folder of a run or sweep, created and locked until `release`.
 
     Raises:
-        ConfigError: it cannot be created, is in use, or holds records that would be overwritten.
+        ConfigError: it cannot be created, or is in use.
     """
 
-    def __init__(self, config: DictConfig, is_sweep: bool, resumes: bool) -> None:
-        self.config, self.is_sweep = config, is_sweep
-        kind = "sweep" if is_sweep else "run"
-        path = self.path = Path(config.hydra[kind].dir).absolute()
-        if not resumes and self.has_records():
-            resume = "sweep.resume" if is_sweep else "resume"
-            raise ConfigError(
-                f"hydra.{kind}.dir={display_path(path)}: holds records already, which would be overwritten; "
-                f"name another folder, or resume with {resume}=FOLDER"
-            )
-        self._created = [folder for folder in (path, *path.parents) if not folder.exists()]
-        self._lock: IO[str] | None = None  # a run takes its own, after the command line has been checked
+    def __init__(self, path: Path, is_sweep: bool = False, is_search: bool = False) -> None:
+        self.path, self.is_sweep, self.is_search, self._lock = path.absolute(), is_sweep, is_search, ExitStack()
+        advice = f"name another folder with hydra.{'sweep' if is_sweep else 'run'}.dir=FOLDER"
+        if any(unicodedata.category(letter) == "Cc" for letter in str(path)):
+            raise ConfigError(f"{str(path)!r}: the name of a folder must not contain control characters; {advice}")
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            if is_sweep:
-                self._lock = claim(path)
+            self._lock.enter_context(locked(self.path))
         except OSError as error:
-            self.remove_unused()
-            advice = f"name another folder with hydra.{kind}.dir=FOLDER"
             raise ConfigError(f"{display_path(path)}: {error.strerror}; {advice}") from error
 
-    def has_records(self) -> bool:
-        """Whether a run has left a result or a checkpoint here, or a job of a sweep has."""
-        prefix = "**/" if self.is_sweep else ""
-        return any(any(self.path.glob(f"{prefix}{pattern}")) for pattern in RECORDS)
-
-    def remove_unused(self) -> None:
-        """Remove the folder and its empty parents if this command created them and left no records."""
-        if self._created and not self.has_records():
-            shutil.rmtree(self.path, ignore_errors=True)
-            for parent in self._created[1:]:
-                with suppress(OSError):  # not empty: another run uses it
-                    parent.rmdir()
-
-    def end_failed(self, has_begun: bool) -> None:
-        """After a failure, remove the folder or name it; one that was typed to be resumed is known.
-
-        Args:
-            has_begun: whether a run failed that had begun, so that its log is worth keeping.
-        """
-        if not has_begun:
-            self.remove_unused()
-            logs = [path.name.startswith("rank-") for path in self.path.glob("*")]
-            if launched() and logs and all(logs):  # rank 0 has removed the folder, and a log created it again
-                shutil.rmtree(self.path, ignore_errors=True)
-        if not self.is_sweep and not self.config.resume and self.path.exists():
-            log.info("failed; results: %s", display_path(self.path))
+    def refuse_records(self) -> None:
+        """Raise `ConfigError` if a run has left a result or a checkpoint here, or a job of a sweep has."""
+        prefix, kind, resume = ("**/", "sweep", "sweep.resume") if self.is_sweep else ("", "run", "resume")
+        if any(any(self.path.glob(f"{prefix}{pattern}")) for pattern in RECORDS):
+            raise ConfigError(
+                f"hydra.{kind}.dir={display_path(self.path)}: holds records already, which would be overwritten; "
+                f"name another folder, or resume with {resume}=FOLDER"
+            )
 
     def resume_hint(self, ranks: int) -> str:
         """The end of a message about an interrupted run or sweep: where its results are, and how to resume it."""
         shown = display_path(self.path)
-        if self.is_sweep and is_search(self.config):
+        if self.is_search:
             return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
         if not self.is_sweep and not has_checkpoint(self.path):
             return f"; results: {shown}"
         override = shlex.quote(f"{'sweep.resume' if self.is_sweep else 'resume'}={shown}")
         return f"; results: {shown}, resume with\n    {program(ranks)} {override}"
 
+    def release(self) -> None:
+        """Let other processes use the folder."""
+        self._lock.close()
 
-current: OutputFolder | None = None  # of this process's command; not in the callback, which launchers pickle
+
+@dataclass
+class Command:
+    """This process's command: its arguments, what it resumes, the configuration of its run, and its output folder."""
+
+    typed: list[str] = field(default_factory=list)
+    resume: Resume | None = None
+    composed: DictConfig | None = None
+    config: Config | None = None
+    overrides: list[str] | None = None
+    output: OutputFolder | None = None
+
+
+command = Command()  # not in the callback, which launchers pickle
+
+
+class TaskError(BaseException):
+    """Carries an exception past Hydra, which would print a message of its own, or turn it into a warning."""
 
 
 class Outputs(Callback):
     """Begins and ends a run or sweep; `conf/config.yaml` names this class.
-
-    Hydra turns an exception of a callback into a warning and continues; only `sys.exit` ends the program.
 
     Args:
         resume_sweep: whether the sweep's folder may hold records; set by `sweep.resume=`.
@@ -111,11 +108,14 @@ class Outputs(Callback):
         self.resume_sweep = resume_sweep
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the command line of a single run, and create its folder."""
-        with _exit_on_refusal():
+        """Check the configuration of a single run, and lock its folder. Other ranks get both from rank 0."""
+        if launched() and os.environ["RANK"] != "0":
+            return
+        with _past_hydra(config):
+            command.overrides = OmegaConf.to_container(config.hydra.overrides.task)
             if config.repeats > 1:
                 raise ConfigError(f"repeats={config.repeats}: repeats the jobs of a sweep; type -m as well")
-            _create(config, is_sweep=False, resumes=bool(config.resume))
+            command.config = start_run(config, command.resume)
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show where the results are."""
@@ -124,31 +124,78 @@ class Outputs(Callback):
             log.info("Results: %s\nView them with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the command line of a sweep, create its folder, and keep other processes out of it."""
-        with _exit_on_refusal():
+        """Check the command line of a sweep, and lock its folder."""
+        with _past_hydra(config):
             if launched():
                 raise ConfigError(
                     "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
                     "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
                 )
             apply_repeats(config)
-            not_recorded.clear()
-            _create(config, is_sweep=True, resumes=self.resume_sweep)
+            unrecorded.clear()
+            command.output = OutputFolder(Path(config.hydra.sweep.dir), is_sweep=True, is_search=is_search(config))
+            if not self.resume_sweep:
+                command.output.refuse_records()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show the report; the program ends with 1 if a job failed."""
-        with _exit_on_refusal():
+        with _past_hydra(config):
             report_sweep(Path(config.hydra.sweep.dir))
 
 
 @contextmanager
-def _exit_on_refusal() -> Iterator[None]:
+def _past_hydra(config: DictConfig) -> Iterator[None]:
+    command.composed = config
     try:
         yield
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        raise TaskError from error
 
 
-def _create(config: DictConfig, is_sweep: bool, resumes: bool) -> None:
-    global current  # noqa: PLW0603
-    current = OutputFolder(config, is_sweep, resumes)
+def start_run(composed: DictConfig, resume: Resume | None) -> Config:
+    """The configuration of a new or resumed run, whose folder is locked. Exits if the run is completed.
+
+    Raises:
+        ConfigError: the configuration, the folder or its records cannot be used.
+    """
+    folder = Path(composed.hydra.run.dir)
+    if resume is None:
+        config = new_config(composed)
+        command.output = OutputFolder(folder)
+        command.output.refuse_records()
+        return config
+    run, is_auto, config = read_run(folder), resume.config is None, resume.config or new_config(composed)
+    if is_auto and run.status == "completed":
+        config = recorded_config(folder, resume.typed, composed)
+    config = replace(config, resume=str(folder))
+    if run.status == "completed" and len(run.epochs) == config.epochs:
+        _end_completed(run, config)
+    command.output = OutputFolder(folder)
+    if not is_auto:
+        command.overrides = [*recorded_overrides(folder), *resume.typed]
+        return config
+    if is_resumable(folder):  # asked under the lock: another process may have trained here meanwhile
+        print(f"resume=auto: resuming {display_path(folder)}")
+        return replace(recorded_config(folder, resume.typed, composed), resume=str(folder))
+    print(f"resume=auto: nothing to resume in {display_path(folder)}; a new run begins")
+    return replace(config, resume=None)
+
+
+def new_config(composed: DictConfig) -> Config:
+    """The composed configuration of a run that begins."""
+    return replace(
+        validate(Config, OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])), resume=None
+    )
+
+
+def _end_completed(run: Run, config: Config) -> NoReturn:
+    from vitmnist.checkpoint.manager import check_resumable  # imports torch
+
+    check_resumable(run.result["config"], to_plain_dict(config))
+    shown, accuracy = display_path(run.folder), run.value("eval_acc")
+    result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
+    print(
+        f"{shown}: all {config.epochs} epochs are done{result}; train further with\n"
+        f"    {program()} {shlex.quote(f'resume={shown}')} epochs=N"
+    )
+    sys.exit(0)

@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli import folders, sweep
 from vitmnist.cli.messages import describe
-from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_folder, release_ranks
+from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_run, release_ranks
 from vitmnist.config.labels import CONF
-from vitmnist.errors import TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
+from vitmnist.runtime.files import display_path
 from vitmnist.runtime.imports import import_large
 from vitmnist.runtime.signals import StopSignal, ignore_stopping
 
@@ -33,10 +33,6 @@ SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 # Hydra passes nothing but the configuration to its task.
 _stop = StopSignal()
 _world: SingleProcess = SINGLE_PROCESS
-
-
-class TaskError(BaseException):
-    """Carries an exception past Hydra, which would print a message of its own."""
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
@@ -51,23 +47,23 @@ def train(composed: DictConfig) -> float | None:
         if sweep.is_completed_job(composed, folder):
             return sweep.objective(composed, read_run(folder))
         with sweep.recorded_job(composed, folder, overrides, _stop):
-            sweep.prepare_job(composed, folder)
-            run(composed, folder, overrides, _stop, began_at=began_at)
+            run(sweep.job_config(composed, folder), folder, overrides, _stop, began_at=began_at)
             return sweep.objective(composed, read_run(folder))
         return None
     _stop.check()
-    publish_folder(_world, folder)
     try:
-        run(composed, folder, overrides, _stop, _world, began_at=process_began_at())
+        publish_run(_world, folders.command)
+        config = folders.command.config or folders.new_config(composed)  # the second on a rank with other arguments
+        run(config, folder, folders.command.overrides or [], _stop, _world, began_at=process_began_at())
     except Exception as error:
-        raise TaskError from error
+        raise folders.TaskError from error
     return None
 
 
 def main() -> None:
     """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
     global _world  # noqa: PLW0603
-    _world, folders.current = SINGLE_PROCESS, None
+    _world, folders.command = SINGLE_PROCESS, folders.Command(sys.argv[1:])
     # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
     atexit.register(ignore_stopping)
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
@@ -78,7 +74,7 @@ def main() -> None:
         with _stop:
             with _stop.deferred():  # imports torch if there are several ranks
                 _world = connect_ranks()
-            arguments = hydra_arguments(_world, sys.argv[1:])
+            arguments = hydra_arguments(_world, folders.command)
             if arguments is not None:
                 sys.argv[1:] = arguments
                 train()
@@ -87,12 +83,14 @@ def main() -> None:
             sys.exit(1)
         if ended.code:
             raise
-    except TaskError as error:
+    except folders.TaskError as error:
         failed = error.__cause__
     except BaseException as error:
         failed = error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before
+        if folders.command.output:
+            folders.command.output.release()
     if failed:
         end(failed)
     release_ranks(_world)
@@ -110,8 +108,8 @@ def process_began_at() -> float:
 
 def end(error: BaseException) -> NoReturn:
     """Exit with one message; with a traceback as well if the program is at fault, or `HYDRA_FULL_ERROR=1`."""
-    output = folders.current
-    failure = describe(error, output.config if output else None)
+    command = folders.command
+    output, failure = command.output, describe(error, command.composed)
     is_first = _world.report_failure(failure.message)
     if failure.status == "interrupted":
         hint = output.resume_hint(_world.size) if output else ""
@@ -120,8 +118,8 @@ def end(error: BaseException) -> NoReturn:
         elif is_first:
             print(failure.message, file=sys.stderr)
         sys.exit(failure.exit_code)
-    if output:  # also on other ranks, which may have created the folder again after rank 0 removed it
-        output.end_failed(has_begun=isinstance(error, TrainingError))
+    if output and not output.is_sweep and (output.path / "result.json").exists():
+        log.info("failed; results: %s", display_path(output.path))
     if not is_first:
         sys.exit(failure.exit_code)
     if SHOW_TRACEBACK or not failure.is_user_error:

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +24,7 @@ from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.report.runs import Run, find_runs, read_run
-from vitmnist.runtime.files import ClaimedError, display_path, has_checkpoint
+from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
 from vitmnist.runtime.program import program
 from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
 
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 # Jobs of this sweep that were refused, and whose folder has the records of a completed one.
-not_recorded: list[str] = []
+unrecorded: list[str] = []
 
 
 def is_search(config: DictConfig) -> bool:
@@ -65,21 +66,18 @@ def is_completed_job(composed: DictConfig, folder: Path) -> bool:
     return is_completed
 
 
-def prepare_job(composed: DictConfig, folder: Path) -> None:
-    """Resume a job that has a checkpoint; start one that has none again.
+def job_config(composed: DictConfig, folder: Path) -> Config:
+    """The configuration of a job, which resumes if it has a checkpoint.
 
     Raises:
-        ConfigError: the folder holds the records of another job.
+        ConfigError: it cannot be used, or the folder holds the records of another job.
     """
     if differing := _differing_keys(read_run(folder), composed):
         raise ConfigError(
             f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
             "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
         )
-    if has_checkpoint(folder):
-        composed.resume = str(folder)
-    else:
-        (folder / "result.json").unlink(missing_ok=True)
+    return replace(validate(Config, composed), resume=str(folder) if has_checkpoint(folder) else None)
 
 
 @contextmanager
@@ -94,7 +92,7 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     stop.begin_run(None, None)  # forget the time limit of the job before
     try:
         # Launchers run jobs in processes of their own, which did not go through `main`.
-        with nullcontext() if stop.is_listening else stop:
+        with nullcontext() if stop.is_listening else stop, locked(folder):
             stop.check()
             yield
     except TimeLimitReached as error:
@@ -105,8 +103,8 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         if failure.is_user_error:
             _log_traceback(error)
         if read_run(folder).status == "completed":  # the records of an earlier start stay
-            not_recorded.append(folder.name)
-        elif not (folder / "result.json").exists() and not isinstance(error, ClaimedError):
+            unrecorded.append(folder.name)
+        elif not (folder / "result.json").exists() and not isinstance(error, InUseError):
             _record_refusal(composed, folder, overrides, failure.message)
     finally:
         with stop.deferred():
@@ -142,7 +140,7 @@ def report_sweep(folder: Path) -> None:
         log.error("the report could not be written: %s", error)
     jobs = [read_run(job) for job in find_runs([folder])]
     failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted")]
-    failed += not_recorded
+    failed += unrecorded
     if failed:
         raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
     if unfinished := [job.folder.name for job in jobs if job.status == "interrupted"]:
@@ -169,7 +167,8 @@ def _record_refusal(composed: DictConfig, folder: Path, overrides: list[str], re
     from vitmnist.tracking.result import Result, choices_of
     from vitmnist.tracking.tensorboard import TensorBoard
 
-    result = Result(overrides=overrides, choices=choices_of(composed), error=reason, config=resolved(composed))
+    config = resolved(composed)
+    result = Result(overrides=overrides, choices=choices_of(config), error=reason, config=config)
     with suppress(OSError):
         result.write(folder)
         with suppress(ConfigError), TensorBoard(folder, result):

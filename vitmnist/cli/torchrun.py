@@ -1,18 +1,21 @@
 """Starts one run in several processes.
 
-`torchrun` starts the same command line several times. Rank 0 behaves as a single process and publishes its arguments
-and the folder that Hydra created; the other ranks compose the same configuration, and log to `rank-N.log` there.
+`torchrun` starts the same command line several times. Rank 0 behaves as a single process and publishes its arguments,
+its folder and its configuration; the other ranks log to `rank-N.log` there.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import vitmnist
+from vitmnist.cli.arguments import for_hydra
+from vitmnist.cli.folders import Command
 from vitmnist.cli.messages import refuse_flags
-from vitmnist.cli.overrides import expand, split
-from vitmnist.cli.recorded import literal
+from vitmnist.cli.overrides import key_of, quoted, split, value_of
+from vitmnist.config.labels import to_plain_dict
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess, launched
 
@@ -30,8 +33,11 @@ def connect_ranks() -> SingleProcess:
     return TorchDistributed()
 
 
-def hydra_arguments(world: SingleProcess, typed: list[str]) -> list[str] | None:
+def hydra_arguments(world: SingleProcess, command: Command) -> list[str] | None:
     """The arguments for Hydra; None after `--version`, and on other ranks if rank 0 ended without a run (`--help`).
+
+    Other ranks get the configuration of rank 0 in `command`, unless they were started with other arguments: then `run`
+    compares the configurations and names what differs. Only the data may be elsewhere on another machine.
 
     Raises:
         ConfigError: the arguments cannot be used, or torchrun would restart the ranks of several machines.
@@ -45,34 +51,36 @@ def hydra_arguments(world: SingleProcess, typed: list[str]) -> list[str] | None:
             "and resume=auto when you start it again"
         )
     if world.is_main:
-        if "--version" in typed:
+        if "--version" in command.typed:
             print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
             return None
-        refuse_flags(typed)
-        arguments = expand(typed)
-        world.publish("arguments", [typed, arguments])
+        refuse_flags(command.typed)
+        arguments, command.resume = for_hydra(command.typed)
         return arguments
-    folder = world.wait_for("folder")
-    if folder is None:
+    started = world.wait_for("run")
+    if started is None:
         world.publish(f"released {world.rank}", True)
         return None
-    typed_by_main, arguments = world.wait_for("arguments")
-    # `run` compares the configurations and names what differs. Only the data may be elsewhere on another machine.
-    own = [argument for argument in typed if argument.startswith("data.root=")]
-    is_same = {*typed} - {*own} == {argument for argument in typed_by_main if not argument.startswith("data.root=")}
-    options, overrides = split(arguments if is_same else typed)
+    options, own = split(command.typed)
+    if {one for one in command.typed if key_of(one) != "data.root"} == set(started["typed"]):
+        if data_root := value_of("data.root", own):
+            started["config"]["data"]["root"] = data_root
+        command.config, own = validate(Config, started["config"]), []
+    own = [one for one in own if key_of(one) not in ("resume", "hydra.run.dir")]
     log_to = [f"hydra.job.name=rank-{world.rank}", "hydra.job_logging.root.handlers=[file]"]
-    return [*overrides, *own, f"hydra.run.dir={literal(str(folder))}", "hydra.output_subdir=null", *log_to, *options]
+    return [*own, f"hydra.run.dir={quoted(started['folder'])}", *log_to, *options]
 
 
-def publish_folder(world: SingleProcess, folder: Path) -> None:
-    """Let the other ranks start, in the folder of the run."""
-    if world.is_main:
-        world.publish("folder", str(folder.absolute()))
+def publish_run(world: SingleProcess, command: Command) -> None:
+    """Let the other ranks start with the configuration and in the folder of rank 0."""
+    if world.is_main and command.output:
+        typed = [one for one in command.typed if key_of(one) != "data.root"]
+        config = to_plain_dict(command.config)
+        world.publish("run", {"folder": str(command.output.path), "typed": typed, "config": config})
 
 
 def release_ranks(world: SingleProcess) -> None:
     """Let the other ranks exit if there was no run, and wait for them: this process may host their key-value store."""
-    if world.is_main and world.publish("folder", None) is None:
+    if world.is_main and world.publish("run", None) is None:
         for rank in range(1, world.size):
             world.wait_for(f"released {rank}")

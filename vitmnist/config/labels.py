@@ -17,9 +17,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # A wheel carries conf/ inside the package; in a source tree it is next to it.
 CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
 
-RESUMED = "resumed.yaml"
-"""The overrides of a run when it was last resumed; `.hydra/overrides.yaml` has those of its first start."""
-
 NOT_COMPARED = (
     *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume"),
     *("stop_signal", "sweep", "tensorboard"),

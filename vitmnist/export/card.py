@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 import vitmnist
-from vitmnist.cli.recorded import compose_again, recorded_overrides
+from vitmnist.cli.resume import recorded_config, recorded_overrides
+from vitmnist.config.labels import to_plain_dict
 from vitmnist.data.tensors import digest
 from vitmnist.export.exported import Exported
 from vitmnist.report.runs import read_run
@@ -42,9 +43,8 @@ def model_card(exported: Exported, file_name: str, folder: Path) -> str:
     Args:
         folder: of the run, whose records have the recipe and the checksums of the training data.
     """
-    choices = choices_of(compose_again(folder, []))
-    # Without what only resuming has added.
-    overrides = [one for one in recorded_overrides(folder) if not one.startswith(("hydra.", "repeats="))]
+    choices = choices_of(to_plain_dict(recorded_config(folder, [])))
+    overrides = recorded_overrides(folder)
     usage = exported.kind.usage.format(name=json.dumps(file_name), shape=(1, *exported.trained.shape))
     return "\n".join(
         [

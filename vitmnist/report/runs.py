@@ -16,7 +16,7 @@ from yaml import YAMLError
 
 from vitmnist.config.labels import flatten, resolved
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import is_claimed
+from vitmnist.runtime.files import is_in_use
 from vitmnist.tracking.metrics import METRICS, EpochRecord, over_epochs, steady_epochs
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
@@ -62,7 +62,7 @@ class Run:
     @cached_property
     def is_resumed(self) -> bool:
         """Whether it was stopped and resumed."""
-        return (self.folder / "resumed.yaml").exists()
+        return self.result.get("resumed") is True
 
     @cached_property
     def steady(self) -> list[EpochRecord]:
@@ -104,7 +104,7 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for folder in folders:
-        runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
+        runs = {path.parent for name in ("result.json", ".hydra", "progress.json") for path in folder.rglob(name)}
         if not runs:
             problem = "contains no runs" if folder.is_dir() else "no such folder"
             raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
@@ -132,7 +132,7 @@ def read_run(folder: Path) -> Run:
         except (OSError, ValueError, RecursionError) as error:
             status, reason, result = "unreadable", f"{folder.name}/result.json: {error}", {}
     elif (folder / ".lock").exists():
-        status, reason = ("running", "") if is_claimed(folder) else ("killed", "it left no result.json")
+        status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
     return Run(folder, status, reason, config or _hydra_config(folder), result)
 
 

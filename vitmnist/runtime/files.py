@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from vitmnist.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -31,32 +36,57 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise
 
 
-class ClaimedError(ConfigError):
+class InUseError(ConfigError):
     """The output folder is in use by another process."""
 
 
-def claim(folder: Path) -> IO[str]:
-    """Lock the folder of a run or sweep until the returned file is closed or this process ends.
+_locked: set[Path] = set()  # the folders that this process has locked
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create the folder of a run or sweep if there is none, and keep other processes out of it.
+
+    The lock is the file `.lock`, which stays. It is released at the end of the block, or when this process ends.
 
     Raises:
-        ClaimedError: another process has locked it.
+        InUseError: another process has locked it, or another part of this one.
+        OSError: it cannot be created, or not be written to.
     """
-    file = (folder / ".lock").open("a")
-    try:
-        # lockf and not flock: loader workers would inherit a flock and keep it if they outlive this process.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ClaimedError(f"{display_path(folder)}: in use by another process; wait for it, or stop it") from error
-    return file
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder.resolve()
+    if path in _locked:  # the system does not lock out the process that has the lock
+        raise InUseError(f"{display_path(folder)}: in use by this process")
+    with (path / ".lock").open("a") as file:
+        try:
+            # lockf and not flock: loader workers would inherit a flock and keep it if they outlive this process.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                in_use = f"{display_path(folder)}: in use by another process; wait for it, or stop it"
+                raise InUseError(in_use) from error
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS):
+                raise
+            log.warning("%s: this file system has no locks; start only one run at a time in this folder", folder)
+        _locked.add(path)
+        try:
+            yield
+        finally:
+            _locked.remove(path)
 
 
-def is_claimed(folder: Path) -> bool:
-    """Whether another process has locked a folder."""
+def is_in_use(folder: Path) -> bool:
+    """Whether another process has locked a folder. Only reads, so it also works on a read-only file system."""
+    path = folder.resolve() / ".lock"
+    if path.parent in _locked or not path.is_file():  # closing our own file once more would release the lock
+        return False
     try:
-        claim(folder).close()
-    except (ClaimedError, OSError):
+        with path.open() as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except OSError:  # no locks here, or a foreign file
+        return False
     return False
 
 

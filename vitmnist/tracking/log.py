@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shlex
 
 import torch
 
 from vitmnist.config.schema import Config
 from vitmnist.runtime.distributed import SingleProcess
-from vitmnist.runtime.program import program
 from vitmnist.tracking.metrics import EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.training.setup import TrainSetup
@@ -43,17 +41,6 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
         epochs,
         *(record[name] for name in ("train_loss", "train_acc", "eval_loss", "eval_acc", "epoch_s", "data_wait_pct")),
         f"{record['images_per_s']:,.0f}",
-    )
-
-
-def log_completed(result: Result, config: Config) -> None:
-    """Say that a completed run has nothing left to do, and how to train it further."""
-    log_epoch(result.epochs[-1], config.epochs)
-    log.info(
-        "all %d epochs are done, nothing is left to do; train further with\n    %s %s epochs=N",
-        config.epochs,
-        program(),
-        shlex.quote(f"resume={config.resume}"),
     )
 
 

@@ -10,7 +10,6 @@ from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.failures import classify, worker_error
-from vitmnist.runtime.files import ClaimedError
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.tracking.result import Result
 
@@ -47,8 +46,6 @@ def record_failure(
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
     if not has_begun and (is_refused or config.resume):  # nothing to record
-        if world.is_main and not config.resume and not isinstance(error, ClaimedError):
-            (folder / ".lock").unlink(missing_ok=True)
         return
     result.status, result.error = failure.status, failure.message
     with stop.deferred():

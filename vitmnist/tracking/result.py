@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
 
+from vitmnist.config.labels import flatten
 from vitmnist.diagnosis.verdict import verdict
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.metrics import EpochRecord, summarize
+
+CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
+GROUPS = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
 
 
 @dataclass(kw_only=True)
@@ -34,6 +39,7 @@ class Result:
     device: str | None = None
     distributed: dict[str, Any] | None = None
     eval_split: str | None = None
+    resumed: bool = False
     began_at: float = field(default_factory=time.time)
     ended_at: float | None = None
     setup_s: float | None = None
@@ -72,11 +78,14 @@ class Result:
         del content["setup_s"], content["compile_s"]
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
 
+    def write_config(self, folder: Path) -> None:
+        """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""
+        (folder / CONFIG).parent.mkdir(exist_ok=True)
+        for name, record in ((CONFIG, self.config), (OVERRIDES, self.overrides)):
+            write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
 
-def choices_of(composed: DictConfig) -> dict[str, str]:
+
+def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The registered name that each config group came down to: `{"model": "vit", "loader": "ram", …}`."""
-    places = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
-    # Not resolved: a configuration that is refused may have broken interpolations, or lack any of these.
-    config = OmegaConf.create(OmegaConf.to_container(composed))
-    names = {place.removeprefix("data."): OmegaConf.select(config, f"{place}.name") for place in places}
-    return {place: str(name) for place, name in names.items() if name is not None}
+    names = {key.removesuffix(".name"): value for key, value in flatten(config).items() if key.endswith(".name")}
+    return {place.removeprefix("data."): str(names[place]) for place in GROUPS if names.get(place) is not None}

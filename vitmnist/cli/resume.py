@@ -1,0 +1,196 @@
+"""`resume=`: the recorded values of a run, and on top of them what was typed.
+
+A record is data: it is checked against the schema, and nothing of it is given to Hydra, resolved or imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
+
+from vitmnist.config.compose import compose
+from vitmnist.config.labels import CONF, flatten, to_plain_dict
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
+from vitmnist.errors import ConfigError, DataError, UnknownKeyError
+from vitmnist.report.runs import read_run
+from vitmnist.runtime.files import display_path, has_checkpoint, is_in_use
+from vitmnist.runtime.records import UnreadableError, read_yaml
+from vitmnist.tracking.result import CONFIG, OVERRIDES
+
+RUNS = Path("outputs/runs")
+SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
+NOT_COMPARED = ("resume", "max_minutes", "stop_signal")  # may differ between two starts of the same configuration
+
+
+def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None = None) -> Config:
+    """The configuration of a run's last start, with overrides on top of it.
+
+    An override of a group replaces that section, unless it names the member that is recorded.
+
+    Args:
+        typed: overrides as for `train.py`; those of `hydra` only serve to find the members of groups.
+        composed: what Hydra made of them, where it is running; it cannot compose twice at a time.
+
+    Raises:
+        ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
+    """
+    values = _recorded_values(folder)
+    config = OmegaConf.create(values)
+    OmegaConf.set_struct(config, True)
+    overrides = OverridesParser.create().parse_overrides(typed)
+    for override in sorted(overrides, key=lambda one: not is_group(one.key_or_group)):  # a member first, then its keys
+        key = override.key_or_group
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
+        if override.is_delete() or key in SEVERAL:
+            raise ConfigError(
+                f"{override.input_line}: cannot be typed with resume=, but keys such as epochs=10, and data/loader=NAME, can"
+            )
+        if is_group(key):
+            if member := _new_member(config, override, typed, composed):
+                _set_value(config, override.package or key.replace("/", "."), member, merge=False)
+        elif not key.startswith("hydra."):
+            _set_value(config, key, override.value())
+    return validate(Config, OmegaConf.to_container(config))
+
+
+def is_group(key: str) -> bool:
+    """Whether an override of this key chooses a member of a config group."""
+    return "/" in key or (CONF / key).is_dir()
+
+
+def _new_member(recorded: DictConfig, override: Override, typed: list[str], composed: DictConfig | None) -> Any:
+    """The keys of the member that an override chooses; None if it is the recorded one."""
+    section = override.key_or_group.replace("/", ".")
+    place = override.package or section
+    if OmegaConf.select(recorded, f"{place}.name") == override.value():
+        return None
+    if composed is not None:
+        return OmegaConf.select(composed, place)
+    searchpath = [one for one in typed if one.startswith("hydra.")]
+    return OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={override.value()}"]), section)
+
+
+def _set_value(config: DictConfig, key: str, value: Any, merge: bool = True) -> None:
+    try:
+        OmegaConf.update(config, key, value, merge=merge)
+    except (ConfigKeyError, ConfigAttributeError, ConfigTypeError) as error:
+        parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
+        siblings = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
+        raise UnknownKeyError(key, siblings, value) from error
+
+
+def _recorded_values(folder: Path) -> dict[str, Any]:
+    """The recorded values; those of the checkpoint if the record is lost or damaged.
+
+    Raises:
+        ConfigError: there is neither, or they are not those of a run.
+    """
+    source = folder / CONFIG
+    try:
+        values = read_yaml(source)
+        problem = "" if isinstance(values, dict) else "is damaged"
+    except FileNotFoundError:
+        problem = "is missing"
+    except UnreadableError as error:
+        problem = str(error)
+    if problem and not has_checkpoint(folder):
+        if problem != "is missing":
+            raise ConfigError(f"{source}: {problem}; start a new run")
+        is_sweep = (folder / "multirun.yaml").is_file()
+        hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
+        raise ConfigError(f"{folder}: holds no run; {hint}")
+    if problem:
+        from vitmnist.checkpoint import storage  # imports torch
+
+        print(f"{display_path(source)}: {problem}; its checkpoint has the configuration", file=sys.stderr)
+        source = folder / storage.FOLDER
+        values = (storage.load(folder) or {}).get("config")
+    if not isinstance(values, dict):
+        raise DataError(f"{source}: is damaged: its configuration is not a mapping")
+    values = {key: value for key, value in values.items() if key != "hydra"}
+    if references := [key for key, value in flatten(values).items() if "${" in str(value)]:
+        raise ConfigError(f"{source}: {references[0]} is an interpolation, and a record has plain values only")
+    try:
+        validate(Config, values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return values
+
+
+def recorded_overrides(folder: Path) -> list[str]:
+    """The overrides that a run was started with, to be shown; empty if they are lost."""
+    try:
+        recorded = read_yaml(folder / OVERRIDES)
+    except (FileNotFoundError, UnreadableError):
+        return []
+    return [str(override) for override in recorded] if isinstance(recorded, list) else []
+
+
+def is_resumable(folder: Path) -> bool:
+    """Whether `resume=auto` continues in this folder rather than starting again: it is completed, or has a checkpoint.
+
+    Prints why checkpoints cannot be used.
+    """
+    if read_run(folder).status == "completed":
+        return True
+    if not has_checkpoint(folder):
+        return False
+    from vitmnist.checkpoint import storage  # imports torch
+
+    try:
+        return storage.load(folder) is not None
+    except storage.DamagedError as error:
+        print(f"resume=auto: {error}")
+        return False
+
+
+def newest_unfinished(typed: list[str], since: float = 0.0) -> Path | None:
+    """The folder of the newest run with the same values that can be resumed. Prints why others cannot.
+
+    Args:
+        since: Unix time in seconds; runs that were last started earlier do not count.
+    """
+    own = _comparable(to_plain_dict(validate(Config, compose(typed))))
+    found = []
+    for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir()):
+        if reason := _not_resumable(folder, own, since):
+            print(f"resume=auto: not {display_path(folder)}: {reason}")
+        else:
+            found.append((max(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")), folder))
+    return next((folder for _, folder in sorted(found, reverse=True) if is_resumable(folder)), None)
+
+
+def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | None:
+    """Why `resume=auto` does not take a run; None if it does."""
+    record, by_name = folder / CONFIG, f"resume={display_path(folder)} reads the checkpoint instead"
+    try:
+        values = read_yaml(record)
+        began = record.stat().st_mtime
+    except FileNotFoundError:
+        return f"its {CONFIG} is missing; {by_name}" if has_checkpoint(folder) else "it holds no run"
+    except UnreadableError:
+        values = None
+    if not isinstance(values, dict):
+        return f"warning: its {CONFIG} is damaged; {by_name}"
+    recorded = _comparable(values)
+    if differing := [key for key in {**own, **recorded} if own.get(key) != recorded.get(key)]:
+        return f"it has another {', '.join(differing[:3])}{', …' * (len(differing) > 3)}"
+    if began < since:
+        return "it is older than this torchrun"
+    if read_run(folder).status == "completed":
+        return "it is completed"
+    if is_in_use(folder):
+        return "it is in use by another process"
+    return None if has_checkpoint(folder) else "it has no checkpoint"
+
+
+def _comparable(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flatten(values).items() if key not in NOT_COMPARED}
