@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from hydra._internal.utils import get_args_parser
@@ -38,4 +39,6 @@ def _quoted_folder(override: str) -> str:
     """The override of a folder with its value quoted if it is not: a name may contain commas, quotes and spaces."""
     key, _, value = override.partition("=")
     is_quoted = value[:1] in ("'", '"') and value[-1:] == value[:1]
-    return override if key not in FOLDERS or value in ("", "null") or is_quoted else f"{key}={quoted(value)}"
+    if key not in FOLDERS or value in ("", "null") or is_quoted:
+        return override
+    return f"{key}={quoted(os.path.expanduser(value))}"

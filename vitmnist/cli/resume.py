@@ -51,7 +51,7 @@ def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None 
             raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
         if override.is_delete() or key in SEVERAL:
             raise ConfigError(
-                f"{override.input_line}: cannot be typed with resume=, but keys such as epochs=10, and data/loader=NAME, can"
+                f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
             )
         if is_group(key):
             if member := _new_member(config, override, typed, composed):
