@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import hydra
@@ -23,8 +26,7 @@ from vitmnist.config.labels import CONF
 from vitmnist.errors import TrainingError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
-from vitmnist.runtime.imports import import_large
-from vitmnist.runtime.signals import StopSignal, ignore_stopping
+from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,11 @@ class TaskError(BaseException):
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
     began_at = time.time()
-    run = import_large("vitmnist.run").run  # here, because --help needs no torch
+    gc.disable()  # it would examine the objects of an import again and again
+    import torch._dynamo  # noqa: F401 - or the first optimizer would import it
+    from vitmnist.run import run  # here, because --help needs no torch
+
+    gc.enable()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
@@ -55,7 +61,6 @@ def train(composed: DictConfig) -> float | None:
             run(composed, folder, overrides, _stop, began_at=began_at)
             return sweep.objective(composed, read_run(folder))
         return None
-    _stop.check()
     publish_folder(_world, folder)
     try:
         run(composed, folder, overrides, _stop, _world, began_at=process_began_at())
@@ -66,18 +71,15 @@ def train(composed: DictConfig) -> float | None:
 
 def main() -> None:
     """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
-    global _world  # noqa: PLW0603
-    _world, folders.current = SINGLE_PROCESS, None
-    # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
-    atexit.register(ignore_stopping)
+    global _stop, _world  # noqa: PLW0603
+    _stop, _world, folders.current = StopSignal(), SINGLE_PROCESS, None
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
     failed: BaseException | None = None
     try:
-        with _stop:
-            with _stop.deferred():  # imports torch if there are several ranks
-                _world = connect_ranks()
+        with handled_by(end_at_once, signal.SIGINT):
+            _world = connect_ranks()
             arguments = hydra_arguments(_world, sys.argv[1:])
             if arguments is not None:
                 sys.argv[1:] = arguments
@@ -93,9 +95,22 @@ def main() -> None:
         failed = error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before
+        # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
+        atexit.register(ignore_stopping)
     if failed:
         end(failed)
     release_ranks(_world)
+
+
+def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """End on a Ctrl-C outside of training, when nothing can be lost.
+
+    An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads,
+    of which one may hang in a read.
+    """
+    hint = folders.current.resume_hint(_world.size) if folders.current else ""
+    os.write(sys.stderr.fileno(), f"interrupted{hint}\n".encode())  # print() fails if it is what was interrupted
+    os._exit(130)
 
 
 def process_began_at() -> float:

@@ -31,7 +31,6 @@ from vitmnist.config.compose import compose
 from vitmnist.errors import ConfigError
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.files import display_path, has_checkpoint, is_claimed
-from vitmnist.runtime.imports import import_large
 
 MULTIRUN = {"-m", "--multirun"}
 
@@ -149,7 +148,8 @@ def _is_damaged(folder: Path) -> bool:
     """Whether all checkpoints of a run are damaged, which are then renamed to `*.damaged`."""
     if not has_checkpoint(folder):
         return False
-    storage = import_large("vitmnist.checkpoint.storage")
+    from vitmnist.checkpoint import storage  # imports torch
+
     try:
         storage.load(folder)
     except storage.DamagedError as error:

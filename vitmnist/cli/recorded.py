@@ -19,7 +19,6 @@ from vitmnist.config.labels import RESUMED, flatten, is_under, resolved
 from vitmnist.config.validation import group_at
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, has_checkpoint
-from vitmnist.runtime.imports import import_large
 
 RUNS = Path("outputs/runs")
 
@@ -114,7 +113,8 @@ def _typed_overrides(folder: Path) -> list[str]:
                 return [str(override) for override in recorded if key_of(str(override)) != "resume"]
             damaged = file
     if has_checkpoint(folder):
-        storage = import_large("vitmnist.checkpoint.storage")
+        from vitmnist.checkpoint import storage  # imports torch
+
         saved = storage.load(folder)["overrides"]
         lost = display_path(damaged or folder / ".hydra")
         print(f"{lost}: is damaged or missing; its checkpoint has the overrides", file=sys.stderr)

@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +25,7 @@ from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.report.runs import Run, find_runs, read_run
 from vitmnist.runtime.files import ClaimedError, display_path, has_checkpoint
 from vitmnist.runtime.program import program
-from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
+from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached, interruption
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +91,10 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     """
     job = HydraConfig.get()
     number, sweep_folder = job.job.num, Path(job.runtime.cwd, job.sweep.dir)
-    stop.begin_run(None, None)  # forget the time limit of the job before
     try:
-        # Launchers run jobs in processes of their own, which did not go through `main`.
-        with nullcontext() if stop.is_listening else stop:
-            stop.check()
-            yield
+        if stop.request:  # came too late to stop the job before
+            raise interruption(stop.request)
+        yield
     except TimeLimitReached as error:
         log.info("job %s: %s", number, error)
     except Exception as error:
@@ -109,8 +107,7 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         elif not (folder / "result.json").exists() and not isinstance(error, ClaimedError):
             _record_refusal(composed, folder, overrides, failure.message)
     finally:
-        with stop.deferred():
-            _refresh_report(sweep_folder)
+        _refresh_report(sweep_folder)
 
 
 def objective(composed: DictConfig, job: Run) -> float | None:

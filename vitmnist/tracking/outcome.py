@@ -11,7 +11,7 @@ from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.failures import classify, worker_error
 from vitmnist.runtime.files import ClaimedError
-from vitmnist.runtime.signals import StopSignal
+from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.tracking.result import Result
 
 
@@ -24,9 +24,9 @@ def recording_outcome(
         yield
     except BaseException as raised:
         error = world.root_cause(raised)
-        if stop.due and worker_error(error):
-            error = stop.due  # the signal that stops the run stops its workers too
-        record_failure(error, result, config, folder, stop, world)
+        if stop.request and worker_error(error):
+            error = interruption(stop.request)  # the signal that stops the run stops its workers too
+        record_failure(error, result, config, folder, world)
         if error is raised:
             raise
         raise error from raised
@@ -37,7 +37,7 @@ def recording_outcome(
 
 
 def record_failure(
-    error: BaseException, result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
+    error: BaseException, result: Result, config: Config, folder: Path, world: SingleProcess
 ) -> None:
     """Record why a run ended before its end, and let the other ranks know."""
     has_begun, failure = result.setup_s is not None, classify(error)
@@ -51,8 +51,7 @@ def record_failure(
             (folder / ".lock").unlink(missing_ok=True)
         return
     result.status, result.error = failure.status, failure.message
-    with stop.deferred():
-        write_result(result, folder, world)
+    write_result(result, folder, world)
 
 
 def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
