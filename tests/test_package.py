@@ -28,8 +28,6 @@ def imported_modules(source: str) -> Iterator[str]:
                 yield from (alias.name for alias in aliases)
             case ast.ImportFrom(module=str(name)):
                 yield name
-            case ast.Call(func=ast.Name(id="import_large"), args=[ast.Constant(value=str(name))]):
-                yield name
 
 
 def requirement_names(requirements: Iterable[str]) -> set[str]:

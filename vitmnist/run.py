@@ -56,11 +56,11 @@ def run(
     With several processes, all of them call this; rank 0 writes the records.
 
     Args:
-        config: with `resume`, the folder's newest checkpoint is continued if there is one.
+        config: with `resume`, the newest checkpoint in the folder is continued if there is one.
         folder: an existing folder, locked by the caller; gets `result.json`, `epochs.csv`, a TensorBoard event file and
             checkpoints.
         overrides: command-line overrides, only stored.
-        stop: asks the run to stop before its end.
+        stop: asks the run to stop before its end; listens once training has begun.
         began_at: the start of the process or job, in seconds since 1970; None: now.
 
     Raises:
@@ -71,14 +71,14 @@ def run(
     """
     began_at = began_at or time.time()
     values = to_plain_dict(config)
+    deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
     result = Result(overrides=overrides, choices=choices_of(values), config=values, began_at=began_at)
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
-        stop.begin_run(config.max_minutes, config.stop_signal)
         with ExitStack() as stack:
             context = begin(config, folder, result, stop, world, stack)
             result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # the first batch is added later
-            # From here on a signal takes effect after a step, when the run can be saved.
-            until_recorded.enter_context(stop.deferred())
+            # From here on a signal takes effect after a step, when the run can be saved; before, nothing can be lost.
+            until_recorded.enter_context(stop.listening(config.stop_signal, deadline))
             setup = context.setup
             for epoch in range(len(result.epochs), config.epochs):
                 progress = context.start_epoch(epoch)

@@ -26,7 +26,7 @@ from tests.conftest import (
     result_of,
     write_mnist_like,
 )
-from tests.support.processes import TrainProcess, block_training, kill_and_resume
+from tests.support.processes import TrainProcess, block_reading, block_training, kill_and_resume
 from vitmnist.runtime.files import is_claimed
 from vitmnist.runtime.signals import UNFINISHED
 
@@ -188,17 +188,32 @@ def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(
     assert kept["config"]["optimizer"]["lr"] == 1e30
 
 
-def test_a_run_may_be_stopped_while_it_starts(quick: list[str], tmp_path: Path) -> None:
-    for delay in (0.5, 1.5, 2.5):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_that_starts_at_once(quick: list[str], tmp_path: Path, number: int) -> None:
+    """Also while torch is imported, of which an exception can get lost in C++ code."""
+    for delay in (0.5, 1.0, 1.5, 2.0):
         command = [sys.executable, str(REPOSITORY / "train.py"), *quick, "epochs=100000", f"hydra.run.dir=cut{delay}"]
         with subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             time.sleep(delay)
-            process.terminate()
+            process.send_signal(number)
             output = process.communicate(timeout=100)[0]
-        assert process.returncode in (UNFINISHED, -signal.SIGTERM), output
-        assert "Traceback" not in output
+        if process.returncode != UNFINISHED:  # a fast machine has begun to train
+            assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM), output
+            assert re.fullmatch(r"interrupted(; results: .*)?\n" if number == signal.SIGINT else "", output)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_picture_that_cannot_be_read_to_its_end_does_not_keep_the_program(
+    start: Start, tmp_path: Path, number: int, code: int
+) -> None:
+    for picture in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        (tmp_path / "pictures" / picture).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pictures" / picture).touch()
+    folder = ["data/dataset=image_folder", "data.dataset.path=pictures", "data.root=root"]
+    started = start(*folder, "data.dataset.test_share=0.5", "hydra.run.dir=run", before=block_reading).until("blocked")
+    assert started.ended(number)[0] == code
 
 
 def test_a_resumed_run_keeps_its_folder_locked(quick: list[str], start: Start, tmp_path: Path) -> None:
@@ -256,5 +271,6 @@ def test_a_stop_while_a_run_is_resumed_leaves_its_records(
     started = start(
         "resume=cut", "epochs=2", "data/loader=auto", "data.loader.seconds=1000", "data.loader.batches=1000"
     )
-    assert started.until("timing").ended(signal.SIGTERM)[0] == UNFINISHED
+    assert started.until("timing").ended(signal.SIGINT)[0] == 130
+    assert "interrupted; results: cut, resume with\n    python train.py resume=cut" in started.output
     assert result_of(tmp_path / "cut") == before

@@ -22,8 +22,8 @@ OUT_OF_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
     ("error", "message", "expected"),
     [
         (ConfigError("seed=-1: must be at least 0"), "seed=-1", Failure("")),
-        (RunInterrupted("SIGTERM was received", 143), "SIGTERM was received", Failure("", 75, "interrupted")),
-        (RunInterrupted("the time limit", 0), "the time limit", Failure("", 75, "interrupted")),
+        (RunInterrupted("SIGTERM was received"), "SIGTERM was received", Failure("", 75, "interrupted")),
+        (RunInterrupted("the time limit"), "the time limit", Failure("", 75, "interrupted")),
         (KeyboardInterrupt(), "interrupted", Failure("", 130, "interrupted")),
         (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY, Failure("")),
         (MemoryError(), OUT_OF_MEMORY, Failure("")),

@@ -207,6 +207,17 @@ def block_training() -> None:
     loop.F.cross_entropy = block
 
 
+def block_reading() -> None:
+    """Replace Pillow's `open` by a function that never returns, as the read of a dead network folder."""
+    from PIL import Image
+
+    def block(*arguments: object, **options: object) -> None:
+        print("blocked", flush=True)
+        time.sleep(10_000)
+
+    Image.open = block
+
+
 def kill_leftovers() -> None:
     """Kill every process started here that is still running."""
     for process in multiprocessing.active_children():

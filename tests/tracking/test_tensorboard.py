@@ -142,7 +142,7 @@ def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(
 
     epochs: list[EpochRecord] = []
     # The epochs of the checkpoint that each start resumes from, the epochs that it trains, and how it ends.
-    starts = [(0, 1, None), (0, 3, ValueError()), (2, 3, RunInterrupted("stop", 0)), (1, 4, OSError()), (5, 2, None)]
+    starts = [(0, 1, None), (0, 3, ValueError()), (2, 3, RunInterrupted("stop")), (1, 4, OSError()), (5, 2, None)]
     for attempt, (done, trained, error) in enumerate(starts):
         monkeypatch.setattr("time.time", lambda now=1e9 + attempt: now)  # event files are ordered by the second
         result = Result(overrides=[], choices={}, config={}, epochs=epochs[:done])

@@ -20,7 +20,7 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.signals import RunInterrupted, StopSignal
+from vitmnist.runtime.signals import RunInterrupted, StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.result import Result
 from vitmnist.training.fast import StepConfig
@@ -171,7 +171,7 @@ class CheckpointManager:
         """
         minutes = self._options.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self._world.all_reduce_max([self._exit_request(), is_due])
+        stopping, saving = self._world.all_reduce_max([self._stop.request, is_due])
         self._steps_since_save += 1
         if self._world.size > 1 and self._steps_since_save == 1:  # this vote was cast before the previous save
             saving = 0
@@ -182,7 +182,7 @@ class CheckpointManager:
             timer.begin("other")
         if stopping:
             self._world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
-            raise self._stop.agree(stopping - 1)
+            raise interruption(stopping)
 
     def after_epoch(self, is_last: bool) -> None:
         """Save after an epoch that is in the result, if it is time to."""
@@ -191,11 +191,11 @@ class CheckpointManager:
         best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
         interval = self._options.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self._world.all_reduce_max([self._exit_request(), is_due], at_once=True)
+        stopping, saving = self._world.all_reduce_max([self._stop.request, is_due], at_once=True)
         if is_last or best or stopping or saving:
             self.save(None, best)
         if stopping and not is_last:
-            self._interrupted = self._stop.agree(stopping - 1)
+            self._interrupted = interruption(stopping)
 
     def raise_if_interrupted(self) -> None:
         """Raise `RunInterrupted` if the run was asked to stop when `after_epoch` was called."""
@@ -220,10 +220,6 @@ class CheckpointManager:
             return ""
         path = self._folder / storage.FOLDER / "last.pt"
         return f"; the last checkpoint, {path}, has {self._saved_epochs} completed epochs"
-
-    def _exit_request(self) -> int:
-        """0 to go on; else 1 + the exit code."""
-        return 1 + self._stop.due.exit_code if self._stop.due else 0
 
 
 def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Checkpoint | None:

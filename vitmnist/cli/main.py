@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import hydra
@@ -23,8 +26,7 @@ from vitmnist.config.labels import CONF
 from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.imports import import_large
-from vitmnist.runtime.signals import StopSignal, ignore_stopping
+from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,11 @@ _world: SingleProcess = SINGLE_PROCESS
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
     began_at = time.time()
-    run = import_large("vitmnist.run").run  # here, because --help needs no torch
+    gc.disable()  # it would examine the objects of an import again and again
+    import torch._dynamo  # noqa: F401 - or the first optimizer would import it
+    from vitmnist.run import run  # here, because --help needs no torch
+
+    gc.enable()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
@@ -50,7 +56,6 @@ def train(composed: DictConfig) -> float | None:
             run(sweep.job_config(composed, folder), folder, overrides, _stop, began_at=began_at)
             return sweep.objective(composed, read_run(folder))
         return None
-    _stop.check()
     try:
         publish_run(_world, folders.command)
         config = folders.command.config or folders.new_config(composed)  # the second on a rank with other arguments
@@ -62,18 +67,15 @@ def train(composed: DictConfig) -> float | None:
 
 def main() -> None:
     """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
-    global _world  # noqa: PLW0603
-    _world, folders.command = SINGLE_PROCESS, folders.Command(sys.argv[1:])
-    # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
-    atexit.register(ignore_stopping)
+    global _stop, _world  # noqa: PLW0603
+    _stop, _world, folders.command = StopSignal(), SINGLE_PROCESS, folders.Command(sys.argv[1:])
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
     failed: BaseException | None = None
     try:
-        with _stop:
-            with _stop.deferred():  # imports torch if there are several ranks
-                _world = connect_ranks()
+        with handled_by(end_at_once, signal.SIGINT):
+            _world = connect_ranks()
             arguments = hydra_arguments(_world, folders.command)
             if arguments is not None:
                 sys.argv[1:] = arguments
@@ -91,9 +93,22 @@ def main() -> None:
         os.environ["HYDRA_FULL_ERROR"] = before
         if folders.command.output:
             folders.command.output.release()
+        # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
+        atexit.register(ignore_stopping)
     if failed:
         end(failed)
     release_ranks(_world)
+
+
+def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """End on a Ctrl-C outside of training, when nothing can be lost.
+
+    An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads,
+    of which one may hang in a read.
+    """
+    hint = folders.current.resume_hint(_world.size) if folders.current else ""
+    os.write(sys.stderr.fileno(), f"interrupted{hint}\n".encode())  # print() fails if it is what was interrupted
+    os._exit(130)
 
 
 def process_began_at() -> float:

@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.report.runs import Run, find_runs, read_run
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
 from vitmnist.runtime.program import program
-from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
+from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached, interruption
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +89,10 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     """
     job = HydraConfig.get()
     number, sweep_folder = job.job.num, Path(job.runtime.cwd, job.sweep.dir)
-    stop.begin_run(None, None)  # forget the time limit of the job before
     try:
-        # Launchers run jobs in processes of their own, which did not go through `main`.
-        with nullcontext() if stop.is_listening else stop, locked(folder):
-            stop.check()
+        if stop.request:  # came too late to stop the job before
+            raise interruption(stop.request)
+        with locked(folder):
             yield
     except TimeLimitReached as error:
         log.info("job %s: %s", number, error)
@@ -107,8 +106,7 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         elif not (folder / "result.json").exists() and not isinstance(error, InUseError):
             _record_refusal(composed, folder, overrides, failure.message)
     finally:
-        with stop.deferred():
-            _refresh_report(sweep_folder)
+        _refresh_report(sweep_folder)
 
 
 def objective(composed: DictConfig, job: Run) -> float | None:

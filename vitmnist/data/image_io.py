@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from enum import Enum
 from glob import glob, has_magic
@@ -34,6 +35,8 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode) -> Image.Image:
         DataError: it cannot be read.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
         with Image.open(path) as image:
             # In place, and converted only if necessary: a copy holds Python's lock, for which other threads wait.
             ImageOps.exif_transpose(image, in_place=True)
@@ -85,13 +88,15 @@ def find_pictures(names: Sequence[str]) -> list[Path]:
 def list_images(folder: Path) -> list[Path]:
     """The pictures in a folder and its subfolders, sorted.
 
-    Links are followed, each folder once: links that form a loop would never end.
+    Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
+    followed, each folder once: links that form a loop would never end.
     """
     found, seen = [], set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
-        found += [Path(parent, name) for name in names if is_picture(Path(name))]
+        paths = [Path(parent, name) for name in names]
+        found += [path for path in paths if is_picture(path) and (os.path.isfile(path) or not os.path.exists(path))]
     return sorted(found)
 
 

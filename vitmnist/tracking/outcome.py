@@ -10,7 +10,7 @@ from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.failures import classify, worker_error
-from vitmnist.runtime.signals import StopSignal
+from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.tracking.result import Result
 
 
@@ -23,9 +23,9 @@ def recording_outcome(
         yield
     except BaseException as raised:
         error = world.root_cause(raised)
-        if stop.due and worker_error(error):
-            error = stop.due  # the signal that stops the run stops its workers too
-        record_failure(error, result, config, folder, stop, world)
+        if stop.request and worker_error(error):
+            error = interruption(stop.request)  # the signal that stops the run stops its workers too
+        record_failure(error, result, config, folder, world)
         if error is raised:
             raise
         raise error from raised
@@ -35,9 +35,7 @@ def recording_outcome(
         write_result(result, folder, world)
 
 
-def record_failure(
-    error: BaseException, result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
-) -> None:
+def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: SingleProcess) -> None:
     """Record why a run ended before its end, and let the other ranks know."""
     has_begun, failure = result.setup_s is not None, classify(error)
     if failure.status == "failed":
@@ -48,8 +46,7 @@ def record_failure(
     if not has_begun and (is_refused or config.resume):  # nothing to record
         return
     result.status, result.error = failure.status, failure.message
-    with stop.deferred():
-        write_result(result, folder, world)
+    write_result(result, folder, world)
 
 
 def write_result(result: Result, folder: Path, world: SingleProcess) -> None:

@@ -30,7 +30,6 @@ from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.distributed import SingleProcess
-from vitmnist.runtime.imports import import_large
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.fast import StepConfig, resolve_step_config
 from vitmnist.training.ranks import rank_sampler, read_dataset
@@ -170,7 +169,6 @@ def build_step(
     # Weights are initialised on the CPU, so they are identical on every device.
     torch.manual_seed(config.seed)
     model = MODELS.build(config.model, (channels, height, width), len(split.classes)).to(device)
-    import_large("torch._dynamo")  # or the first optimizer would import it
     optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
     schedule = SCHEDULES.build(config.schedule, optimizer, config.epochs * len(sampler))
     return TrainStep(

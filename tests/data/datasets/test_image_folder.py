@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tests.conftest import Train
 from vitmnist import load_dataset, make_loader
 from vitmnist.data.datasets import DATASETS, Dataset, build_dataset, image_folder
-from vitmnist.data.image_io import read_picture
+from vitmnist.data.image_io import find_pictures, read_picture
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError
 
@@ -320,6 +321,18 @@ def test_links_that_form_a_loop_are_followed_once(folder: Path) -> None:
     for name in ("l", "m"):
         (folder / "cat" / name).symlink_to(".")
     assert list(load(folder).train.files) == names
+
+
+def test_only_regular_files_are_pictures(folder: Path) -> None:
+    """Opening a FIFO waits for a writer."""
+    names = list(load(folder).train.files)
+    os.mkfifo(folder / "cat" / "pipe.png")
+    (folder / "cat" / "link.png").symlink_to("pipe.png")
+    (folder / "cat" / "empty.png").mkdir()
+    assert list(load(folder).train.files) == names
+    assert len(find_pictures([str(folder / "cat")])) == 10
+    with pytest.raises(DataError, match=r"link\.png: cannot be read as a picture: not a regular file"):
+        read_picture(folder / "cat" / "link.png", (8, 8), "grey")
 
 
 def test_a_file_name_cannot_command_the_terminal(folder: Path) -> None:

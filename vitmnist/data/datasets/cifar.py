@@ -21,7 +21,6 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.downloading import find_or_download
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import DataError
-from vitmnist.runtime.imports import import_large
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +46,17 @@ class CifarOptions(SizeOptions):
 @DATASETS.register("cifar10", CifarOptions)
 def cifar10(sizes: CifarOptions, root: Path) -> Dataset:
     """CIFAR-10 (Krizhevsky, 2009), from `root` or by torchvision's downloader."""
-    return _load("cifar10", import_large("torchvision.datasets").CIFAR10, root, sizes)
+    from torchvision.datasets import CIFAR10  # takes 2 s
+
+    return _load("cifar10", CIFAR10, root, sizes)
 
 
 @DATASETS.register("cifar100", CifarOptions)
 def cifar100(sizes: CifarOptions, root: Path) -> Dataset:
     """CIFAR-100 (Krizhevsky, 2009) with its 100 fine labels, from `root` or by torchvision's downloader."""
-    return _load("cifar100", import_large("torchvision.datasets").CIFAR100, root, sizes)
+    from torchvision.datasets import CIFAR100
+
+    return _load("cifar100", CIFAR100, root, sizes)
 
 
 class MemoryImageReader:
@@ -82,9 +85,10 @@ class ArrayUnpickler(pickle.Unpickler):
 
 def _load(name: str, source: Any, root: Path, sizes: SizeOptions) -> Dataset:
     """The data set of a torchvision class."""
+    from torchvision.datasets import utils
+
     find = partial(_find, source, root)
     # Only the archive is downloaded: to make the data set itself, torchvision would also unpack and read it.
-    utils = import_large("torchvision.datasets.utils")
     fetch = partial(utils.download_url, source.url, str(root), source.filename, source.tgz_md5)
     place = find_or_download(source.__name__, root, find, fetch, [source.filename], root)
     stats = [path.stat() for path in (sorted(place.iterdir()) if place.is_dir() else [place])]

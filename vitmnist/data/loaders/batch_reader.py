@@ -14,15 +14,15 @@ from vitmnist.data.loaders.base import Data
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
-from vitmnist.runtime.imports import import_large
 
 
 class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
     """Sample i of a split: its image on disk as a normalised tensor, and its label."""
 
     def __init__(self, split: Split) -> None:
+        from torchvision import transforms  # takes 2 s, and only this loader needs it
+
         assert split.open_reader is not None
-        transforms = import_large("torchvision.transforms")  # only this loader needs it
         self.reader = split.open_reader()
         self.labels = split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
