@@ -22,7 +22,6 @@ from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import TrainingError
-from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import claim, has_checkpoint, write_atomic
 from vitmnist.runtime.profiler import profiled
@@ -37,6 +36,7 @@ from vitmnist.tracking.metrics import EpochRecord, epoch_record
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
+from vitmnist.tracking.runs import read_run
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.metrics import Predictions

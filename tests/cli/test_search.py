@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from tests.conftest import REPOSITORY, Train, result_of
 from vitmnist.cli.messages import describe
 from vitmnist.cli.sweep import objective
-from vitmnist.report.runs import Run
+from vitmnist.tracking.runs import Run
 
 SEED = "hydra.sweeper.sampler.seed=42"  # with which both are tried
 SEARCHES = sorted(file.stem for file in (REPOSITORY / "conf" / "hparams_search").glob("*.yaml"))

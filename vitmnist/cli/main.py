@@ -21,10 +21,10 @@ from vitmnist.cli.messages import describe
 from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_folder, release_ranks
 from vitmnist.config.labels import CONF
 from vitmnist.errors import TrainingError
-from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.imports import import_large
 from vitmnist.runtime.signals import StopSignal, ignore_stopping
+from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from vitmnist.cli.recorded import (
 )
 from vitmnist.config.compose import compose
 from vitmnist.errors import ConfigError
-from vitmnist.report.runs import read_run
 from vitmnist.runtime.files import display_path, has_checkpoint, is_claimed
 from vitmnist.runtime.imports import import_large
+from vitmnist.tracking.runs import read_run
 
 MULTIRUN = {"-m", "--multirun"}
 

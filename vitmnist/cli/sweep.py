@@ -22,10 +22,10 @@ from vitmnist.config.labels import flatten, resolved, to_plain_dict
 from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, TrainingError
-from vitmnist.report.runs import Run, find_runs, read_run
 from vitmnist.runtime.files import ClaimedError, display_path, has_checkpoint
 from vitmnist.runtime.program import program
 from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached
+from vitmnist.tracking.runs import Run, find_runs, read_run
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import vitmnist
 from vitmnist.cli.recorded import compose_again, recorded_overrides
 from vitmnist.data.tensors import digest
 from vitmnist.export.exported import Exported
-from vitmnist.report.runs import read_run
 from vitmnist.tracking.result import choices_of
+from vitmnist.tracking.runs import read_run
 
 HEADING = "# Model card: "
 

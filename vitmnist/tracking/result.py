@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.diagnosis.verdict import verdict
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.metrics import EpochRecord, summarize
+from vitmnist.tracking.metrics import SUMMARY, EpochRecord, RunningSummary
 
 
 @dataclass(kw_only=True)
@@ -43,14 +44,17 @@ class Result:
     environment: dict[str, Any] | None = None
 
     def summary(self) -> dict[str, float | None]:
-        """The run as a whole: `summarize` of its epochs, the best accuracy, and the seconds before the first epoch."""
-        best = max((epoch["eval_acc"] for epoch in self.epochs), default=None)
+        """The run as a whole: `SUMMARY` over its epochs, and the seconds before the first; None: not measured."""
+        self._summary.update(self.epochs)
         return {
-            **summarize(self.epochs),
-            "eval_acc_best": best,
+            **{key: self._summary.values.get(key) for key in SUMMARY},
             "setup_s": self.setup_s,
             "compile_s": self.compile_s,
         }
+
+    @cached_property
+    def _summary(self) -> RunningSummary:
+        return RunningSummary(SUMMARY)
 
     def verdict(self) -> str | None:
         """What limits training, the loader or the step; None before the end of an epoch."""

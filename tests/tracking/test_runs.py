@@ -14,9 +14,9 @@ import pytest
 from tests.support.records import compared, epoch, rows, run, the_only
 from vitmnist.errors import DataError
 from vitmnist.report.grouping import compare
-from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.table import as_csv
 from vitmnist.report.write import as_text
+from vitmnist.tracking.runs import find_runs, read_run
 
 
 @pytest.mark.parametrize(
