@@ -18,6 +18,7 @@ from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from vitmnist.cli.search import continue_search
 from vitmnist.cli.sweep import apply_repeats, is_search, not_recorded, report_sweep
 from vitmnist.errors import ConfigError, UserError
 from vitmnist.runtime.distributed import launched
@@ -132,6 +133,7 @@ class Outputs(Callback):
                     "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
                 )
             apply_repeats(config)
+            continue_search(config)
             not_recorded.clear()
             _create(config, is_sweep=True, resumes=self.resume_sweep)
 
