@@ -122,7 +122,7 @@ def test_values_arrive_typed() -> None:
         (["data.root=/some/where", "model.x=a b/c", "~model"], "xa_b_c-no_model"),
         (
             ["data.dataset.path=/data/pictures/of/flowers/and/of/many/trees", "model=cnn", f"+x={'y' * 40}", "seed=7"],
-            "path_data_pi_owers_and_of_many_trees-cnn-xyyyyyyyyyy_yyyyyyyyyyyyyyyyyyyyy-seed7",
+            "path_data_p_wers_and_of_many_trees-cnn-xyyyyyyyyyy_yyyyyyyyyyyyyyyyyyyyyy-seed7",
         ),
     ],
 )

@@ -165,8 +165,8 @@ def test_the_work_for_60_000_epochs_is_linear() -> None:
     ]
     text = as_text(compare(report))
     assert "same training and evaluation losses, to the last bit, in all 60000 epochs" in text
-    assert epochs.reads < 10 * 60_000
-    assert epochs.copies < 20
+    assert epochs.reads < 20 * 60_000
+    assert epochs.copies < 50
 
 
 def test_medians_are_those_of_the_steady_epochs() -> None:

@@ -1,4 +1,4 @@
-"""Continues a stored search by Optuna: `n_trials` counts those of all starts, and killed trials are marked as failed."""
+"""Continues a stored search by Optuna: `n_trials` counts those of all starts; killed trials are marked as failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def continue_search(config: DictConfig) -> None:
     """Reduce `n_trials` by the finished trials of a study in an SQLite file; exits if none are left.
 
     Raises:
-        ConfigError: another process uses the file, so that it is unknown which trials still run.
+        ConfigError: another process uses the file, so that it is unknown which trials still run; or no file can be
+            written next to it.
     """
     sweeper = config.hydra.sweeper
     storage, name, n_trials = (sweeper.get(key) for key in ("storage", "study_name", "n_trials"))
@@ -49,12 +50,10 @@ def continue_search(config: DictConfig) -> None:
 
 def _lock_study(path: Path, storage: str) -> None:
     global _lock  # noqa: PLW0603
-    file = path.open("a")
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise ConfigError(
-            f"hydra.sweeper.storage={storage}: in use by another search; wait for it, or stop it"
-        ) from error
-    _lock = file
+        _lock = path.open("a")
+        fcntl.lockf(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        is_locked = isinstance(error, BlockingIOError)
+        reason = "in use by another search; wait for it, or stop it" if is_locked else f"{path}: {error.strerror}"
+        raise ConfigError(f"hydra.sweeper.storage={storage}: {reason}") from error
