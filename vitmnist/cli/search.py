@@ -25,19 +25,16 @@ def continue_search(config: DictConfig) -> None:
     """
     sweeper = config.hydra.sweeper
     storage, name, n_trials = (sweeper.get(key) for key in ("storage", "study_name", "n_trials"))
-    if not isinstance(storage, str) or not name:
+    scheme, _, database = str(storage).partition("?")[0].partition(":///")
+    if scheme != "sqlite" or database in ("", ":memory:") or not name:
         return
     import optuna  # only here: an extra installs it
-    from sqlalchemy.engine import make_url
 
-    url = make_url(storage)
-    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
-        return
-    _lock_study(Path(f"{url.database}.lock"), storage)
+    _lock_study(Path(f"{database}.lock"), storage)
     if name not in {summary.study_name for summary in optuna.get_all_study_summaries(storage)}:
         return
     study = optuna.load_study(name, storage)
-    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
         optuna.Trial(study, trial._trial_id).set_user_attr(KILLED, True)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     done = sum(KILLED not in trial.user_attrs for trial in study.get_trials() if trial.state.is_finished())
