@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import CallHere, Start
 from vitmnist import status
-from vitmnist.report.runs import read_run
 from vitmnist.tracking.heartbeat import FILE, Heartbeat
+from vitmnist.tracking.runs import read_run
 
 
 def row_of(folder: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -71,6 +72,11 @@ def nearest(wrong: str, allowed: Iterable[str]) -> str:
     names = {name.lower(): name for name in allowed}
     near = get_close_matches(wrong.lower(), names, n=1)
     return f"did you mean {names[near[0]]!r}?" if near else ""
+
+
+def printable(text: str | Path) -> str:
+    """A file name, or text of unknown origin, for a terminal: what is not printable, such as ESC, is escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
 
 
 def first_line(error: BaseException) -> str:

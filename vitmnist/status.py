@@ -6,7 +6,6 @@ python -m vitmnist.status outputs
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -15,10 +14,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.errors import DataError
-from vitmnist.report.runs import Run, find_runs, read_run
+from vitmnist.errors import DataError, printable
 from vitmnist.runtime.files import display_path
+from vitmnist.runtime.records import read_json
 from vitmnist.tracking.heartbeat import FILE, INTERVAL_S
+from vitmnist.tracking.runs import Run, find_runs, read_run
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -35,7 +35,8 @@ def row(run: Run, now: float) -> dict[str, str]:
         state = beat["status"] if run.status == "running" or now - updated_at < 3 * INTERVAL_S else "killed"
         progress = f"epoch {beat['epoch']}/{beat['epochs']}, batch {beat['batch']}/{beat['batches']}"
     age = "" if updated_at is None else duration(now - float(updated_at))
-    return {"run": display_path(run.folder), "state": state, "progress": progress, "age": age, "process": process}
+    cells = {"run": display_path(run.folder), "state": state, "progress": progress, "age": age, "process": process}
+    return {title: printable(str(cell)) for title, cell in cells.items()}
 
 
 def duration(seconds: float) -> str:
@@ -49,11 +50,11 @@ def duration(seconds: float) -> str:
 def _heartbeat(folder: Path) -> Mapping[str, Any] | None:
     """The `progress.json` of a run; None if there is none, or it is damaged."""
     try:
-        beat = json.loads((folder / FILE).read_text())
+        beat = read_json(folder / FILE)
         return {key: beat[key] for key in ("status", "epoch", "epochs", "batch", "batches", "host", "pid")} | {
             "updated_at": float(beat["updated_at"])
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, OverflowError, KeyError, TypeError):
         return None
 
 

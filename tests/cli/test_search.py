@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from tests.conftest import REPOSITORY, Train, result_of
+from tests.conftest import REPOSITORY, Start, Train, result_of
 from vitmnist.cli.messages import describe
 from vitmnist.cli.sweep import objective
-from vitmnist.report.runs import Run
+from vitmnist.tracking.runs import Run
 
 SEED = "hydra.sweeper.sampler.seed=42"  # with which both are tried
 SEARCHES = sorted(file.stem for file in (REPOSITORY / "conf" / "hparams_search").glob("*.yaml"))
@@ -73,11 +74,24 @@ def test_a_search_has_no_rounds(train_here: Train, quick: list[str], tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stored_search_goes_on(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+def test_a_stored_search_ends_after_its_trials_in_all(
+    train_here: Train, start: Start, quick: list[str], tmp_path: Path
+) -> None:
     stored = ["hparams_search=accuracy", *quick[:-1], "hydra.sweeper.storage=sqlite:///study.db"]
-    for place in ("one", "two"):
-        ended = train_here(*stored, "hydra.sweeper.n_trials=1", f"hydra.sweep.dir={place}")
+    # Killed in its first trial, which does not count; until then, no other process can use the study.
+    killed = start(*stored, "epochs=100000", "hydra.sweep.dir=killed").until("epoch 2/")
+    ended = train_here(*stored, "hydra.sweep.dir=refused")
+    assert (ended.returncode, "in use by another search" in ended.stderr) == (1, True)
+    killed.kill_group()
+    for place, n_trials in (("one", 1), ("two", 2)):
+        ended = train_here(*stored, f"hydra.sweeper.n_trials={n_trials}", f"hydra.sweep.dir={place}")
         assert ended.returncode == 0, ended.stderr
+        assert len(list((tmp_path / place).glob("*-*"))) == 1
+    ended = train_here(*stored, "hydra.sweep.dir=three")
+    assert (ended.returncode, ended.stdout[:28]) == (0, "all 2 trials of accuracy in ")
+    assert not (tmp_path / "three").exists()
+    trials = optuna.load_study("accuracy", f"sqlite:///{tmp_path}/study.db").get_trials()
+    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
     tried = [result_of(next(tmp_path.glob(f"{place}/0-*")))["config"]["optimizer"]["lr"] for place in ("one", "two")]
     assert tried[0] != tried[1]
     best = [yaml.safe_load((tmp_path / place / "optimization_results.yaml").read_text()) for place in ("one", "two")]

@@ -11,8 +11,8 @@ import pytest
 
 from vitmnist.report.grouping import compare
 from vitmnist.report.intervals import ERROR, PairedRatio, Spread, median_interval, required_rounds, wilson
-from vitmnist.report.runs import Run
 from vitmnist.report.summary import fastest
+from vitmnist.tracking.runs import Run
 
 SIMULATIONS = 1000
 # Three standard deviations of a rate of 5% in so many simulations; beyond it by chance in 1 of 700 cases.

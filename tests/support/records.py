@@ -10,8 +10,8 @@ import yaml
 
 from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
-from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.table import table
+from vitmnist.tracking.runs import find_runs, read_run
 
 Records = list[dict[str, Any]]  # arguments of `run`
 

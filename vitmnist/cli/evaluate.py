@@ -11,7 +11,6 @@ images. data.holdout=null evaluates such a run on the test split.
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import json
 import os
@@ -31,9 +30,10 @@ from vitmnist.data.datasets import Dataset, Split, build_dataset
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import DataError, UserError
+from vitmnist.errors import DataError, UserError, printable
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.training import loop
 from vitmnist.training.metrics import Predictions
@@ -64,12 +64,10 @@ class Evaluation:
 
     def mistakes_csv(self) -> bytes:
         """A row for each misclassified image, the most confident first, in split order among equals."""
-        text = io.StringIO()
-        table = csv.DictWriter(text, ("image", "true_class", "predicted_class", "probability"), lineterminator="\n")
-        table.writeheader()
-        for row in self.rows(self.predictions.mistakes(self.split.labels)):
-            table.writerow({**row, "probability": f"{row['probability']:.9g}"})  # 9 digits identify a float32
-        return text.getvalue().encode(errors="surrogateescape")
+        mistakes = self.rows(self.predictions.mistakes(self.split.labels))
+        rows = [row | {"probability": f"{row['probability']:.9g}"} for row in mistakes]  # 9 digits identify a float32
+        columns = ("image", "true_class", "predicted_class", "probability")
+        return csv_text(columns, rows).encode(errors="surrogateescape")
 
     def grid_png(self) -> bytes | None:
         """The mistakes with the highest confidence, captioned; None if there are none."""
@@ -152,16 +150,17 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _table(metrics: dict[str, Any]) -> str:
-    width = max(5, *(len(row["class"]) for row in metrics["classes"]))
+    names = [printable(row["class"]) for row in metrics["classes"]]
+    width = max(5, *map(len, names))
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images", ""]
     lines.append(f"{'class':{width}}  images  precision  recall      F1")
-    for row in metrics["classes"]:
+    for name, row in zip(names, metrics["classes"], strict=True):
         shares = ("      –" if row[key] is None else f"{row[key]:6.2f}%" for key in ("precision", "recall", "f1"))
-        lines.append(f"{row['class']:{width}}  {row['images']:6}    " + " ".join(shares))
+        lines.append(f"{name:{width}}  {row['images']:6}    " + " ".join(shares))
     lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
     cell = max(len(str(count)) for row in metrics["confusion_matrix"] for count in row)
-    for row, counts in zip(metrics["classes"], metrics["confusion_matrix"], strict=True):
-        lines.append(f"{row['class']:{width}}  " + " ".join(f"{count:{cell}}" for count in counts))
+    for name, counts in zip(names, metrics["confusion_matrix"], strict=True):
+        lines.append(f"{name:{width}}  " + " ".join(f"{count:{cell}}" for count in counts))
     return "\n".join(lines)
 
 

@@ -22,15 +22,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Resume
 from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides
+from vitmnist.cli.search import continue_search
 from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep, unrecorded
 from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
-from vitmnist.report.runs import Run, read_run
 from vitmnist.runtime.distributed import launched
 from vitmnist.runtime.files import display_path, has_checkpoint, locked
 from vitmnist.runtime.program import program
+from vitmnist.tracking.runs import Run, read_run
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class Outputs(Callback):
                     "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
                 )
             apply_repeats(config)
+            continue_search(config)
             unrecorded.clear()
             command.output = OutputFolder(Path(config.hydra.sweep.dir), is_sweep=True, is_search=is_search(config))
             if not self.resume_sweep:

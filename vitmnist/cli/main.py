@@ -23,10 +23,10 @@ from vitmnist.cli import folders, sweep
 from vitmnist.cli.messages import describe
 from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_run, release_ranks
 from vitmnist.config.labels import CONF
-from vitmnist.report.runs import read_run
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
+from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ def train(composed: DictConfig) -> float | None:
     began_at = time.time()
     gc.disable()  # it would examine the objects of an import again and again
     import torch._dynamo  # noqa: F401 - or the first optimizer would import it
+
     from vitmnist.run import run  # here, because --help needs no torch
 
     gc.enable()

@@ -20,9 +20,9 @@ from PIL import ImageOps
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.evaluate import run_parser
-from vitmnist.data.image_io import Mode, find_pictures, printable, read_picture, to_tensor
+from vitmnist.data.image_io import Mode, find_pictures, read_picture, to_tensor
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import DataError, UserError
+from vitmnist.errors import DataError, UserError, printable
 from vitmnist.runtime.device import choose_device
 
 BATCH_SIZE = 256  # images in memory at a time
@@ -76,7 +76,7 @@ def main() -> None:
     else:
         for row in rows:
             if "class" in row:
-                print(f"{printable(row['file'])}: {row['class']} ({100 * row['probability']:.1f}%)")
+                print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:
         sys.exit("\n".join(f"error: {message}" for message in unreadable))
 

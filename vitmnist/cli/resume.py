@@ -19,10 +19,10 @@ from vitmnist.config.labels import CONF, flatten, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError
-from vitmnist.report.runs import read_run
 from vitmnist.runtime.files import display_path, has_checkpoint, is_in_use
 from vitmnist.runtime.records import UnreadableError, read_yaml
 from vitmnist.tracking.result import CONFIG, OVERRIDES
+from vitmnist.tracking.runs import read_run
 
 RUNS = Path("outputs/runs")
 SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups

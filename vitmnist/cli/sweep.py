@@ -23,10 +23,10 @@ from vitmnist.config.labels import flatten, resolved, to_plain_dict
 from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, TrainingError
-from vitmnist.report.runs import Run, find_runs, read_run
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
 from vitmnist.runtime.program import program
 from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached, interruption
+from vitmnist.tracking.runs import Run, find_runs, read_run
 
 log = logging.getLogger(__name__)
 

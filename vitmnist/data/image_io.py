@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, printable
 
 # As torchvision.datasets.ImageFolder; importing that module takes 2 s.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -103,12 +103,6 @@ def list_images(folder: Path) -> list[Path]:
 def is_picture(path: Path) -> bool:
     """Whether the name is that of a picture: one of `EXTENSIONS`, and not hidden, as the `._NAME` of macOS are."""
     return path.name.lower().endswith(EXTENSIONS) and not path.name.startswith(".")
-
-
-def printable(name: str | Path) -> str:
-    """A file name as text, also if it is not valid UTF-8; control characters, which a terminal obeys, are escaped."""
-    text = os.fsencode(name).decode(errors="replace")
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:

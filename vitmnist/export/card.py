@@ -18,8 +18,8 @@ from vitmnist.cli.resume import recorded_config, recorded_overrides
 from vitmnist.config.labels import to_plain_dict
 from vitmnist.data.tensors import digest
 from vitmnist.export.exported import Exported
-from vitmnist.report.runs import read_run
 from vitmnist.tracking.result import choices_of
+from vitmnist.tracking.runs import read_run
 
 HEADING = "# Model card: "
 

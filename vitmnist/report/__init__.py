@@ -1,6 +1,5 @@
 """Compares runs: which configuration is fastest, by how much, and how certain that is.
 
-`runs` reads the records, `grouping` divides them by machine and data set, `compare` pairs the rounds of configurations,
-`summary`, `table` and `plot` present the result, `page` makes the HTML page, and `write` writes the files. Nothing here
-imports torch.
+`grouping` divides runs by machine and data set, `compare` pairs the rounds of configurations, `summary`, `table` and
+`plot` present the result, `page` makes the HTML page, and `write` writes the files. Nothing here imports torch.
 """

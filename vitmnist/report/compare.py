@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.report.intervals import ERROR, PairedRatio, Spread
-from vitmnist.report.runs import METRIC_BY_NAME, Run
+from vitmnist.tracking.runs import METRIC_BY_NAME, Run
 
 LOADER = "data/loader"
 OPTION = "data.loader."

@@ -14,7 +14,7 @@ from typing import Any
 from vitmnist.config.labels import NOT_COMPARED, is_under, trainer_label
 from vitmnist.report.compare import NOTHING, Comparison, Configuration
 from vitmnist.report.intervals import ERROR
-from vitmnist.report.runs import Run
+from vitmnist.tracking.runs import Run
 
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
 

@@ -11,7 +11,7 @@ from statistics import median
 
 from vitmnist.report.compare import Comparison, by_time
 from vitmnist.report.intervals import required_rounds, seconds, wilson
-from vitmnist.report.runs import Run
+from vitmnist.tracking.runs import Run
 
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
 

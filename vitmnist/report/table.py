@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, value_text
 from vitmnist.report.intervals import PairedRatio, Spread, seconds
+from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.metrics import METRICS
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
@@ -80,11 +79,7 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
     for number, comparison in enumerate(comparisons, 1):
         place = {"comparison": number, "place": comparison.place}
         rows += [place | columns | row.values | _csv_values(comparison, row) for row in comparison.rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(list(rows[0]), rows)
 
 
 def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from filelock import FileLock
 from tabulate import tabulate
 
+from vitmnist.errors import printable
 from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
 from vitmnist.report.page import CHART, as_html
-from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, articles_table, as_csv, table
 from vitmnist.runtime.files import write_atomic
+from vitmnist.tracking.runs import find_runs, read_run
 
 LEGEND = """
 An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
@@ -93,7 +94,7 @@ def _rendered(block: str | Table, clean: Callable[[str], str], table_format: str
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def _escape(text: str) -> str:

@@ -1,9 +1,12 @@
-"""Reads JSON and YAML files of unknown origin as plain values, within bounds of size, nesting and type."""
+"""Reads JSON and YAML files of unknown origin within bounds, and writes values of unknown origin as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import stat
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,28 @@ def read_yaml(path: Path) -> Any:
         raise UnreadableError(f"is not YAML: {first_line(error)}") from error
     _check_plain(value)
     return value
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A CSV table of the columns of some rows; a missing value and None are empty cells.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_quoted, columns))
+    writer.writerows([_quoted(row.get(column)) for column in columns] for row in rows)
+    return text.getvalue()
+
+
+def _quoted(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _read(path: Path, megabytes: int) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.metrics import METRICS, EpochRecord
 
 COLUMNS = ("epoch", *(metric.name for metric in METRICS), "first_of_start", "ended_at")
@@ -19,8 +18,4 @@ def write_epochs(epochs: Sequence[EpochRecord], folder: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")  # `steps` is a list
-    writer.writeheader()
-    writer.writerows(epochs)
-    write_atomic(folder / "epochs.csv", text.getvalue().encode())
+    write_atomic(folder / "epochs.csv", csv_text(COLUMNS, epochs).encode())

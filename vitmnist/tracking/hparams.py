@@ -23,7 +23,6 @@ KEYS = (
 )
 ALWAYS_SHOWN = ("data/loader", "batch_size", "model", "optimizer.lr")
 METRICS = {f"summary/{key}": metric.column for key, metric in SUMMARY.items()}
-METRICS["summary/eval_acc_best"] = "best accuracy, %"
 TYPES = {bool: api_pb2.DATA_TYPE_BOOL, str: api_pb2.DATA_TYPE_STRING, float: api_pb2.DATA_TYPE_FLOAT64}
 FIELDS = {bool: "bool_value", str: "string_value", float: "number_value"}
 

@@ -14,9 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vitmnist.data.datasets import Split
-from vitmnist.data.image_io import printable
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import printable
 from vitmnist.training.metrics import Predictions
 
 GRID_IMAGES = 64

@@ -7,9 +7,9 @@ To add a metric, add a row here, and its value to the dict of `EpochProgress.com
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from heapq import heappop, heappush, heappushpop
 from typing import Any, Literal
 
 EpochRecord = dict[str, Any]
@@ -75,24 +75,48 @@ def epoch_record(
 
 
 SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS if metric.column}
+SUMMARY["eval_acc_best"] = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max")
 """The metrics that also describe a run as a whole, by their keys in its summary."""
 
 
-def summarize(epochs: Sequence[EpochRecord]) -> dict[str, float | None]:
-    """A number for each metric of `SUMMARY`; None where no epoch has one."""
-    return {key: over_epochs(metric, epochs) for key, metric in SUMMARY.items()}
+class RunningSummary:
+    """Metrics of a run as `Metric.over_epochs` says, brought up to date in O(log n) for each further epoch.
 
+    Medians are over the steady epochs: all but the first of each start, which warms up caches and allocators. If none
+    is steady, they are over all epochs.
 
-def over_epochs(metric: Metric, epochs: Sequence[EpochRecord]) -> float | None:
-    """A metric of a run, as `metric.over_epochs` says; medians are over the steady epochs, or all if none is steady."""
-    if metric.over_epochs == "median":
-        epochs = steady_epochs(epochs) or epochs
-    values: list[float] = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
-    if not values or metric.over_epochs == "last":
-        return values[-1] if values else None
-    return max(values) if metric.over_epochs == "max" else median(values)
+    Attributes:
+        values: by the keys of `metrics`; without those that no epoch has.
+        steady: the number of steady epochs.
+    """
 
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self.values: dict[str, float] = {}
+        self.steady, self._epochs, self._metrics = 0, 0, metrics
+        self._halves: dict[str, tuple[list[float], list[float]]] = {}  # heaps: the lower half, negated, and the upper
 
-def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
-    """All epochs but the first of each start, which warms up caches and allocators."""
-    return [epoch for number, epoch in enumerate(epochs) if number and not epoch.get("first_of_start")]
+    def update(self, epochs: Sequence[EpochRecord]) -> None:
+        """Add those epochs of the run that are new; `epochs` are all of them, in order."""
+        for epoch in epochs[self._epochs :]:
+            is_steady = self._epochs > 0 and not epoch.get("first_of_start")
+            if is_steady and not self.steady:  # drop the medians over the others
+                self.values = {key: value for key, value in self.values.items() if key not in self._halves}
+                self._halves.clear()
+            self._epochs, self.steady = self._epochs + 1, self.steady + is_steady
+            for key, metric in self._metrics.items():
+                value = epoch.get(metric.name)
+                if value is None:
+                    continue
+                if metric.over_epochs == "last":
+                    self.values[key] = value
+                elif metric.over_epochs == "max":
+                    self.values[key] = max(value, self.values.get(key, value))
+                elif is_steady or not self.steady:
+                    self.values[key] = self._median(key, value)
+
+    def _median(self, key: str, value: float) -> float:
+        low, high = self._halves.setdefault(key, ([], []))
+        heappush(high, -heappushpop(low, -value))
+        if len(high) > len(low):
+            heappush(low, -heappop(high))
+        return -low[0] if len(low) > len(high) else (high[0] - low[0]) / 2

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from vitmnist.config.labels import flatten
 from vitmnist.diagnosis.verdict import verdict
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.metrics import EpochRecord, summarize
+from vitmnist.tracking.metrics import SUMMARY, EpochRecord, RunningSummary
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
 GROUPS = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
@@ -49,14 +50,17 @@ class Result:
     environment: dict[str, Any] | None = None
 
     def summary(self) -> dict[str, float | None]:
-        """The run as a whole: `summarize` of its epochs, the best accuracy, and the seconds before the first epoch."""
-        best = max((epoch["eval_acc"] for epoch in self.epochs), default=None)
+        """The run as a whole: `SUMMARY` over its epochs, and the seconds before the first; None: not measured."""
+        self._summary.update(self.epochs)
         return {
-            **summarize(self.epochs),
-            "eval_acc_best": best,
+            **{key: self._summary.values.get(key) for key in SUMMARY},
             "setup_s": self.setup_s,
             "compile_s": self.compile_s,
         }
+
+    @cached_property
+    def _summary(self) -> RunningSummary:
+        return RunningSummary(SUMMARY)
 
     def verdict(self) -> str | None:
         """What limits training, the loader or the step; None before the end of an epoch."""

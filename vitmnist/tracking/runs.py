@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from vitmnist.config.labels import flatten, resolved
+from vitmnist.config.labels import flatten
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import is_in_use
-from vitmnist.tracking.metrics import METRICS, EpochRecord, over_epochs, steady_epochs
+from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
+from vitmnist.tracking.metrics import METRICS, EpochRecord, RunningSummary
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
@@ -53,7 +51,8 @@ class Run:
     @property
     def epochs(self) -> list[EpochRecord]:
         """The records of all its epochs."""
-        return list(self.result.get("epochs", ()))
+        epochs: list[EpochRecord] = self.result.get("epochs", [])
+        return epochs
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of its `result.json`, such as `environment`; empty if unknown, as for a run that never started."""
@@ -65,26 +64,31 @@ class Run:
         return self.result.get("resumed") is True
 
     @cached_property
-    def steady(self) -> list[EpochRecord]:
-        """The epochs whose times are compared."""
-        return steady_epochs(self.epochs)
+    def _summary(self) -> RunningSummary:
+        summary = RunningSummary(METRIC_BY_NAME)
+        summary.update(self.epochs)
+        return summary
 
     @property
     def is_ranked(self) -> bool:
         """Whether its times are compared: it completed, had the machine to itself, and has a steady epoch."""
-        return self.status == "completed" and not self.overlapping and bool(self.steady)
+        return self.status == "completed" and not self.overlapping and self._summary.steady > 0
 
     @property
     def state(self) -> str:
         """How it ended and why, and why its times are not compared."""
         if self.status != "completed":
             return f"{self.status}: {self.reason}" if self.reason else self.status
-        remarks = {"resumed": self.is_resumed, "overlapping": self.overlapping, "first epoch only": not self.steady}
+        remarks = {
+            "resumed": self.is_resumed,
+            "overlapping": self.overlapping,
+            "first epoch only": not self._summary.steady,
+        }
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def value(self, name: str) -> float | None:
         """A metric of the run, over its epochs as `METRICS` says; None if it was not measured."""
-        return over_epochs(METRIC_BY_NAME[name], self.epochs)
+        return self._summary.values.get(name)
 
     def seconds_to(self, target: float) -> float | None:
         """Seconds of compiling and of all epochs up to the first that reached an accuracy; None if none did."""
@@ -120,19 +124,18 @@ def _natural(path: Path) -> list[int | str]:
 
 def read_run(folder: Path) -> Run:
     """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
-    file = folder / "result.json"
     status, reason, result = "not started", "", {}
     config: dict[str, Any] = {}
-    if file.exists():
-        try:
-            result = json.loads(file.read_text(encoding="utf-8"))
-            check_result(result)
-            config = _flat(result.get("config") or {})
-            status, reason = result["status"], result.get("error") or ""
-        except (OSError, ValueError, RecursionError) as error:
-            status, reason, result = "unreadable", f"{folder.name}/result.json: {error}", {}
-    elif (folder / ".lock").exists():
-        status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
+    try:
+        result = read_json(folder / "result.json")
+        check_result(result)
+        config = _flat(result.get("config") or {})
+        status, reason = result["status"], result.get("error") or ""
+    except FileNotFoundError:
+        if (folder / ".lock").exists():
+            status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
+    except ValueError as error:
+        status, reason, result = "unreadable", f"{folder.name}/result.json: {error}", {}
     return Run(folder, status, reason, config or _hydra_config(folder), result)
 
 
@@ -183,12 +186,11 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _hydra_config(folder: Path) -> dict[str, Any]:
-    """The configuration in Hydra's record; empty if there is none."""
-    try:
-        loaded = OmegaConf.load(folder / ".hydra" / "config.yaml")
-        return _flat(resolved(loaded)) if isinstance(loaded, DictConfig) else {}
-    except (OSError, ValueError, RecursionError, OmegaConfBaseException, YAMLError):
-        return {}
+    """The configuration in Hydra's record, with interpolations as they are written; empty if there is none."""
+    with suppress(FileNotFoundError, UnreadableError):
+        loaded = read_yaml(folder / ".hydra" / "config.yaml")
+        return _flat(loaded) if isinstance(loaded, dict) else {}
+    return {}
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

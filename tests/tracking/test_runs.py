@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import copy
+import csv
+import io
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
 
 from tests.support.records import compared, epoch, rows, run, the_only
+from vitmnist import status
 from vitmnist.errors import DataError
 from vitmnist.report.grouping import compare
-from vitmnist.report.runs import find_runs, read_run
 from vitmnist.report.table import as_csv
-from vitmnist.report.write import as_text
+from vitmnist.report.write import as_markdown, as_text
+from vitmnist.tracking.metrics import EpochRecord, RunningSummary
+from vitmnist.tracking.result import Result
+from vitmnist.tracking.runs import METRIC_BY_NAME, Run, find_runs, read_run
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "Expecting value"),
-        (b"\0\0\0\0", "Expecting value"),
-        (b"\xff\xfe", "'utf-8' codec can't decode"),
-        (b"{", "Expecting property name"),
-        (b"[" * 100_000, "maximum recursion depth exceeded"),
+        (b"\0\0\0\0", "is not JSON: Expecting value"),
+        (b"[" * 100_000, "is nested too deeply"),
         (b"null", "is not an object"),
         (b"[]", "is not an object"),
         (b"{}", "status is missing or unknown"),
@@ -96,6 +101,84 @@ def test_no_value_in_a_record_stops_the_report(junk: Any, tmp_path: Path) -> Non
         assert sum(len(row.runs) for comparison in comparisons for row in comparison.rows) == 2
         for text in (as_text(comparisons), as_csv(comparisons)):
             text.encode()
+
+
+def test_text_of_a_foreign_record_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a terminal nor by a spreadsheet, and its interpolations are not resolved."""
+    monkeypatch.setenv("TOKEN", "secret-4711")
+    formula = '=HYPERLINK("http://x")'
+    odd = {"@key": formula, "offset": "-0.5", "token": "${oc.env:TOKEN}", "title": "\x1b]0;title\x07"}
+    run(tmp_path / "0", config={"@key": "a", "offset": "0.5", "token": "b", "title": "c"})
+    bad = run(tmp_path / "1\x1b[2J", config=odd, status="failed", error="\x1b[31mred\x9b")
+    assert (bad / ".hydra" / "config.yaml").is_file()
+    for has_result in (True, False):
+        if not has_result:
+            (bad / "result.json").unlink()
+        comparisons = compared(tmp_path)
+        table, text = as_csv(comparisons), as_text(comparisons) + as_markdown(comparisons)
+        row = list(csv.DictReader(io.StringIO(table)))[1]
+        assert (row["'@key"], row["offset"], row["token"]) == (f"'{formula}", "-0.5", "${oc.env:TOKEN}")
+        assert not {"\x1b", "\x07", "\x9b"} & {*text}
+        assert "\\x1b]0;title" in text
+        assert "secret" not in table + text
+        shown = status.row(read_run(bad), 0.0)
+        assert shown["run"].endswith("1\\x1b[2J")
+        assert all(map(str.isprintable, shown.values()))
+
+
+def test_pipes_in_place_of_records_stop_no_command(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    for name in ("result.json", "progress.json", ".hydra/config.yaml"):
+        os.mkfifo(tmp_path / name)
+    found = read_run(tmp_path)
+    assert (found.status, found.reason) == ("unreadable", f"{tmp_path.name}/result.json: is not a regular file")
+    assert status.row(found, 0.0)["state"] == "unreadable"
+
+
+class Watched(list[EpochRecord]):
+    """Epochs that count how often one of them is read, and whole copies of the list."""
+
+    reads = copies = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.reads += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[EpochRecord]:
+        self.copies += 1
+        return super().__iter__()
+
+
+def test_the_work_for_60_000_epochs_is_linear() -> None:
+    epochs, figures = Watched(), [3.0, 1.0, 2.0]
+    result = Result(overrides=[], choices={}, epochs=epochs)
+    for number in range(60_000):  # as a run does after each epoch
+        epochs.append(epoch(figures[number % 3], eval_acc=number / 600, first_of_start=number == 7))
+        summary = result.summary()
+    assert (epochs.reads, epochs.copies) == (60_000, 0)
+    assert (summary["epoch_s_median"], summary["eval_acc_best"]) == (2.0, 59_999 / 600)
+    content = {"epochs": epochs, "began_at": 0.0, "ended_at": 0.0, "environment": {"host": "a"}}
+    report = [
+        Run(Path(f"{number}"), "completed", "", {"data.loader.name": loader, "seed": 1}, content)
+        for number, loader in enumerate(("ram", "disk"))
+    ]
+    text = as_text(compare(report))
+    assert "same training and evaluation losses, to the last bit, in all 60000 epochs" in text
+    assert epochs.reads < 20 * 60_000
+    assert epochs.copies < 50
+
+
+def test_medians_are_those_of_the_steady_epochs() -> None:
+    figures = Random(0).choices(range(100), k=50)
+    epochs = [{"epoch_s": float(one), "first_of_start": not number % 9} for number, one in enumerate(figures)]
+    epochs[0]["gpu_peak_mib"], epochs[0]["save_s"] = 7.0, 3.0  # a maximum over all epochs, a median over steady ones
+    summary = RunningSummary(METRIC_BY_NAME)
+    for number in range(1, 51):
+        summary.update(epochs[:number])
+        steady = [one["epoch_s"] for one in epochs[:number] if not one["first_of_start"]]
+        expected = {"epoch_s": median(steady or [epochs[0]["epoch_s"]]), "gpu_peak_mib": 7.0}
+        assert summary.values == expected | ({} if steady else {"save_s": 3.0})
 
 
 def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -> None:
