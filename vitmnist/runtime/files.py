@@ -5,14 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from vitmnist.errors import ConfigError
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to a temporary file and rename it: readers and crashes see the old file or the new one.
+
+    Args:
+        previous: a name for the old file, which a crash between two renames leaves under that name only.
 
     Raises:
         OSError: with `path` as its filename, not that of the temporary file.
@@ -23,9 +27,12 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if previous:
+            path.replace(previous)
         temporary.replace(path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be gone
+            temporary.unlink()
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
