@@ -63,7 +63,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     with storage.reporting_damage(path):
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
-        mean, std = (tuple(map(float, info[key][: shape[0]])) for key in ("mean", "std"))
+        mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         if not len(mean) == len(std) == shape[0]:
             raise ValueError("the channel statistics do not fit the shape")
         model = MODELS.build(info["model"], shape, len(classes))

@@ -104,14 +104,13 @@ def read(path: Path) -> dict[str, Any]:
     if content is None:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with reporting_damage(path):
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        version = state["format"]
-    if version != FORMAT:
-        raise DataError(
-            f"{path}: was written by another version of the program (checkpoint format {version}; this version has "
-            f"{FORMAT}); start a new run, or resume it with that version"
-        )
-    return dict(state)
+        state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if state["format"] != FORMAT:
+            raise DataError(
+                f"{path}: was written by another version of the program (checkpoint format {state['format']}; this "
+                f"version has {FORMAT}); start a new run, or resume it with that version"
+            )
+        return state
 
 
 def _content(stored: bytes) -> bytes | None:

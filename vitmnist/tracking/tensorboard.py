@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class TensorBoard:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
-        again = [event for record in result.epochs for event in _step_events(record, first)]
+        again = [event for record in result.epochs for event in _steps(record, first)]
         _append(self._path, version, start, *again)
 
     def __enter__(self) -> TensorBoard:
@@ -90,9 +90,8 @@ class TensorBoard:
     def add_epoch(self, record: EpochRecord) -> None:
         """Write an epoch's scalars, before its checkpoint is saved; `record` is the last one of the result."""
         step, ended_at, summary = record["epoch"] + 1, record["ended_at"], self._result.summary()
-        tags = {f"summary/{key}": key for key in summary} | TAGS
-        scalars = _scalars(tags, {**record, **summary}, step, ended_at)
-        _append(self._path, scalars, *_step_events(record))
+        tags = {**TAGS, **{f"summary/{key}": key for key in summary}}
+        _append(self._path, *_scalars(tags, {**record, **summary}, step, ended_at), *_steps(record))
 
     def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
         """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved.
@@ -116,21 +115,19 @@ class TensorBoard:
                 _append(self._path, Event(wall_time=time.time(), step=epoch + 1, summary=summary))
 
 
-def _step_events(record: EpochRecord, first: int = 1) -> list[Event]:
+def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
     """The logged steps of an epoch from step `first` on."""
-    return [
-        _scalars(STEP_TAGS, values, values["step"] + 1, record["ended_at"])
-        for values in record["steps"]
-        if values["step"] + 1 >= first
-    ]
+    for values in record["steps"]:
+        if values["step"] + 1 >= first:
+            yield from _scalars(STEP_TAGS, values, values["step"] + 1, record["ended_at"])
 
 
-def _scalars(names: Mapping[str, str], values: Mapping[str, Any], step: int, wall_time: float) -> Event:
-    """The values that were measured, by the tags of their names."""
-    scalars = [
-        Summary.Value(tag=tag, simple_value=values[name]) for tag, name in names.items() if values.get(name) is not None
-    ]
-    return Event(wall_time=wall_time, step=step, summary=Summary(value=scalars))
+def _scalars(names: Mapping[str, str], values: Mapping[str, Any], step: int, wall_time: float) -> Iterator[Event]:
+    """The values that were measured, by the tags of their names; an event each, so that a torn file loses few."""
+    for tag, name in names.items():
+        if values.get(name) is not None:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=values[name])])
+            yield Event(wall_time=wall_time, step=step, summary=summary)
 
 
 def _replace(path: Path, *summaries: Summary) -> None:
