@@ -19,7 +19,7 @@ from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
 from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import EVAL_FILES
-from vitmnist.errors import TrainingError
+from vitmnist.errors import DataError, TrainingError
 from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.profiler import profiled
@@ -30,8 +30,8 @@ from vitmnist.tracking.epochs import write_epochs
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
-from vitmnist.tracking.metrics import epoch_record
-from vitmnist.tracking.outcome import recording_outcome
+from vitmnist.tracking.metrics import EpochRecord, epoch_record
+from vitmnist.tracking.outcome import naming_the_file, recording_outcome
 from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
@@ -154,6 +154,7 @@ class RunContext:
 
         Raises:
             TrainingError: the evaluation loss is not finite.
+            DataError: a record or the checkpoint cannot be written; without the record, the checkpoint is still tried.
             RunInterrupted: the run is to stop, and is saved.
         """
         epoch, config = progress.epoch, self.config
@@ -177,16 +178,32 @@ class RunContext:
             self.result.setup_s += progress.timer.first_wait()
         self.is_first_epoch = False
         self.result.epochs.append(record)
-        if self.world.is_main:
+        is_last, failure = epoch + 1 == config.epochs, None
+        try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
+            self.write_records(record, predictions, is_last)
+        except DataError as error:
+            failure = error
+        try:
+            self.checkpoints.after_epoch(is_last, must_save=failure is not None)
+        except DataError as error:
+            if failure is None:
+                raise
+            log.warning("%s", error)
+        if failure:
+            raise failure
+        log_epoch(record, config.epochs)
+        self.checkpoints.raise_if_interrupted()
+
+    def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
+        """Write `epochs.csv` and TensorBoard's events; raises `DataError` if one of them cannot be written."""
+        if not self.board:
+            return
+        epoch, every = record["epoch"], self.config.tensorboard.images_every_epochs
+        with naming_the_file():
             write_epochs(self.result.epochs, self.folder)
-        is_last, every = epoch + 1 == config.epochs, config.tensorboard.images_every_epochs
-        if self.board:  # before the checkpoint: on resuming, events after the last checkpoint are purged
             self.board.add_epoch(record)
             if every and (is_last or (epoch + 1) % every == 0):
                 self.board.add_images(self.setup, predictions, epoch)
-        self.checkpoints.after_epoch(is_last)
-        log_epoch(record, config.epochs)
-        self.checkpoints.raise_if_interrupted()
 
 
 def begin(
@@ -243,10 +260,10 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
 
 
 def prepare_folder(folder: Path, setup: TrainSetup, result: Result) -> None:
-    """Write what is known at the start, and remove what an earlier start of the run left."""
-    (folder / "result.json").unlink(missing_ok=True)
-    (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)
+    """Write what is known at the start, then remove the results of an earlier start."""
     result.write_config(folder)
     write_epochs(result.epochs, folder)  # drops what was recorded after the checkpoint
     if files := setup.dataset.test.files:
         write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
+    (folder / "result.json").unlink(missing_ok=True)
+    (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)

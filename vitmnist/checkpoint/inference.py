@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
 from vitmnist.checkpoint import storage
 from vitmnist.data.datasets import Split
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 
-# What reading or building a damaged or foreign file raises, a mistyped name of a model included.
-UNREADABLE = (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ConfigError)
 WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
 
 
@@ -62,25 +60,24 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     if path is None:
         names = weights or "final, best or last"
         raise ConfigError(f"{folder}: holds no {names} weights in {storage.FOLDER}/; name the folder of a run")
-    try:
+    with storage.reporting_damage(path):
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
-        mean, std = (tuple(map(float, info[key][: shape[0]])) for key in ("mean", "std"))
+        mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
+        if not len(mean) == len(std) == shape[0]:
+            raise ValueError("the channel statistics do not fit the shape")
         model = MODELS.build(info["model"], shape, len(classes))
         model.load_state_dict(tensors)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())  # torch's list of missing weights has a line for each
-        raise DataError(f"{path}: is damaged, or not of this version of the program: {reason}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a file stores as JSON, and its weights; the averaged ones if there are any."""
+    """What is needed to use the weights of a file, and the weights; the averaged ones if there are any."""
     if path.suffix == ".pt":
         state = storage.read(path)
-        return json.loads(state["model_info"]), (state["step"]["ema"] or state["step"])["model"]
+        return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
     with safe_open(path, framework="pt") as file:
         info = json.loads((file.metadata() or {})["vitmnist"])
         return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
+import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
@@ -18,14 +20,16 @@ from vitmnist.config.labels import flatten, is_under, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.runtime.distributed import SingleProcess
+from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.tracking.metrics import check_records
 from vitmnist.tracking.result import Result
 from vitmnist.training.fast import StepConfig
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.setup import TrainSetup
+from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +49,7 @@ class Checkpoint:
 
     Args:
         config: the configuration, as plain values.
-        overrides: the command line that starts or resumes the run.
-        model_info: JSON, see `model_info`.
+        model_info: see `model_info`.
         dataset_sha256: checksums of the data set's tensors.
         step: `TrainStep.state_dict()`.
         step_config: `StepConfig.to_dict()`.
@@ -55,12 +58,14 @@ class Checkpoint:
         epochs: the records of the completed epochs.
         rng: the random generators of NumPy and Python on rank 0.
         torch_rng: those of torch, by rank.
-        progress: `EpochProgress.state_dict()` of an epoch under way.
+        progress: `EpochProgress.state_dict()` of an epoch under way; empty between two epochs.
+
+    Raises:
+        TypeError, ValueError, LookupError: a field is not of its type, or the records of the epochs are incomplete.
     """
 
     config: dict[str, Any]
-    overrides: list[str]
-    model_info: str
+    model_info: dict[str, Any]
     dataset_sha256: dict[str, str]
     step: dict[str, Any]
     step_config: dict[str, Any]
@@ -69,26 +74,30 @@ class Checkpoint:
     epochs: list[dict[str, Any]]
     rng: dict[str, Any]
     torch_rng: list[Tensor]
-    progress: dict[str, Any] | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(Checkpoint).items():
+            if not isinstance(getattr(self, name), get_origin(kind) or kind):
+                raise TypeError(f"{name} is {str(getattr(self, name))[:40]}")
+        if len(self.torch_rng) != self.ranks:
+            raise ValueError(f"torch_rng has {len(self.torch_rng)} states for {self.ranks} processes")
+        StepConfig.from_dict(self.step_config)
+        check_records(self.epochs)
 
     def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
         """The options of the step; None if `trainer`, device type or number of ranks have changed since."""
-        before = self.config["trainer"], self.device, self.ranks
+        before = self.config.get("trainer"), self.device, self.ranks
         is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
         return StepConfig.from_dict(self.step_config) if is_same else None
 
 
-def model_info(config: Config, train: Split) -> str:
-    """What is needed to use the weights: model, image shape, classes and channel statistics, as JSON."""
-    return json.dumps(
-        {
-            "model": config.model,
-            "shape": list(train.images.shape[1:]),
-            "classes": train.classes,
-            "mean": train.mean,
-            "std": train.std,
-        }
-    )
+def model_info(config: Config, train: Split) -> dict[str, Any]:
+    """What is needed to use the weights: model, image shape, classes and channel statistics, as JSON values."""
+    shape = list(train.images.shape[1:])
+    info = {"model": config.model, "shape": shape, "classes": train.classes, "mean": train.mean, "std": train.std}
+    as_json: dict[str, Any] = json.loads(json.dumps(info))
+    return as_json
 
 
 class CheckpointManager:
@@ -116,7 +125,6 @@ class CheckpointManager:
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
         checkpoint = Checkpoint(
             config=self._config,
-            overrides=self._result.overrides,
             model_info=self._model_info,
             dataset_sha256=(self._result.dataset or {})["sha256"],
             step=step.state_dict(),
@@ -126,7 +134,7 @@ class CheckpointManager:
             epochs=self._result.epochs,
             rng=rng_state(),
             torch_rng=self._world.all_gather_tensors(torch_rng_state(step.device)),
-            progress=progress.state_dict() if progress else None,
+            progress=progress.state_dict() if progress else {},
         )
         if self._world.is_main:
             storage.save(self._folder, vars(checkpoint), best)
@@ -137,27 +145,36 @@ class CheckpointManager:
         """Restore the run to a checkpoint; returns the progress of an epoch under way.
 
         Raises:
-            DataError: the data set is another one, or the checkpoint does not fit the configuration.
+            DataError: the data set is another one, or the checkpoint is damaged.
         """
-        checksums = (self._result.dataset or {})["sha256"]
-        if differing := [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]:
-            raise DataError(f"the data set has changed since the run began: {', '.join(differing)} differ")
-        step, progress = self._setup.step, None
-        self._saved_epochs = len(checkpoint.epochs)
-        try:
+        with storage.reporting_damage(self._folder / storage.FOLDER):
+            checksums = (self._result.dataset or {})["sha256"]
+            if differing := [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]:
+                raise DataError(f"the data set has changed since the run began: {', '.join(differing)} differ")
+            if checkpoint.model_info != self._model_info:
+                raise ValueError("model_info differs from that of this run")
+            step, progress = self._setup.step, None
+            self._saved_epochs = len(checkpoint.epochs)
             step.load_state_dict(checkpoint.step)
+            _check_next_update(step)
+            if checkpoint.progress:
+                trial = self._progress(checkpoint, SINGLE_PROCESS)
+                trial.start_timer()
+                trial.compute()
+                trial.logged_steps()
+                progress = self._progress(checkpoint, self._world)
             if self._world.is_main:
                 set_rng_state(checkpoint.rng)
             if self._world.rank < len(checkpoint.torch_rng):  # a new rank keeps its own seed
                 set_torch_rng_state(checkpoint.torch_rng[self._world.rank], step.device)
-            if checkpoint.progress:
-                sampler = self._setup.train_loader.sampler
-                progress = EpochProgress(self._saved_epochs, sampler, step.device, self._log_every, self._world)
-                progress.load_state_dict(checkpoint.progress)
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise _does_not_fit(self._folder, error) from error
         batches = progress.metrics.steps if progress else 0
         log.info("resumed after %d epochs and %d batches", self._saved_epochs, batches)
+        return progress
+
+    def _progress(self, checkpoint: Checkpoint, world: SingleProcess) -> EpochProgress:
+        sampler, device = self._setup.train_loader.sampler, self._setup.step.device
+        progress = EpochProgress(len(checkpoint.epochs), sampler, device, self._log_every, world)
+        progress.load_state_dict(checkpoint.progress)
         return progress
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
@@ -184,14 +201,14 @@ class CheckpointManager:
             self._world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
             raise interruption(stopping)
 
-    def after_epoch(self, is_last: bool) -> None:
-        """Save after an epoch that is in the result, if it is time to."""
+    def after_epoch(self, is_last: bool, must_save: bool = False) -> None:
+        """Save after an epoch that is in the result, if it is time to or any rank must."""
         accuracies = [record["eval_acc"] for record in self._result.epochs]
         # Selecting by the test split would bias the accuracy on it.
         best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
         interval = self._options.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self._world.all_reduce_max([self._stop.request, is_due], at_once=True)
+        stopping, saving = self._world.all_reduce_max([self._stop.request, is_due or must_save], at_once=True)
         if is_last or best or stopping or saving:
             self.save(None, best)
         if stopping and not is_last:
@@ -210,7 +227,7 @@ class CheckpointManager:
         weights = {name: value.contiguous().cpu() for name, value in self._setup.step.eval_model.state_dict().items()}
         path = self._folder / storage.FOLDER / "final.safetensors"
         try:
-            write_atomic(path, to_safetensors(weights, {"vitmnist": self._model_info}))
+            write_atomic(path, to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)}))
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror}") from error
 
@@ -234,23 +251,19 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
     state = world.broadcast_tensors(lambda: storage.load(folder))
     if state is None:
         return None
-    try:
-        del state["format"]
-        checkpoint = Checkpoint(**state)
-        before = checkpoint.config
-        done = len(checkpoint.epochs) + bool(checkpoint.progress)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _does_not_fit(folder, error) from error
-    check_resumable(before, to_plain_dict(config))
+    with storage.reporting_damage(folder / storage.FOLDER):
+        checkpoint = Checkpoint(**{name: value for name, value in state.items() if name != "format"})
+    check_resumable(checkpoint.config, to_plain_dict(config))
+    before, done = checkpoint.config.get("epochs"), len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < done:
         raise ConfigError(
             f"epochs={config.epochs}: the run has already started epoch {done}; type epochs={done} or more"
         )
-    if config.epochs != before["epochs"] and config.schedule["name"] != "constant":
+    if config.epochs != before and config.schedule["name"] != "constant":
         log.warning(
-            "epochs=%d (it was %d): schedule=%s continues at this step of the new curve, so the run differs from one "
+            "epochs=%d (it was %s): schedule=%s continues at this step of the new curve, so the run differs from one "
             "that was started with epochs=%d",
-            *(config.epochs, before["epochs"], config.schedule["name"], config.epochs),
+            *(config.epochs, before, config.schedule["name"], config.epochs),
         )
     return checkpoint
 
@@ -270,5 +283,16 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
         )
 
 
-def _does_not_fit(folder: Path, error: Exception) -> DataError:
-    return DataError(f"{folder / storage.FOLDER}: the checkpoint does not match this configuration: {error}")
+def _check_next_update(step: TrainStep) -> None:
+    """Raise what the next update of the weights would, for a state that torch loads but cannot use.
+
+    On a copy, and not fused, because fused kernels do not check the shapes of their tensors.
+    """
+    schedule = copy.deepcopy(step.schedule)  # with its optimizer and weights
+    optimizer = schedule.optimizer
+    for group in optimizer.param_groups:
+        group.update({key: False for key in ("fused", "foreach") if key in group})
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    schedule.step()

@@ -32,8 +32,11 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore `rng_state()`."""
+    """Restore `rng_state()`; raises an error of any type for something else."""
     name, keys, position, has_gauss, gauss = state["numpy"]
+    size = len(np.random.get_state()[1])
+    if len(keys) != size or not 0 <= position <= size:  # which NumPy does not check
+        raise ValueError("the state of NumPy's generator has another size")
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]
     random.setstate((version, tuple(internal), gauss_next))

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitmnist.errors import ConfigError
@@ -16,8 +16,11 @@ from vitmnist.errors import ConfigError
 log = logging.getLogger(__name__)
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to a temporary file and rename it: readers and crashes see the old file or the new one.
+
+    Args:
+        previous: a name for the old file, which a crash between two renames leaves under that name only.
 
     Raises:
         OSError: with `path` as its filename, not that of the temporary file.
@@ -28,9 +31,12 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if previous:
+            path.replace(previous)
         temporary.replace(path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be gone
+            temporary.unlink()
         if isinstance(error, OSError):
             error.filename = str(path)
         raise

@@ -43,7 +43,8 @@ class Heartbeat:
     def __exit__(self, *raised: object) -> None:
         self._stopped.set()
         self._thread.join()
-        self._path.unlink(missing_ok=True)  # result.json says how the run ended
+        with suppress(OSError):  # as on a file system that has become read-only; the run's own error counts
+            self._path.unlink()  # result.json says how the run ended
 
     def _run(self) -> None:
         while True:

@@ -74,6 +74,18 @@ def epoch_record(
     return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
+def check_records(epochs: Sequence[Any]) -> None:
+    """Raise an error of any type unless these are the records of the first epochs of a run."""
+    for number, record in enumerate(epochs):
+        steps = record["steps"]
+        required = [record["epoch"], record["ended_at"], record["eval_acc"], *(step["step"] for step in steps)]
+        optional = [record[metric.name] for metric in METRICS]
+        optional += [step[name] for step in steps for name in ("loss", "lr", "grad_norm")]
+        values = [*required, *(value for value in optional if value is not None)]
+        if not all(isinstance(value, int | float) for value in values) or record["epoch"] != number:
+            raise ValueError(f"the record of epoch {number + 1} is incomplete")
+
+
 SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS if metric.column}
 SUMMARY["eval_acc_best"] = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max")
 """The metrics that also describe a run as a whole, by their keys in its summary."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, DataError, PeerError, TrainingError
+from vitmnist.errors import ConfigError, DataError, PeerError
 from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.failures import classify, worker_error
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.tracking.result import Result
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -46,15 +49,23 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
     if not has_begun and (is_refused or config.resume):  # nothing to record
         return
     result.status, result.error = failure.status, failure.message
-    write_result(result, folder, world)
+    try:
+        write_result(result, folder, world)
+    except DataError as unwritten:  # the reason why the run ended is worth more
+        log.warning("%s", unwritten)
 
 
 def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
-    """Write `result.json`, on rank 0; raises `TrainingError` with the run's own error if it cannot be written."""
-    if not world.is_main:
-        return
+    """Write `result.json`, on rank 0; raises `DataError` if it cannot be written."""
+    if world.is_main:
+        with naming_the_file():
+            result.write(folder)
+
+
+@contextmanager
+def naming_the_file() -> Iterator[None]:
+    """Raise a `DataError` with the file's name for a file that cannot be written."""
     try:
-        result.write(folder)
+        yield
     except OSError as error:
-        reason = f"; the run {result.status}: {result.error}" if result.error else ""
-        raise TrainingError(f"cannot write {folder / 'result.json'}: {error.strerror}{reason}") from error
+        raise DataError(f"cannot write {error.filename}: {error.strerror}") from error

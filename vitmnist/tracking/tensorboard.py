@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from PIL import Image
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2
-from tensorboard.summary.writer import event_file_writer
-from torch.utils.tensorboard import RecordWriter, SummaryWriter
-from torch.utils.tensorboard.summary import custom_scalars, text
+from torch.utils.tensorboard import RecordWriter
+from torch.utils.tensorboard.summary import custom_scalars, image, text
 
-from vitmnist.errors import DataError
 from vitmnist.runtime.signals import RunInterrupted
 from vitmnist.tracking import hparams
 from vitmnist.tracking.images import confusion_matrix, training_batch, worst_mistakes
@@ -31,12 +27,12 @@ from vitmnist.training.setup import TrainSetup
 
 log = logging.getLogger(__name__)
 
-# TensorBoard reads the event files of a folder in the order of their names: these two come before and after
-# SummaryWriter's `events.out.tfevents.…`.
-CONFIG, STATUS = "config.tfevents", "status.tfevents"
+# TensorBoard reads the event files of a folder in the order of their names: EVENTS, followed by the time of the start,
+# comes between the other two.
+CONFIG, EVENTS, STATUS = "config.tfevents", "events.out.tfevents", "status.tfevents"
 
-TAGS = {metric.name: metric.tag for metric in METRICS}
-STEP_TAGS = {"loss": "step/loss", "lr": "step/lr", "grad_norm": "step/grad_norm"}
+TAGS = {metric.tag: metric.name for metric in METRICS}
+STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
 
 # The charts of the "custom scalars" dashboard; each shows all runs.
 LAYOUT = {
@@ -55,7 +51,11 @@ LAYOUT = {
 class TensorBoard:
     """The event files of one run; a context manager, whose exception decides the run's status in HParams.
 
-    Epochs and steps count from 1 here, as in the log, and from 0 in the records.
+    Epochs and steps count from 1 here, as in the log, and from 0 in the records. Events are written when they are
+    added, without `SummaryWriter`, whose thread prints a traceback if it cannot write.
+
+    Raises:
+        OSError: a file cannot be written; so do the methods.
     """
 
     def __init__(self, folder: Path, result: Result) -> None:
@@ -63,45 +63,35 @@ class TensorBoard:
         # TensorBoard keeps the first configuration and status that it reads of a run, so a resumed run replaces both.
         (folder / STATUS).unlink(missing_ok=True)
         config = f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"
-        with self._naming_errors():
-            start = hparams.session_start(result)
-            _write_events(folder / CONFIG, *start, text("config", config), custom_scalars(LAYOUT))
+        _replace(folder / CONFIG, *hparams.session_start(result), text("config", config), custom_scalars(LAYOUT))
         # Hide what an interrupted run wrote after its last checkpoint. TensorBoard drops all tags from this step on, so
         # the `step/…` tags, which count faster than epochs, are written again from the records.
-        first = len(result.epochs) + 1
-        self._writer = SummaryWriter(str(folder), purge_step=first)
-        for record in result.epochs:
-            self._add_steps(record, first)
+        self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
+        version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
+        start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
+        again = [event for record in result.epochs for event in _steps(record, first)]
+        _append(self._path, version, start, *again)
 
     def __enter__(self) -> TensorBoard:
-        self._excepthook, threading.excepthook = threading.excepthook, _skip_writer_thread
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         # HParams has no status for a run that may be resumed; without one it shows "unknown".
-        interrupted = kind is not None and issubclass(kind, RunInterrupted | KeyboardInterrupt)
+        if kind is not None and issubclass(kind, RunInterrupted | KeyboardInterrupt):
+            return
         try:
-            with self._naming_errors():
-                try:
-                    self._writer.close()
-                finally:
-                    threading.excepthook = self._excepthook
-                if not interrupted and self._folder.exists():
-                    status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
-                    _write_events(self._folder / STATUS, hparams.session_end(status))
-        except DataError as error:
+            status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
+            _replace(self._folder / STATUS, hparams.session_end(status))
+        except OSError as error:
             if kind is None:
                 raise
-            log.warning("%s", error)  # the run has ended for another reason
+            log.warning("%s: cannot be written: %s", error.filename, error.strerror)  # the run failed before
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Write an epoch's scalars, before its checkpoint is saved; `record` is the last one of the result."""
         step, ended_at, summary = record["epoch"] + 1, record["ended_at"], self._result.summary()
-        with self._naming_errors():
-            self._add_scalars(TAGS, record, step, ended_at)
-            self._add_scalars({key: f"summary/{key}" for key in summary}, summary, step, ended_at)
-            self._add_steps(record)
-            self._writer.flush()
+        tags = {**TAGS, **{f"summary/{key}": key for key in summary}}
+        _append(self._path, *_scalars(tags, {**record, **summary}, step, ended_at), *_steps(record))
 
     def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
         """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved.
@@ -116,43 +106,41 @@ class TensorBoard:
         }
         for name, draw in images.items():
             try:
-                image = draw()
+                drawn = draw()
             except Exception as error:  # not worth the run
                 log.warning("images/%s could not be drawn: %s: %s", name, type(error).__name__, error)
                 continue
-            if image is not None:
-                with self._naming_errors():
-                    self._writer.add_image(f"images/{name}", np.asarray(image), epoch + 1, dataformats="HWC")
-        with self._naming_errors():
-            self._writer.flush()
-
-    def _add_steps(self, record: EpochRecord, first: int = 1) -> None:
-        for values in record["steps"]:
-            if values["step"] + 1 >= first:
-                self._add_scalars(STEP_TAGS, values, values["step"] + 1, record["ended_at"])
-
-    def _add_scalars(self, tags: Mapping[str, str], values: Mapping[str, Any], step: int, wall_time: float) -> None:
-        for name, tag in tags.items():
-            if values.get(name) is not None:
-                self._writer.add_scalar(tag, values[name], step, wall_time)
-
-    @contextmanager
-    def _naming_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DataError(f"cannot write TensorBoard's files in {self._folder}: {error.strerror}") from error
+            if drawn is not None:
+                summary = image(f"images/{name}", np.asarray(drawn), dataformats="HWC")
+                _append(self._path, Event(wall_time=time.time(), step=epoch + 1, summary=summary))
 
 
-def _skip_writer_thread(arguments: threading.ExceptHookArgs) -> None:
-    """Print no traceback for SummaryWriter's thread: its error is raised again in the main thread."""
-    if not isinstance(arguments.thread, event_file_writer._AsyncWriterThread):
-        threading.__excepthook__(arguments)
+def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
+    """The logged steps of an epoch from step `first` on."""
+    for values in record["steps"]:
+        if values["step"] + 1 >= first:
+            yield from _scalars(STEP_TAGS, values, values["step"] + 1, record["ended_at"])
 
 
-def _write_events(path: Path, *summaries: Summary) -> None:
+def _scalars(names: Mapping[str, str], values: Mapping[str, Any], step: int, wall_time: float) -> Iterator[Event]:
+    """The values that were measured, by the tags of their names; an event each, so that a torn file loses few."""
+    for tag, name in names.items():
+        if values.get(name) is not None:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=values[name])])
+            yield Event(wall_time=wall_time, step=step, summary=summary)
+
+
+def _replace(path: Path, *summaries: Summary) -> None:
     path.unlink(missing_ok=True)  # not truncated: TensorBoard may be reading it
-    with path.open("wb") as file:
-        writer = RecordWriter(file)
-        for summary in summaries:
-            writer.write(Event(wall_time=time.time(), summary=summary).SerializeToString())
+    _append(path, *(Event(wall_time=time.time(), summary=summary) for summary in summaries))
+
+
+def _append(path: Path, *events: Event) -> None:
+    try:
+        with path.open("ab") as file:
+            writer = RecordWriter(file)
+            for event in events:
+                writer.write(event.SerializeToString())
+    except OSError as error:
+        error.filename = str(path)  # which an error of `write` lacks
+        raise

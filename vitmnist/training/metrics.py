@@ -78,9 +78,9 @@ class MetricAccumulator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`, also with another number of ranks."""
         if self._world.is_main:  # holds the sums; the other ranks start from zero
-            self._losses.copy_(state["losses"])
+            self._losses[:] = state["losses"].view_as(self._losses)
             self._correct.fill_(state["correct"])
-        self.lrs = list(state["lrs"])
+        self.lrs = [float(lr) for lr in state["lrs"]]
 
 
 def non_finite_loss(loss: float, epoch: int, step: int, lr: float) -> TrainingError:
