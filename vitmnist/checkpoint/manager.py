@@ -18,10 +18,10 @@ from vitmnist.config.labels import flatten, is_under, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import RunInterrupted, StopSignal
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
 from vitmnist.training.fast import StepConfig
 from vitmnist.training.loop import EpochProgress
@@ -98,7 +98,7 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: SingleProcess
+        self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: World
     ) -> None:
         self._folder, self._setup, self._result, self._stop, self._world = folder, setup, result, stop, world
         self._config, self._options = to_plain_dict(config), config.checkpoint
@@ -125,7 +125,7 @@ class CheckpointManager:
             ranks=self._world.size,
             epochs=self._result.epochs,
             rng=rng_state(),
-            torch_rng=self._world.all_gather_tensors(torch_rng_state(step.device)),
+            torch_rng=self._world.all_gather_object(torch_rng_state(step.device)),
             progress=progress.state_dict() if progress else None,
         )
         if self._world.is_main:
@@ -226,7 +226,7 @@ class CheckpointManager:
         return 1 + self._stop.due.exit_code if self._stop.due else 0
 
 
-def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Checkpoint | None:
+def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
     """The checkpoint from which a run is resumed; None if it was stopped before the first.
 
     Rank 0 reads it for all.
@@ -237,7 +237,7 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
     """
     if Path(str(config.resume)).expanduser().resolve() != folder.resolve():
         raise ConfigError(f"resume={config.resume}: Hydra cannot parse this path; rename the folder")
-    state = world.broadcast_tensors(lambda: storage.load(folder))
+    state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
     try:

@@ -20,9 +20,9 @@ from omegaconf import DictConfig
 
 from vitmnist.cli.sweep import apply_repeats, is_search, not_recorded, report_sweep
 from vitmnist.errors import ConfigError, UserError
-from vitmnist.runtime.distributed import launched
 from vitmnist.runtime.files import claim, display_path, has_checkpoint
 from vitmnist.runtime.program import program
+from vitmnist.runtime.world import launched
 
 log = logging.getLogger(__name__)
 

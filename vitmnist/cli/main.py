@@ -18,13 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli import folders, sweep
 from vitmnist.cli.messages import describe
-from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_folder, release_ranks
+from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, start_ranks
 from vitmnist.config.labels import CONF
 from vitmnist.errors import TrainingError
 from vitmnist.report.runs import read_run
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.imports import import_large
 from vitmnist.runtime.signals import StopSignal, ignore_stopping
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 # Hydra passes nothing but the configuration to its task.
 _stop = StopSignal()
-_world: SingleProcess = SINGLE_PROCESS
+_world: World = SINGLE_PROCESS
 
 
 class TaskError(BaseException):
@@ -56,7 +56,7 @@ def train(composed: DictConfig) -> float | None:
             return sweep.objective(composed, read_run(folder))
         return None
     _stop.check()
-    publish_folder(_world, folder)
+    start_ranks(_world, {"folder": str(folder.absolute())})
     try:
         run(composed, folder, overrides, _stop, _world, began_at=process_began_at())
     except Exception as error:
@@ -82,9 +82,9 @@ def main() -> None:
             if arguments is not None:
                 sys.argv[1:] = arguments
                 train()
+                if not folders.current:  # after --help
+                    start_ranks(_world, None)
     except SystemExit as ended:
-        if ended.code and not _world.report_failure(str(ended.code).removeprefix("error: ")):
-            sys.exit(1)
         if ended.code:
             raise
     except TaskError as error:
@@ -95,7 +95,7 @@ def main() -> None:
         os.environ["HYDRA_FULL_ERROR"] = before
     if failed:
         end(failed)
-    release_ranks(_world)
+    _world.disconnect()
 
 
 def process_began_at() -> float:
@@ -110,19 +110,15 @@ def process_began_at() -> float:
 
 def end(error: BaseException) -> NoReturn:
     """Exit with one message; with a traceback as well if the program is at fault, or `HYDRA_FULL_ERROR=1`."""
-    output = folders.current
+    output, error = folders.current, _world.root_cause(error)
     failure = describe(error, output.config if output else None)
-    is_first = _world.report_failure(failure.message)
     if failure.status == "interrupted":
         hint = output.resume_hint(_world.size) if output else ""
-        if _world.is_main:
-            log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
-        elif is_first:
-            print(failure.message, file=sys.stderr)
+        log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
         sys.exit(failure.exit_code)
     if output:  # also on other ranks, which may have created the folder again after rank 0 removed it
         output.end_failed(has_begun=isinstance(error, TrainingError))
-    if not is_first:
+    if not _world.report_failure(error, failure.message):
         sys.exit(failure.exit_code)
     if SHOW_TRACEBACK or not failure.is_user_error:
         raise error
