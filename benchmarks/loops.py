@@ -22,8 +22,8 @@ from vitmnist.data.loaders.timing import ResidentBatch
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.distributed import SINGLE_PROCESS
 from vitmnist.runtime.timer import synchronize
+from vitmnist.runtime.world import SINGLE_PROCESS
 from vitmnist.training.loop import EpochProgress, train_epoch
 from vitmnist.training.setup import TrainSetup, build_setup
 

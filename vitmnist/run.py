@@ -20,11 +20,11 @@ from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import DataError, TrainingError
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.epochs import write_epochs
 from vitmnist.tracking.hardware import HardwareFigures
@@ -37,7 +37,7 @@ from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.metrics import Predictions
-from vitmnist.training.ranks import connect_process_group
+from vitmnist.training.ranks import agree_on_device
 from vitmnist.training.setup import TrainSetup, build_setup
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def run(
     folder: Path,
     overrides: list[str],
     stop: StopSignal,
-    world: SingleProcess = SINGLE_PROCESS,
+    world: World = SINGLE_PROCESS,
     began_at: float | None = None,
 ) -> Result:
     """Train and evaluate as configured, or resume the run in `folder`; write its records there.
@@ -105,7 +105,7 @@ class RunContext:
     checkpoints: CheckpointManager
     board: TensorBoard | None
     hardware: HardwareFigures
-    world: SingleProcess
+    world: World
     heartbeat: Heartbeat
     resumed_progress: EpochProgress | None
     profile_next_epoch: bool
@@ -206,9 +206,7 @@ class RunContext:
                 self.board.add_images(self.setup, predictions, epoch)
 
 
-def begin(
-    config: Config, folder: Path, result: Result, stop: StopSignal, world: SingleProcess, stack: ExitStack
-) -> RunContext:
+def begin(config: Config, folder: Path, result: Result, stop: StopSignal, world: World, stack: ExitStack) -> RunContext:
     """Set up a run, and record in `result` what is known so far.
 
     Raises:
@@ -216,7 +214,7 @@ def begin(
         DataError: the data or the checkpoints cannot be read.
     """
     gc.collect()  # a compiled step of the previous job of a sweep is a reference cycle that holds memory
-    device = connect_process_group(config, world)
+    device = agree_on_device(config, world)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     result.distributed = {"ranks": world.size} if world.size > 1 else None
     heartbeat = Heartbeat(folder, config.epochs)
@@ -242,7 +240,7 @@ def begin(
     return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress, profiles)
 
 
-def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: SingleProcess) -> None:
+def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:
     """Record what is trained on what: data set, loader, environment."""
     if setup.choice:
         result.choices |= setup.choice.built

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from vitmnist.cli.recorded import compose_again
 
 from tests.conftest import Train, overrides_for, result_of, weights, write_mnist_like
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage as checkpoint
-from vitmnist.cli.recorded import compose_again
 from vitmnist.config.labels import flatten, resolved
 from vitmnist.runtime.signals import UNFINISHED
 

@@ -27,7 +27,7 @@ from tests.conftest import (
     write_mnist_like,
 )
 from tests.support.processes import TrainProcess, block_reading, block_training, kill_and_resume
-from vitmnist.runtime.files import is_claimed
+from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.signals import UNFINISHED
 
 
@@ -220,7 +220,7 @@ def test_a_resumed_run_keeps_its_folder_locked(quick: list[str], start: Start, t
     """Also after it has looked for the result that a killed run does not have."""
     start(*quick, "epochs=100000", "hydra.run.dir=cut").until("epoch 1/100000").ended(signal.SIGKILL)
     start("resume=cut").until("epoch 3/100000")
-    assert is_claimed(tmp_path / "cut")
+    assert is_in_use(tmp_path / "cut")
 
 
 def test_a_run_that_is_at_work_is_left_alone(quick: list[str], train: Train, start: Start, tmp_path: Path) -> None:

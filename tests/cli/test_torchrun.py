@@ -27,8 +27,8 @@ from tests.conftest import (
 from tests.support.processes import free_port
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.runtime.world import World
 
 ENDS = UNFINISHED
 PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
@@ -128,14 +128,15 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_batch(rank: int, quick: l
     assert_same_run(started.folder / "cut", started.folder / "whole")
 
 
-def test_a_rank_that_dies_ends_the_run_with_a_reason(quick: list[str], ranks: StartRanks) -> None:
-    started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut", "distributed.timeout_s=20").until("epoch 2/")
-    os.kill(started.pids[1], signal.SIGKILL)
-    codes, outputs = started.ended()
-    assert codes == [1, -signal.SIGKILL]
-    assert "Traceback" not in outputs[0]
-    assert "error: another rank has ended without giving a reason" in outputs[0]
-    assert "another rank has ended without giving a reason" in result_of(started.folder / "cut")["error"]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_does_not_answer_ends_the_run(number: int, quick: list[str], ranks: StartRanks) -> None:
+    started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut", "distributed.timeout_s=3").until("epoch 2/")
+    os.kill(started.pids[1], number)
+    code, output = started.processes[0].ended()
+    assert code == 1
+    assert "Traceback" not in output
+    assert output.count("error: rank 1 does not answer") == 1
+    assert "rank 1 does not answer" in result_of(started.folder / "cut")["error"]
 
 
 def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
@@ -143,7 +144,8 @@ def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: StartRanks,
     codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'nowhere'}"}).ended()
     assert codes == [1, 1]
     assert "Traceback" not in "".join(outputs)
-    assert [output.count("error: ") for output in outputs] == [0, 1]
+    assert [output.count("error: ") for output in outputs] == [1, 1]
+    assert "error: rank 1 does not answer" in outputs[0]
     assert "KMNIST is not in" in outputs[1]
 
 
@@ -196,6 +198,7 @@ def test_what_cannot_be_is_said_once(
     codes, outputs = started.ended()
     assert codes == [1, 1], outputs
     said = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]
+    said = [line for line in said if not line.startswith("error: rank 1 does not answer")]
     assert len(said) == 1, outputs
     assert message in said[0]
     assert "Traceback" not in "".join(outputs)
@@ -226,7 +229,7 @@ def test_a_port_in_use_is_named(ranks: StartRanks) -> None:
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    world = SingleProcess()
+    world = World()
     world.size, world.local_world_size = 4, 4
     for world.rank in range(4):
         world.local_rank = world.rank

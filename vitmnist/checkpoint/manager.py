@@ -20,10 +20,10 @@ from vitmnist.config.labels import flatten, is_under, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.metrics import check_records
 from vitmnist.tracking.result import Result
 from vitmnist.training.fast import StepConfig
@@ -107,7 +107,7 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: SingleProcess
+        self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: World
     ) -> None:
         self._folder, self._setup, self._result, self._stop, self._world = folder, setup, result, stop, world
         self._config, self._options = to_plain_dict(config), config.checkpoint
@@ -133,7 +133,7 @@ class CheckpointManager:
             ranks=self._world.size,
             epochs=self._result.epochs,
             rng=rng_state(),
-            torch_rng=self._world.all_gather_tensors(torch_rng_state(step.device)),
+            torch_rng=self._world.all_gather_object(torch_rng_state(step.device)),
             progress=progress.state_dict() if progress else {},
         )
         if self._world.is_main:
@@ -171,7 +171,7 @@ class CheckpointManager:
         log.info("resumed after %d epochs and %d batches", self._saved_epochs, batches)
         return progress
 
-    def _progress(self, checkpoint: Checkpoint, world: SingleProcess) -> EpochProgress:
+    def _progress(self, checkpoint: Checkpoint, world: World) -> EpochProgress:
         sampler, device = self._setup.train_loader.sampler, self._setup.step.device
         progress = EpochProgress(len(checkpoint.epochs), sampler, device, self._log_every, world)
         progress.load_state_dict(checkpoint.progress)
@@ -239,7 +239,7 @@ class CheckpointManager:
         return f"; the last checkpoint, {path}, has {self._saved_epochs} completed epochs"
 
 
-def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Checkpoint | None:
+def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
     """The checkpoint from which a run is resumed; None if it was stopped before the first.
 
     Rank 0 reads it for all.
@@ -248,7 +248,7 @@ def load_checkpoint(config: Config, folder: Path, world: SingleProcess) -> Check
         ConfigError: the configuration differs in a key that may not change, or has fewer epochs than are done.
         DataError: the checkpoint cannot be read.
     """
-    state = world.broadcast_tensors(lambda: storage.load(folder))
+    state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
     with storage.reporting_damage(folder / storage.FOLDER):

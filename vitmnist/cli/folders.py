@@ -28,9 +28,9 @@ from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.distributed import launched
 from vitmnist.runtime.files import display_path, has_checkpoint, locked
 from vitmnist.runtime.program import program
+from vitmnist.runtime.world import launched
 from vitmnist.tracking.runs import Run, read_run
 
 log = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli import folders, sweep
 from vitmnist.cli.messages import describe
-from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, publish_run, release_ranks
+from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, start_ranks
 from vitmnist.config.labels import CONF
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 # Hydra passes nothing but the configuration to its task.
 _stop = StopSignal()
-_world: SingleProcess = SINGLE_PROCESS
+_world: World = SINGLE_PROCESS
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
@@ -58,7 +58,7 @@ def train(composed: DictConfig) -> float | None:
             return sweep.objective(composed, read_run(folder))
         return None
     try:
-        publish_run(_world, folders.command)
+        start_ranks(_world, folders.command)
         config = folders.command.config or folders.new_config(composed)  # the second on a rank with other arguments
         run(config, folder, folders.command.overrides or [], _stop, _world, began_at=process_began_at())
     except Exception as error:
@@ -74,6 +74,7 @@ def main() -> None:
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
     failed: BaseException | None = None
+    arguments: list[str] | None = None
     try:
         with handled_by(end_at_once, signal.SIGINT):
             _world = connect_ranks()
@@ -82,8 +83,6 @@ def main() -> None:
                 sys.argv[1:] = arguments
                 train()
     except SystemExit as ended:
-        if ended.code and not _world.report_failure(str(ended.code).removeprefix("error: ")):
-            sys.exit(1)
         if ended.code:
             raise
     except folders.TaskError as error:
@@ -98,7 +97,9 @@ def main() -> None:
         atexit.register(ignore_stopping)
     if failed:
         end(failed)
-    release_ranks(_world)
+    if arguments is not None and not folders.command.output:  # after --help, or nothing was left to do
+        start_ranks(_world, None)
+    _world.disconnect()
 
 
 def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
@@ -107,7 +108,7 @@ def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
     An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads,
     of which one may hang in a read.
     """
-    hint = folders.current.resume_hint(_world.size) if folders.current else ""
+    hint = folders.command.output.resume_hint(_world.size) if folders.command.output else ""
     os.write(sys.stderr.fileno(), f"interrupted{hint}\n".encode())  # print() fails if it is what was interrupted
     os._exit(130)
 
@@ -124,19 +125,15 @@ def process_began_at() -> float:
 
 def end(error: BaseException) -> NoReturn:
     """Exit with one message; with a traceback as well if the program is at fault, or `HYDRA_FULL_ERROR=1`."""
-    command = folders.command
+    command, error = folders.command, _world.root_cause(error)
     output, failure = command.output, describe(error, command.composed)
-    is_first = _world.report_failure(failure.message)
     if failure.status == "interrupted":
         hint = output.resume_hint(_world.size) if output else ""
-        if _world.is_main:
-            log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
-        elif is_first:
-            print(failure.message, file=sys.stderr)
+        log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
         sys.exit(failure.exit_code)
     if output and not output.is_sweep and (output.path / "result.json").exists():
         log.info("failed; results: %s", display_path(output.path))
-    if not is_first:
+    if not _world.report_failure(error, failure.message):
         sys.exit(failure.exit_code)
     if SHOW_TRACEBACK or not failure.is_user_error:
         raise error

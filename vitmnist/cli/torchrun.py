@@ -1,12 +1,13 @@
 """Starts one run in several processes.
 
-`torchrun` starts the same command line several times. Rank 0 behaves as a single process and publishes its arguments,
+`torchrun` starts the same command line several times. Rank 0 behaves as a single process and broadcasts its arguments,
 its folder and its configuration; the other ranks log to `rank-N.log` there.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import vitmnist
 from vitmnist.cli.arguments import for_hydra
@@ -17,10 +18,10 @@ from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess, launched
+from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
 
 
-def connect_ranks() -> SingleProcess:
+def connect_ranks() -> World:
     """Connect this process to the other ranks, if there are any.
 
     Raises:
@@ -28,20 +29,19 @@ def connect_ranks() -> SingleProcess:
     """
     if not launched():
         return SINGLE_PROCESS
-    from vitmnist.runtime.torch_distributed import TorchDistributed  # imports torch
+    from vitmnist.runtime.torch_world import TorchWorld  # imports torch
 
-    return TorchDistributed()
+    return TorchWorld()
 
 
-def hydra_arguments(world: SingleProcess, command: Command) -> list[str] | None:
-    """The arguments for Hydra; None after `--version`, and on other ranks if rank 0 ended without a run (`--help`).
+def hydra_arguments(world: World, command: Command) -> list[str] | None:
+    """The arguments for Hydra; None after `--version`, and on other ranks if rank 0 ends without a run (`--help`).
 
     Other ranks get the configuration of rank 0 in `command`, unless they were started with other arguments: then `run`
     compares the configurations and names what differs. Only the data may be elsewhere on another machine.
 
     Raises:
         ConfigError: the arguments cannot be used, or torchrun would restart the ranks of several machines.
-        PeerError: rank 0 has refused them.
     """
     machines, restarts = (int(os.environ.get(name, "0")) for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS"))
     if machines > 1 and restarts:
@@ -50,37 +50,39 @@ def hydra_arguments(world: SingleProcess, command: Command) -> list[str] | None:
             f"--max-restarts={restarts}: is for one machine, and these are {machines}; type --max-restarts=0, "
             "and resume=auto when you start it again"
         )
-    if world.is_main:
-        if "--version" in command.typed:
+    if "--version" in command.typed:
+        if world.is_main:
             print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
-            return None
+        return None
+    if world.is_main:
         refuse_flags(command.typed)
         arguments, command.resume = for_hydra(command.typed)
         return arguments
-    started = world.wait_for("run")
-    if started is None:
-        world.publish(f"released {world.rank}", True)
+    start = world.broadcast_object(dict)
+    if start is None:
         return None
     options, own = split(command.typed)
-    if {one for one in command.typed if key_of(one) != "data.root"} == set(started["typed"]):
+    if set(_without_data_root(command)) == set(start["typed"]):
         if data_root := value_of("data.root", own):
-            started["config"]["data"]["root"] = data_root
-        command.config, own = validate(Config, started["config"]), []
+            start["config"]["data"]["root"] = data_root
+        command.config, own = validate(Config, start["config"]), []
     own = [one for one in own if key_of(one) not in ("resume", "hydra.run.dir")]
     log_to = [f"hydra.job.name=rank-{world.rank}", "hydra.job_logging.root.handlers=[file]"]
-    return [*own, f"hydra.run.dir={quoted(started['folder'])}", *log_to, *options]
+    return [*own, f"hydra.run.dir={quoted(start['folder'])}", *log_to, *options]
 
 
-def publish_run(world: SingleProcess, command: Command) -> None:
-    """Let the other ranks start with the configuration and in the folder of rank 0."""
-    if world.is_main and command.output:
-        typed = [one for one in command.typed if key_of(one) != "data.root"]
-        config = to_plain_dict(command.config)
-        world.publish("run", {"folder": str(command.output.path), "typed": typed, "config": config})
+def start_ranks(world: World, command: Command | None) -> None:
+    """Let the other ranks start in the folder and with the configuration of rank 0; None lets them exit."""
+    if world.is_main:
+        world.broadcast_object(lambda: command and _start(command))
 
 
-def release_ranks(world: SingleProcess) -> None:
-    """Let the other ranks exit if there was no run, and wait for them: this process may host their key-value store."""
-    if world.is_main and world.publish("run", None) is None:
-        for rank in range(1, world.size):
-            world.wait_for(f"released {rank}")
+def _start(command: Command) -> dict[str, Any]:
+    if not command.output or not command.config:
+        raise LookupError("rank 0 has no folder yet")
+    config = to_plain_dict(command.config)
+    return {"folder": str(command.output.path), "typed": _without_data_root(command), "config": config}
+
+
+def _without_data_root(command: Command) -> list[str]:
+    return [one for one in command.typed if key_of(one) != "data.root"]

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from vitmnist.errors import ConfigError, first_line
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def accelerator_of(device: torch.device) -> Accelerator:
     return ACCELERATORS[device.type](device)
 
 
-def choose_device(name: str, world: SingleProcess = SINGLE_PROCESS) -> torch.device:
+def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     """The device that `device=` names; `auto` is the first CUDA device, or the CPU.
 
     With several ranks on a machine, each gets its own CUDA device.

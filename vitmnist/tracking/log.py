@@ -7,7 +7,7 @@ import logging
 import torch
 
 from vitmnist.config.schema import Config
-from vitmnist.runtime.distributed import SingleProcess
+from vitmnist.runtime.world import World
 from vitmnist.tracking.metrics import EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.training.setup import TrainSetup
@@ -15,7 +15,7 @@ from vitmnist.training.setup import TrainSetup
 log = logging.getLogger(__name__)
 
 
-def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: SingleProcess) -> None:
+def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: World) -> None:
     """What is trained on what, for people."""
     log.info(
         "%s (%s parameters) on %s, %s loader, %s batches of %d%s, device=%s is %s",

@@ -1,4 +1,4 @@
-"""Records how a run ended, and lets the other ranks know of a failure."""
+"""Records how a run ended."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from pathlib import Path
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError
-from vitmnist.runtime.distributed import SingleProcess
 from vitmnist.runtime.failures import classify, worker_error
 from vitmnist.runtime.signals import StopSignal, interruption
+from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def recording_outcome(
-    result: Result, config: Config, folder: Path, stop: StopSignal, world: SingleProcess
-) -> Iterator[None]:
-    """Record in `result.json` how the block ended, once training has begun; report a failure to the other ranks."""
+def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
+    """Record in `result.json` how the block ended, once training has begun."""
     try:
         yield
     except BaseException as raised:
@@ -38,12 +36,10 @@ def recording_outcome(
         write_result(result, folder, world)
 
 
-def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: SingleProcess) -> None:
-    """Record why a run ended before its end, and let the other ranks know."""
+def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
+    """Record why a run ended before its end."""
     has_begun, failure = result.setup_s is not None, classify(error)
-    if failure.status == "failed":
-        world.report_failure(failure.message)
-    elif has_begun:
+    if failure.status == "interrupted" and has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
     if not has_begun and (is_refused or config.resume):  # nothing to record
@@ -55,7 +51,7 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         log.warning("%s", unwritten)
 
 
-def write_result(result: Result, folder: Path, world: SingleProcess) -> None:
+def write_result(result: Result, folder: Path, world: World) -> None:
     """Write `result.json`, on rank 0; raises `DataError` if it cannot be written."""
     if world.is_main:
         with naming_the_file():

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.metrics import MetricAccumulator, Predictions, non_finite_loss
 from vitmnist.training.step import TrainStep
 
@@ -66,7 +66,7 @@ class EpochProgress:
         sampler: EpochSampler,
         device: torch.device,
         log_every: int | None = None,
-        world: SingleProcess = SINGLE_PROCESS,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         self.epoch, self.world = epoch, world
         self.metrics = MetricAccumulator(sampler, device, world)
@@ -160,7 +160,7 @@ def evaluate(
     loader: Loader,
     preprocess: Preprocess,
     after_step: AfterStep = lambda timer: None,
-    world: SingleProcess = SINGLE_PROCESS,
+    world: World = SINGLE_PROCESS,
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32.
 
@@ -193,7 +193,7 @@ def evaluate(
     return {"eval_loss": loss, "eval_acc": accuracy, "eval_s": sum(seconds.values()), "save_s": saving}, predictions
 
 
-def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: SingleProcess) -> Predictions:
+def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: World) -> Predictions:
     """The predictions of all ranks, in split order."""
     if world.size == 1:
         return own

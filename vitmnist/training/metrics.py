@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
-from vitmnist.runtime.distributed import SINGLE_PROCESS, SingleProcess
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 
 
 class MetricAccumulator:
@@ -23,7 +23,7 @@ class MetricAccumulator:
         sampler: gives the number of batches, and how many images each has.
     """
 
-    def __init__(self, sampler: EpochSampler, device: torch.device, world: SingleProcess = SINGLE_PROCESS) -> None:
+    def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
         self._world = world
         self._sampler = sampler.global_sampler
         self._losses = torch.zeros(len(sampler), device=device)

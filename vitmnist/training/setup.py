@@ -29,7 +29,7 @@ from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.device import accelerator_of
-from vitmnist.runtime.distributed import SingleProcess
+from vitmnist.runtime.world import World
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.fast import StepConfig, resolve_step_config
 from vitmnist.training.ranks import rank_sampler, read_dataset
@@ -91,7 +91,7 @@ def build_setup(
     config: Config,
     device: torch.device,
     stack: ExitStack,
-    world: SingleProcess,
+    world: World,
     step_config: StepConfig | None = None,
 ) -> TrainSetup:
     """Build everything that a configuration names.
@@ -133,6 +133,7 @@ def build_setup(
     setup.compile_step()
     if step.compile_s:
         log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
+    world.connect(device, config.distributed.timeout_s)
     step.distribute(world)
     seed_generators(config.seed, world.rank)
     return setup
@@ -146,9 +147,7 @@ def seed_generators(seed: int, rank: int) -> None:
     np.random.seed(int(rank_seed) % 2**32)
 
 
-def agree_on_step_config(
-    config: Config, sampler: EpochSampler, device: torch.device, world: SingleProcess
-) -> StepConfig:
+def agree_on_step_config(config: Config, sampler: EpochSampler, device: torch.device, world: World) -> StepConfig:
     """The options of the step, resolved by rank 0 for all ranks."""
     batch_size, images = min(sampler.batch_size, sampler.size), config.epochs * sampler.size
 

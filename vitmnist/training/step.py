@@ -23,7 +23,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import UnsupportedStepError, first_line
 from vitmnist.optim.ema import EMA
-from vitmnist.runtime.distributed import SingleProcess
+from vitmnist.runtime.world import World
 from vitmnist.training.fast import StepConfig
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class TrainStep:
                 torch.compiler.reset()
                 self.forward_backward(images, labels, keys, len(labels))
 
-    def distribute(self, world: SingleProcess) -> None:
+    def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch, of which each rank has a part."""
         self._forward, self._world_size = world.wrap_ddp(self._forward), world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model

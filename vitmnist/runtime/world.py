@@ -1,4 +1,4 @@
-"""The processes ("ranks") of one run: `SingleProcess` here, and `TorchDistributed` for several with the same methods.
+"""The processes ("ranks") of one run: `World` is a single process, `TorchWorld` several, with the same methods.
 
 This module imports no torch, so that `--help` answers at once.
 """
@@ -6,8 +6,7 @@ This module imports no torch, so that `--help` answers at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class SingleProcess:
-    """The only process of a run. Objects that are exchanged must be JSON-serialisable."""
+class World:
+    """The only process of a run. Objects that are exchanged are plain values and CPU tensors."""
 
     rank = 0
     size = 1
@@ -36,29 +35,8 @@ class SingleProcess:
         """The values of all ranks, in the order of the ranks."""
         return [value]
 
-    def publish(self, key: str, value: Any) -> Any:
-        """Store a value for other ranks unless the key is taken; returns the value that is stored."""
-        return value
-
-    def wait_for(self, key: str) -> Any:
-        """The value that a rank has published, as soon as there is one."""
-        raise LookupError(key)
-
-    @contextmanager
-    def first_on_machine(self) -> Iterator[bool]:
-        """Run the block on one rank of each machine, then on its others; yields whether this is one of the others."""
-        yield False
-
     def connect(self, device: torch.device, timeout_s: float) -> None:
-        """Open the process group; needed for tensors. A rank waits at most `timeout_s` for another."""
-
-    def broadcast_tensors(self, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """What `make` returns on rank 0, where alone it is called: plain values and CPU tensors."""
-        return make()
-
-    def all_gather_tensors(self, tensor: Tensor) -> list[Tensor]:
-        """The CPU tensors of all ranks, of the same shape and dtype, in the order of the ranks."""
-        return [tensor]
+        """Prepare for training on `device`: from now on a rank waits at most `timeout_s` for another."""
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -78,19 +56,19 @@ class SingleProcess:
         """The module such that a backward pass averages the gradients over the ranks."""
         return module
 
-    def report_failure(self, reason: str) -> bool:
-        """Publish why this rank fails; returns whether it is the first to fail."""
-        return True
-
     def root_cause(self, error: BaseException) -> BaseException:
-        """`error`, or a `PeerError` if it only follows from the failure of another rank."""
+        """`error`, or a `PeerError` if it came from a collective."""
         return error
 
+    def report_failure(self, error: BaseException, message: str) -> bool:
+        """Hand the message to `torchrun`; returns whether this rank shows it too, so that it is shown once."""
+        return True
+
     def disconnect(self) -> None:
-        """Close the process group after success. After a failure it would wait for the rank that failed."""
+        """Close the connections after success. After a failure it would wait for the rank that failed."""
 
 
-SINGLE_PROCESS = SingleProcess()
+SINGLE_PROCESS = World()
 
 
 def launched() -> bool:

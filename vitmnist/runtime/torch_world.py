@@ -1,0 +1,142 @@
+"""One of several ranks, connected by `torch.distributed`."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import DistError, PrefixStore, Work
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from vitmnist.errors import ConfigError, PeerError, first_line
+from vitmnist.runtime.failures import classify
+from vitmnist.runtime.world import World
+
+POLL_S = 0.002
+EXIT_S = 2.0  # a rank that fails as rank 0 does finds out within this time
+MEETING = timedelta(minutes=5)
+SETUP = timedelta(hours=6)  # one rank of a machine may have to decode a large data set while the others wait
+
+
+class TorchWorld(World):
+    """One of several ranks, connected by gloo for set-up, and for training by a group of its own.
+
+    Raises:
+        ConfigError: the other ranks cannot be reached.
+    """
+
+    def __init__(self) -> None:
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        try:
+            store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
+            # torchrun keeps its store across restarts, so each start needs keys of its own.
+            store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=SETUP)
+        except (RuntimeError, ValueError, KeyError) as error:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise ConfigError(
+                f"the {os.environ['WORLD_SIZE']} processes cannot meet at {address}: {first_line(error)}; "
+                "start them with torchrun, and if the port is in use name another one with --master-port=PORT"
+            ) from error
+        self._group: distributed.ProcessGroup | None = None  # None is the group above
+        self._pending: tuple[Tensor, Work] | None = None
+
+    def broadcast_object(self, make: Callable[[], Any], source: int = 0) -> Any:
+        # torch's broadcast_object_list would unpickle anything; torch.load with weights_only does not.
+        buffer = io.BytesIO()
+        if self.rank == source:
+            torch.save(make(), buffer)
+        size = torch.tensor(len(buffer.getvalue()))
+        self._wait(distributed.broadcast(size, source, self._group, async_op=True))
+        content = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
+        self._wait(distributed.broadcast(content, source, self._group, async_op=True))
+        return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [self.broadcast_object(lambda: value, source) for source in range(self.size)]
+
+    def connect(self, device: torch.device, timeout_s: float) -> None:
+        self.barrier()  # set-up, such as compiling, may take some ranks longer than others
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        self._group = distributed.new_group(timeout=timedelta(seconds=timeout_s), backend=backend)
+
+    def barrier(self) -> None:
+        self._wait(distributed.all_reduce(torch.zeros(()), group=self._group, async_op=True))
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        distributed.all_reduce(tensor, group=self._group)
+        return tensor
+
+    def all_reduce_max(self, values: Sequence[int], at_once: bool = False) -> list[int]:
+        maxima, pending = [0] * len(values), self._pending
+        if pending:
+            pending[1].wait()
+            maxima = pending[0].tolist()
+        tensor = torch.tensor(values)
+        # Asynchronous, so that it overlaps with the computation of the next step.
+        work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, self._group, async_op=not at_once)
+        self._pending = None if at_once else (tensor, work)
+        return [max(pair) for pair in zip(maxima, tensor.tolist(), strict=True)] if at_once else maxima
+
+    def wrap_ddp(self, module: nn.Module) -> nn.Module:
+        return DistributedDataParallel(module, process_group=self._group, gradient_as_bucket_view=True)
+
+    def root_cause(self, error: BaseException) -> BaseException:
+        if not isinstance(error, RuntimeError) or classify(error).is_user_error or not distributed.is_initialized():
+            return error
+        closed = self._closed()
+        if not closed and not isinstance(error, DistError):
+            return error
+        rank = f"rank {' or '.join(map(str, closed))}" if closed else "another rank"
+        return PeerError(
+            f"{rank} does not answer: it failed, as its own message says, was killed, or hung for distributed.timeout_s"
+        )
+
+    def report_failure(self, error: BaseException, message: str) -> bool:
+        with suppress(PeerError):
+            record(_fail)(message)
+        if self.is_main or not distributed.is_initialized():
+            return True
+        if isinstance(error, PeerError):
+            return False
+        deadline = time.monotonic() + EXIT_S
+        while 0 not in self._closed():
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(10 * POLL_S)
+        return False  # rank 0 failed at the same time, and has shown the same message
+
+    def disconnect(self) -> None:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def _closed(self) -> list[int]:
+        """The ranks whose connection has broken, or was given up after the timeout: gloo refuses to send to them."""
+        closed = []
+        for rank in set(range(self.size)) - {self.rank}:
+            try:
+                distributed.isend(torch.zeros(1), rank, self._group)
+            except RuntimeError:
+                closed.append(rank)
+        return closed
+
+    @staticmethod
+    def _wait(work: Work) -> None:
+        """Wait in Python, which handles signals meanwhile."""
+        while not work.is_completed():
+            time.sleep(POLL_S)
+        work.wait()
+
+
+def _fail(message: str) -> None:
+    raise PeerError(message)
