@@ -49,6 +49,8 @@ def train(composed: DictConfig) -> float | None:
     import torch._dynamo  # noqa: F401 - or the first optimizer would import it
     from vitmnist.run import run  # here, because --help needs no torch
 
+    gc.freeze()  # and
+    gc.unfreeze()  # regards them as old ones
     gc.enable()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)

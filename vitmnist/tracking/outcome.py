@@ -36,9 +36,7 @@ def recording_outcome(
         write_result(result, folder, world)
 
 
-def record_failure(
-    error: BaseException, result: Result, config: Config, folder: Path, world: SingleProcess
-) -> None:
+def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: SingleProcess) -> None:
     """Record why a run ended before its end, and let the other ranks know."""
     has_begun, failure = result.setup_s is not None, classify(error)
     if failure.status == "failed":
