@@ -47,6 +47,7 @@ def train(composed: DictConfig) -> float | None:
     began_at = time.time()
     gc.disable()  # it would examine the objects of an import again and again
     import torch._dynamo  # noqa: F401 - or the first optimizer would import it
+
     from vitmnist.run import run  # here, because --help needs no torch
 
     gc.freeze()  # and
