@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
@@ -213,7 +212,6 @@ def begin(config: Config, folder: Path, result: Result, stop: StopSignal, world:
         ConfigError: something in the configuration is unknown, does not fit together, or may not change on resuming.
         DataError: the data or the checkpoints cannot be read.
     """
-    gc.collect()  # a compiled step of the previous job of a sweep is a reference cycle that holds memory
     device = agree_on_device(config, world)
     result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
     result.distributed = {"ranks": world.size} if world.size > 1 else None

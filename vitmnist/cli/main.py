@@ -46,6 +46,8 @@ def train(composed: DictConfig) -> float | None:
 
     from vitmnist.run import run  # here, because --help needs no torch
 
+    gc.freeze()  # and
+    gc.unfreeze()  # regards them as old ones
     gc.enable()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)

@@ -6,6 +6,7 @@ its jobs left in their folders.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import shlex
@@ -89,6 +90,7 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     """
     job = HydraConfig.get()
     number, sweep_folder = job.job.num, Path(job.runtime.cwd, job.sweep.dir)
+    gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
     try:
         if stop.request:  # came too late to stop the job before
             raise interruption(stop.request)
