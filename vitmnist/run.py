@@ -30,7 +30,7 @@ from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
 from vitmnist.tracking.metrics import EpochRecord, epoch_record
-from vitmnist.tracking.outcome import naming_the_file, recording_outcome
+from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
@@ -180,8 +180,8 @@ class RunContext:
         is_last, failure = epoch + 1 == config.epochs, None
         try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
             self.write_records(record, predictions, is_last)
-        except DataError as error:
-            failure = error
+        except OSError as error:
+            failure = DataError(f"cannot write {error.filename}: {error.strerror}")
         try:
             self.checkpoints.after_epoch(is_last, must_save=failure is not None)
         except DataError as error:
@@ -194,11 +194,9 @@ class RunContext:
         self.checkpoints.raise_if_interrupted()
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
-        """Write `epochs.csv` and TensorBoard's events; raises `DataError` if one of them cannot be written."""
-        if not self.board:
-            return
-        epoch, every = record["epoch"], self.config.tensorboard.images_every_epochs
-        with naming_the_file():
+        """Write `epochs.csv` and TensorBoard's events; raises `OSError` if one of them cannot be written."""
+        if self.board:
+            epoch, every = record["epoch"], self.config.tensorboard.images_every_epochs
             write_epochs(self.result.epochs, self.folder)
             self.board.add_epoch(record)
             if every and (is_last or (epoch + 1) % every == 0):

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MT19937_SIZE = 624
+
 
 def torch_rng_state(device: torch.device) -> Tensor:
     """torch's generators of the CPU and of a CUDA device, concatenated: uint8 on the CPU."""
@@ -34,8 +36,7 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restore `rng_state()`; raises an error of any type for something else."""
     name, keys, position, has_gauss, gauss = state["numpy"]
-    size = len(np.random.get_state()[1])
-    if len(keys) != size or not 0 <= position <= size:  # which NumPy does not check
+    if len(keys) != MT19937_SIZE or not 0 <= position <= MT19937_SIZE:  # which NumPy does not check
         raise ValueError("the state of NumPy's generator has another size")
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]

@@ -33,7 +33,8 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
     world.disconnect()
     if result.setup_s is not None:
         result.status = "completed"
-        write_result(result, folder, world)
+        if world.is_main:
+            result.write(folder)
 
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
@@ -46,22 +47,7 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         return
     result.status, result.error = failure.status, failure.message
     try:
-        write_result(result, folder, world)
-    except DataError as unwritten:  # the reason why the run ended is worth more
-        log.warning("%s", unwritten)
-
-
-def write_result(result: Result, folder: Path, world: World) -> None:
-    """Write `result.json`, on rank 0; raises `DataError` if it cannot be written."""
-    if world.is_main:
-        with naming_the_file():
+        if world.is_main:
             result.write(folder)
-
-
-@contextmanager
-def naming_the_file() -> Iterator[None]:
-    """Raise a `DataError` with the file's name for a file that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot write {error.filename}: {error.strerror}") from error
+    except OSError as unwritten:  # the reason why the run ended is worth more
+        log.warning("cannot write %s: %s", unwritten.filename, unwritten.strerror)

@@ -1,0 +1,99 @@
+"""A run whose files cannot be written says which, and loses nothing that it could save."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import STATEFUL, Start, assert_same_run, overrides_for, result_of
+from tests.support.processes import TrainProcess
+from vitmnist.checkpoint import storage
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def fill_disk(run: Path, calls: int) -> None:
+    """Let all writes to a folder fail from a certain call on, as on a full disk: opening, making folders, flushing."""
+    done, fsync = 0, os.fsync
+
+    def write(path: object) -> None:
+        nonlocal done
+        done += 1
+        if done > calls:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def hook(event: str, arguments: tuple) -> None:
+        is_write = event == "os.mkdir" or (
+            event == "open" and isinstance(arguments[0], str | bytes) and arguments[2] & WRITING
+        )
+        if is_write and Path(os.path.abspath(os.fsdecode(arguments[0]))).is_relative_to(run):
+            write(arguments[0])
+
+    def flush(descriptor: int) -> None:
+        write(None)
+        fsync(descriptor)
+
+    sys.addaudithook(hook)
+    os.fsync = flush
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert TrainProcess(folder, *arguments(tiny_root)).ended()[0] == 0
+    return folder / "run"
+
+
+def arguments(root: Path) -> list[str]:
+    return overrides_for(root, *STATEFUL, "checkpoint.every_minutes=1e-9", "resume=auto", "hydra.run.dir=run")
+
+
+@pytest.mark.parametrize(
+    "every", [30, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])], ids=["some", "all"]
+)
+def test_a_run_whose_disk_was_full_at_any_call_ends_with_the_same_weights(
+    every: int, tiny_root: Path, whole: Path, tmp_path: Path
+) -> None:
+    for calls in range(0, 110, every):
+        folder = tmp_path / str(calls)
+        folder.mkdir()
+        full = TrainProcess(folder, *arguments(tiny_root), before=partial(fill_disk, folder / "run", calls))
+        code, output = full.ended()
+        assert code == (0 if "Results: run" in output else 1), output
+        code, output = TrainProcess(folder, *arguments(tiny_root)).ended()
+        assert code == 0, f"{calls}: {output}"
+        assert_same_run(whole, folder / "run")
+
+
+@pytest.mark.parametrize("pattern", ["epochs.csv", "events.out.tfevents.*"])
+def test_a_record_that_cannot_be_written_is_named_after_the_run_is_saved(
+    pattern: str, tiny_root: Path, start: Start, tmp_path: Path
+) -> None:
+    """Also where `progress.json` and `status.tfevents` cannot be written either."""
+    settings = ["epochs=100000", "checkpoint.min_interval_s=null", "hydra.run.dir=run"]
+    run = tmp_path / "run"
+    started = start(*overrides_for(tiny_root, *settings)).until("epoch 2/100000")
+    assert not (run / "checkpoints").exists()
+    for name in ("progress.json", "status.tfevents"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+    (failing,) = run.glob(pattern)
+    (tmp_path / "taken").mkdir()
+    failing.rename(tmp_path / "moved")
+    (tmp_path / "taken").rename(failing)
+    code, output = started.ended()
+    assert code == 1
+    assert re.search(rf"error: cannot write \S*run/{pattern}: Is a directory$", output, re.MULTILINE), output
+    assert "Traceback" not in output
+    result, checkpoint = result_of(run), storage.load(run)
+    assert result["status"] == "failed"
+    assert result["error"] in output
+    assert str(failing.name) in result["error"]
+    assert checkpoint is not None
+    assert checkpoint["epochs"] == result["epochs"]
