@@ -81,12 +81,15 @@ def main() -> None:
             arguments = hydra_arguments(_world, sys.argv[1:])
             if arguments is not None:
                 sys.argv[1:] = arguments
-                train()
-                if not folders.current:  # after --help
+                try:
+                    train()
+                except SystemExit as ended:  # Hydra's, after --help
+                    if ended.code:
+                        raise
+                if not folders.current:
                     start_ranks(_world, None)
-    except SystemExit as ended:
-        if ended.code:
-            raise
+    except SystemExit:
+        raise
     except TaskError as error:
         failed = error.__cause__
     except BaseException as error:

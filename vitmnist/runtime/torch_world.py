@@ -37,19 +37,20 @@ class TorchWorld(World):
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._group: distributed.ProcessGroup | None = None  # None is gloo's, for set-up
+        self._pending: tuple[Tensor, Work] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
             store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=SETUP)
+            self.barrier()  # a rank that fails from here on leaves none without the store, which it may host
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
                 f"the {os.environ['WORLD_SIZE']} processes cannot meet at {address}: {first_line(error)}; "
                 "start them with torchrun, and if the port is in use name another one with --master-port=PORT"
             ) from error
-        self._group: distributed.ProcessGroup | None = None  # None is the group above
-        self._pending: tuple[Tensor, Work] | None = None
 
     def broadcast_object(self, make: Callable[[], Any], source: int = 0) -> Any:
         # torch's broadcast_object_list would unpickle anything; torch.load with weights_only does not.
