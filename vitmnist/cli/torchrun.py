@@ -63,14 +63,8 @@ def hydra_arguments(world: World, typed: list[str]) -> list[str] | None:
     is_same = {*typed} - {*own} == {argument for argument in typed_by_main if not argument.startswith("data.root=")}
     options, overrides = split(arguments if is_same else typed)
     log_to = [f"hydra.job.name=rank-{world.rank}", "hydra.job_logging.root.handlers=[file]"]
-    return [
-        *overrides,
-        *own,
-        f"hydra.run.dir={literal(start['folder'])}",
-        "hydra.output_subdir=null",
-        *log_to,
-        *options,
-    ]
+    folder = [f"hydra.run.dir={literal(start['folder'])}", "hydra.output_subdir=null"]
+    return [*overrides, *own, *folder, *log_to, *options]
 
 
 def start_ranks(world: World, start: dict[str, Any] | None) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import DistError, PrefixStore, Work
+from torch.distributed import DistError, Work
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -37,8 +38,8 @@ class TorchWorld(World):
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._group: distributed.ProcessGroup | None = None  # None is gloo's, for set-up
-        self._pending: tuple[Tensor, Work] | None = None
+        self._group: Any = None  # None is gloo's, for set-up
+        self._pending: tuple[Tensor, Any] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
@@ -132,11 +133,12 @@ class TorchWorld(World):
         return closed
 
     @staticmethod
-    def _wait(work: Work) -> None:
+    def _wait(work: Work | None) -> None:
         """Wait in Python, which handles signals meanwhile."""
-        while not work.is_completed():
+        while work and not work.is_completed():
             time.sleep(POLL_S)
-        work.wait()
+        if work:
+            work.wait()
 
 
 def _fail(message: str) -> None:
