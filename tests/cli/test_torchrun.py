@@ -205,7 +205,10 @@ def test_what_cannot_be_is_said_once(
     assert not (started.folder / "outputs").exists() or not list((started.folder / "outputs" / "runs").glob("*/*"))
 
 
-@pytest.mark.parametrize(("typed", "said"), [(["--cfg", "job"], "batch_size: 500"), (["--version"], "vitmnist 0.")])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [(["--cfg", "job"], "batch_size: 500"), (["--help"], "Configuration groups"), (["--version"], "vitmnist 0.")],
+)
 def test_all_go_when_there_is_no_run(typed: list[str], said: str, ranks: StartRanks) -> None:
     codes, outputs = ranks(2, *typed).ended()
     assert codes == [0, 0]

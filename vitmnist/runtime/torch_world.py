@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import DistError, PrefixStore, Work
+from torch.distributed import DistError, Work
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -37,19 +38,20 @@ class TorchWorld(World):
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._group: Any = None  # None is gloo's, for set-up
+        self._pending: tuple[Tensor, Any] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
             store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=SETUP)
+            self.barrier()  # a rank that fails from here on leaves none without the store, which it may host
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
                 f"the {os.environ['WORLD_SIZE']} processes cannot meet at {address}: {first_line(error)}; "
                 "start them with torchrun, and if the port is in use name another one with --master-port=PORT"
             ) from error
-        self._group: distributed.ProcessGroup | None = None  # None is the group above
-        self._pending: tuple[Tensor, Work] | None = None
 
     def broadcast_object(self, make: Callable[[], Any], source: int = 0) -> Any:
         # torch's broadcast_object_list would unpickle anything; torch.load with weights_only does not.
@@ -131,11 +133,12 @@ class TorchWorld(World):
         return closed
 
     @staticmethod
-    def _wait(work: Work) -> None:
+    def _wait(work: Work | None) -> None:
         """Wait in Python, which handles signals meanwhile."""
-        while not work.is_completed():
+        while work and not work.is_completed():
             time.sleep(POLL_S)
-        work.wait()
+        if work:
+            work.wait()
 
 
 def _fail(message: str) -> None:
