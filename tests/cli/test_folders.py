@@ -1,38 +1,116 @@
-"""Only a folder that this command created and did not use is removed."""
+"""A folder is locked before anything is written into it, whatever its name, and no process removes one."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.folders import OutputFolder
+from tests.conftest import Start, Train, assert_same_run, overrides_for, result_of
+from vitmnist.runtime.files import InUseError, is_in_use, locked
 
-
-def output(folder: Path, is_sweep: bool = False) -> OutputFolder:
-    config = OmegaConf.create({"hydra": {"run": {"dir": str(folder)}, "sweep": {"dir": str(folder)}}, "resume": None})
-    assert isinstance(config, DictConfig)
-    return OutputFolder(config, is_sweep, resumes=False)
+NAMES = ("it's", 'say "so"', "a,b", "a=b", "with space", "größe", "back\\slash", "trailing\\", "[x]", "{a:1}", "$HOME")
 
 
-@pytest.mark.parametrize("content", [[], ["rank-1.log"], ["notes.txt"]])
-def test_a_folder_that_was_there_before_stays(tmp_path: Path, content: list[str]) -> None:
-    for name in content:
-        (tmp_path / name).touch()
-    output(tmp_path).end_failed(has_begun=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == content
+def test_a_folder_of_any_name_is_started_and_resumed(tiny_root: Path, train_here: Train, tmp_path: Path) -> None:
+    for name in NAMES:
+        assert train_here(*overrides_for(tiny_root, "epochs=1"), f"hydra.run.dir={name}").returncode == 0, name
+        resumed = train_here(f"resume={name}", "epochs=2")
+        assert resumed.returncode == 0, resumed.stderr
+        assert len(result_of(tmp_path / name)["epochs"]) == 2
+        assert "resuming" in train_here("resume=auto", f"hydra.run.dir={name}", "epochs=3").stdout
+    assert {path.name for path in tmp_path.iterdir()} == {*NAMES}
 
 
-def test_a_new_folder_goes_with_its_empty_parents(tmp_path: Path) -> None:
-    output(tmp_path / "date" / "time").end_failed(has_begun=False)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x1b[31mred", "\x9bx"])
+def test_control_characters_are_refused(name: str, quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    refused = train_here(*quick, f"hydra.run.dir={name}")
+    assert refused.returncode == 1
+    assert "must not contain control characters; name another folder with hydra.run.dir=FOLDER" in refused.stderr
+    assert refused.stderr.isprintable() or refused.stderr.rstrip("\n").isprintable()
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("job", ["0", "vit/0"])
-def test_a_failing_sweep_keeps_the_records_of_its_jobs(tmp_path: Path, job: str) -> None:
-    sweep = output(tmp_path / "sweep", is_sweep=True)
-    (tmp_path / "sweep" / job).mkdir(parents=True)
-    (tmp_path / "sweep" / job / "result.json").touch()
-    sweep.end_failed(has_begun=False)
-    assert (tmp_path / "sweep" / job / "result.json").exists()
+def test_auto_in_a_folder_named_by_a_key_is_typed_again_and_again(
+    quick: list[str], train_here: Train, tmp_path: Path
+) -> None:
+    typed = [*quick, "resume=auto", "hydra.run.dir=runs/${seed}"]
+    assert "nothing to resume in runs/42; a new run begins" in train_here(*typed, "max_minutes=0").stdout
+    assert "resume=auto: resuming runs/42" in train_here(*typed, "max_minutes=null").stdout
+    assert "runs/42: all 2 epochs are done" in train_here(*typed).stdout
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["42"]
+
+
+@pytest.mark.parametrize("pairs", [3, pytest.param(200, marks=pytest.mark.slow)])
+def test_of_two_simultaneous_starts_one_trains_and_the_other_is_refused(
+    pairs: int, quick: list[str], start: Start, train: Train, tmp_path: Path
+) -> None:
+    assert train(*quick, "hydra.run.dir=alone").returncode == 0
+    draw = random.Random(0)
+    for number in range(pairs):
+        pair = []
+        for side in range(2):
+            typed = ["resume=auto"] if (number + side * number // 2) % 2 else []
+            pair.append(start(*quick, f"hydra.run.dir=pair{number}", *typed, output=f"{number}-{side}.log"))
+            time.sleep(0.02 * draw.random())
+        ended = [process.ended() for process in pair]
+        folder = tmp_path / f"pair{number}"
+        assert result_of(folder)["status"] == "completed", ended
+        assert_same_run(tmp_path / "alone", folder)
+        refused = [output for code, output in ended if code]
+        assert len(refused) <= 1
+        assert all("in use by another process" in output or "holds records" in output for output in refused)
+
+
+def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Path) -> None:
+    look = (
+        "import pathlib, vitmnist.runtime.files; "
+        f"print(vitmnist.runtime.files.is_in_use(pathlib.Path({str(tmp_path)!r})))"
+    )
+    with locked(tmp_path):
+        assert not is_in_use(tmp_path)
+        with pytest.raises(InUseError, match="in use by this process"), locked(tmp_path):
+            pass
+        for _ in range(2):
+            assert (
+                subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+                == "True\n"
+            )
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_used_with_one_warning(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_locks(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", without_locks)
+    with locked(tmp_path / "new"):
+        assert (tmp_path / "new").is_dir()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'new'}: this file system has no locks; start only one run at a time in this folder"
+    ]
+    assert not is_in_use(tmp_path / "new")
+    monkeypatch.setattr(fcntl, "lockf", lambda *arguments: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    with pytest.raises(OSError, match="I/O error"), locked(tmp_path / "new"):
+        pass
+
+
+def test_a_refused_start_leaves_the_folder_of_the_run_that_trains(
+    quick: list[str], train: Train, start: Start, tmp_path: Path
+) -> None:
+    running = start(*quick, "epochs=100000", "hydra.run.dir=here").until("epoch 2/")
+    for typed in ([], ["resume=auto"], ["batch_size=0"]):
+        assert train(*quick, "hydra.run.dir=here", *typed).returncode == 1
+    assert running.is_alive()
+    assert is_in_use(tmp_path / "here")
+    assert (tmp_path / "here" / "progress.json").exists()

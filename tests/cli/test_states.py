@@ -15,7 +15,6 @@ BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "all 2 epochs are done"
 REFUSED = "holds records already, which would be overwritten"
 NO_RUN = "holds no run; name a folder such as outputs/runs/"
 ALL_DAMAGED = "run/checkpoints: all checkpoints are damaged"
-DAMAGED = "has only damaged checkpoints (last.pt.damaged)"
 EXPECTED = {
     # State of the folder: with resume=auto hydra.run.dir=DIR, with resume=DIR, with hydra.run.dir=DIR alone
     "absent": (BEGINS, NO_RUN, BEGINS),
@@ -26,7 +25,6 @@ EXPECTED = {
     "resumable": (RESUMES, RESUMES, REFUSED),
     "killed": (RESUMES, RESUMES, REFUSED),
     "damaged records": (RESUMES, RESUMES, REFUSED),
-    "renamed damaged checkpoint": (BEGINS, DAMAGED, REFUSED),
     "damaged checkpoints": (BEGINS, ALL_DAMAGED, REFUSED),
     "completed": (DONE, DONE, REFUSED),
     "completed, without checkpoints": (DONE, DONE, REFUSED),
@@ -73,8 +71,6 @@ def make(state: str, runs: Path, folder: Path) -> None:
     if state == "damaged checkpoints":
         for name in ("last.pt", "previous.pt"):
             (folder / "checkpoints" / name).write_bytes(b"damaged")
-    if state == "renamed damaged checkpoint":
-        (folder / "checkpoints" / "last.pt").replace(folder / "checkpoints" / "last.pt.damaged")
 
 
 @pytest.mark.parametrize("command", ["resume=auto", "resume=DIR", "plain"])
@@ -116,7 +112,7 @@ def test_auto_names_the_runs_that_it_does_not_resume(
     assert ended.returncode == 0, ended.stderr
     for name, reason in {
         "a": "it is completed",
-        "b": "warning: config.yaml is damaged",
+        "b": "warning: its .hydra/config.yaml is damaged",
         "c": "it has no checkpoint",
         "e": "it holds no run",
     }.items():

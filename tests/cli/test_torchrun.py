@@ -202,7 +202,7 @@ def test_what_cannot_be_is_said_once(
     assert len(said) == 1, outputs
     assert message in said[0]
     assert "Traceback" not in "".join(outputs)
-    assert not (started.folder / "outputs").exists() or not list((started.folder / "outputs" / "runs").glob("*/*"))
+    assert not [*started.folder.rglob("result.json"), *started.folder.rglob(".hydra")]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 
 from vitmnist.cli.overrides import key_of, quoted, split, value_of
 from vitmnist.cli.resume import RUNS, SEVERAL, is_group, newest_unfinished, recorded_config
@@ -110,10 +110,11 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
     left_out = [one for one in recorded if not _is_taken(one)]
     if of_jobs := [one for one in left_out if not key_of(one).startswith("hydra")]:
         raise ConfigError(f"{folder / 'multirun.yaml'}: {of_jobs[0]!r} cannot be resumed; start a new sweep")
-    left_out = [one for one in left_out if key_of(one) not in ("hydra.sweep.dir", "hydra.mode")]
+    left_out = [one for one in left_out if key_of(one) not in ("hydra.sweep.dir", "hydra.mode", *map(key_of, typed))]
+    if of_folders := [one for one in left_out if key_of(one).startswith("hydra.sweep.")]:
+        raise ConfigError(f"{shown}: the sweep was started with {of_folders[0]!r}; type that as well")
     if left_out:
-        shown = " ".join(map(repr, left_out))
-        print(f"note: not taken from the record, type it again if needed: {shown}", file=sys.stderr)
+        print(f"note: left out, as a record may not set it: {' '.join(map(repr, left_out))}", file=sys.stderr)
     # No override of the jobs is added: their records and the names of their folders stay the same.
     again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
     again.append("hydra.callbacks.outputs.resume_sweep=true")
@@ -128,7 +129,7 @@ def _is_taken(recorded: str) -> bool:
     """
     try:
         override = OverridesParser.create().parse_override(recorded)
-    except OverrideParseException:
+    except HydraException:
         return False
     key, value = override.key_or_group, recorded.partition("=")[2]
     section, place = (re.split("[./]", one)[0] for one in (key, override.package or key))

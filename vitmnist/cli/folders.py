@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -113,7 +114,7 @@ class Outputs(Callback):
         if launched() and os.environ["RANK"] != "0":
             return
         with _past_hydra(config):
-            command.overrides = OmegaConf.to_container(config.hydra.overrides.task)
+            command.overrides = OmegaConf.to_container(config.hydra.overrides.task)  # type: ignore[assignment]
             if config.repeats > 1:
                 raise ConfigError(f"repeats={config.repeats}: repeats the jobs of a sweep; type -m as well")
             command.config = start_run(config, command.resume)
@@ -185,9 +186,9 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
 
 def new_config(composed: DictConfig) -> Config:
     """The composed configuration of a run that begins."""
-    return replace(
-        validate(Config, OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])), resume=None
-    )
+    HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
+    values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    return replace(validate(Config, values), resume=None)
 
 
 def _end_completed(run: Run, config: Config) -> NoReturn:

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
+from vitmnist.cli.messages import describe
 from vitmnist.config.compose import compose
 from vitmnist.config.labels import CONF, flatten, to_plain_dict
 from vitmnist.config.schema import Config
@@ -44,6 +45,17 @@ def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None 
     values = _recorded_values(folder)
     config = OmegaConf.create(values)
     OmegaConf.set_struct(config, True)
+    try:
+        _apply(config, typed, composed)
+        return validate(Config, OmegaConf.to_container(config))  # type: ignore[arg-type]
+    except Exception as error:
+        failure = describe(error, config)
+        if not failure.is_user_error:
+            raise
+        raise ConfigError(failure.message) from error
+
+
+def _apply(config: DictConfig, typed: list[str], composed: DictConfig | None) -> None:
     overrides = OverridesParser.create().parse_overrides(typed)
     for override in sorted(overrides, key=lambda one: not is_group(one.key_or_group)):  # a member first, then its keys
         key = override.key_or_group
@@ -58,7 +70,6 @@ def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None 
                 _set_value(config, override.package or key.replace("/", "."), member, merge=False)
         elif not key.startswith("hydra."):
             _set_value(config, key, override.value())
-    return validate(Config, OmegaConf.to_container(config))
 
 
 def is_group(key: str) -> bool:

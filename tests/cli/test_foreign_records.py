@@ -1,0 +1,145 @@
+"""What a run folder or checkpoint of somebody else says is data: it starts nothing, and names no secret."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import CallHere, Train, overrides_for
+from tests.support.processes import TrainProcess
+from vitmnist import status
+from vitmnist.checkpoint import storage
+from vitmnist.cli import evaluate
+from vitmnist.cli.arguments import for_hydra
+from vitmnist.report import __main__ as report
+from vitmnist.runtime.signals import UNFINISHED
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a stopped run `cut`, and a sweep `swept`."""
+    folder = tmp_path_factory.mktemp("foreign")
+    settings = overrides_for(tiny_root)
+    assert TrainProcess(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()[0] == UNFINISHED
+    assert TrainProcess(folder, "-m", *settings, "seed=1,2", "hydra.sweep.dir=swept").ended()[0] == 0
+    return folder
+
+
+def popen(marker: Path) -> str:
+    """An override that would create a file when Hydra instantiates it."""
+    return f"+hydra.callbacks.x={{_target_:psutil.Popen,args:[touch,{marker}]}}"
+
+
+def replace_overrides(folder: Path, lines: list[str]) -> None:
+    file = folder / ".hydra" / "overrides.yaml"
+    file.write_text(yaml.safe_dump([*yaml.safe_load(file.read_text()), *lines]))
+
+
+def add_to_checkpoint(folder: Path, lines: list[str]) -> None:
+    """Leave nothing but a checkpoint with a correct checksum."""
+    state = storage.load(folder)
+    assert state is not None
+    shutil.rmtree(folder / ".hydra")
+    (folder / "result.json").unlink()
+    storage.save(folder, {**state, "overrides": lines})
+
+
+def add_hydra_section(folder: Path, lines: list[str]) -> None:
+    file = folder / ".hydra" / "config.yaml"
+    target = {"_target_": "psutil.Popen", "args": ["touch", lines[0].partition("touch,")[2].rstrip("]}")]}
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"hydra": {"callbacks": {"x": target}}}))
+
+
+@pytest.mark.parametrize("change", [replace_overrides, add_to_checkpoint, add_hydra_section])
+@pytest.mark.parametrize(
+    "typed", [["resume=outputs/runs/a/b"], ["resume=auto"], ["resume=auto", "hydra.run.dir=outputs/runs/a/b"]]
+)
+def test_a_copied_run_executes_nothing(
+    change: Callable[[Path, list[str]], None],
+    typed: list[str],
+    runs: Path,
+    tiny_root: Path,
+    train_here: Train,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "outputs" / "runs" / "a" / "b"
+    shutil.copytree(runs / "cut", folder)
+    change(folder, [popen(tmp_path / "marker"), "--help"])
+    ended = train_here(*(overrides_for(tiny_root) if "resume=auto" in typed else []), *typed, "max_minutes=null")
+    assert "Traceback" not in ended.stderr
+    assert "Configuration groups" not in ended.stdout
+    assert ended.returncode == (1 if change is add_to_checkpoint and typed != ["resume=auto"] else 0), ended.stderr
+    assert not (tmp_path / "marker").exists()
+
+
+HOSTILE = (
+    "hydra/callbacks=evil",
+    "hydra.searchpath=[file:///tmp]",
+    "+hydra.launcher._target_=psutil.Popen",
+    "hydra.launcher.setup=[reboot]",
+    "hydra.launcher.python=reboot",
+    "hydra.sweeper.custom_search_space=os.abort",
+    "hydra/launcher=../../evil",
+    "hydra/launcher@hydra.callbacks.x=basic",
+    "hydra.job_logging.handlers.file.class=os.abort",
+    "hydra.output_subdir=../..",
+)
+HOSTILE_TO_JOBS = (
+    "model=../../evil",
+    "experiment=/tmp/evil",
+    "model@hydra.callbacks.x=vit",
+    "experiment@hydra.callbacks=smoke",
+    "data.root=${oc.env:SECRET}",
+    "resume=/tmp",
+    "--config-dir=/tmp",
+    "--help",
+    "-m",
+)
+
+
+def test_a_sweep_takes_only_its_own_keys_from_its_record(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs / "swept", tmp_path / "swept")
+    file = tmp_path / "swept" / "multirun.yaml"
+    recorded = yaml.safe_load(file.read_text())
+    task, of_hydra = (recorded["hydra"]["overrides"][key] for key in ("task", "hydra"))
+    taken = [*task, "hydra/launcher=basic", "hydra.launcher.n_jobs=2"]
+    recorded["hydra"]["overrides"] = {
+        "task": task,
+        "hydra": [*of_hydra, *taken[-2:], *HOSTILE, popen(tmp_path / "marker")],
+    }
+    file.write_text(yaml.safe_dump(recorded))
+    again = ["hydra.sweep.dir='swept'", "hydra.mode=MULTIRUN", "hydra.callbacks.outputs.resume_sweep=true"]
+    assert for_hydra(["sweep.resume=swept"])[0] == [*taken, *again]
+    for line in (*HOSTILE_TO_JOBS, popen(tmp_path / "marker")):
+        recorded["hydra"]["overrides"] = {"task": [*task, line], "hydra": of_hydra}
+        file.write_text(yaml.safe_dump(recorded))
+        ended = train_here("sweep.resume=swept")
+        assert "Traceback" not in ended.stderr
+        assert "cannot be resumed; start a new sweep" in ended.stderr or "note: left out" in ended.stderr, line
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_secret_that_a_record_names_is_never_printed(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train, call_here: CallHere
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    file = tmp_path / "cut" / ".hydra" / "config.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"device": "${oc.env:SECRET}"}))
+    (tmp_path / "cut" / "result.json").unlink()
+    ended = [
+        train_here("resume=cut"),
+        call_here(evaluate.main, "cut"),
+        call_here(report.main, "."),
+        call_here(status.main, "."),
+    ]
+    assert "cut/.hydra/config.yaml: device is an interpolation, and a record has plain values only" in ended[0].stderr
+    assert "hunter2" not in "".join(one.stdout + one.stderr for one in ended)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
