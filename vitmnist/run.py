@@ -25,7 +25,6 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
-from vitmnist.tracking.epochs import write_epochs
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
@@ -153,7 +152,7 @@ class RunContext:
 
         Raises:
             TrainingError: the evaluation loss is not finite.
-            DataError: a record or the checkpoint cannot be written; without the record, the checkpoint is still tried.
+            DataError: a record or the checkpoint cannot be written; without the record, the checkpoint is still saved.
             RunInterrupted: the run is to stop, and is saved.
         """
         epoch, config = progress.epoch, self.config
@@ -177,27 +176,20 @@ class RunContext:
             self.result.setup_s += progress.timer.first_wait()
         self.is_first_epoch = False
         self.result.epochs.append(record)
-        is_last, failure = epoch + 1 == config.epochs, None
+        is_last = epoch + 1 == config.epochs
         try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
             self.write_records(record, predictions, is_last)
         except OSError as error:
-            failure = DataError(f"cannot write {error.filename}: {error.strerror}")
-        try:
-            self.checkpoints.after_epoch(is_last, must_save=failure is not None)
-        except DataError as error:
-            if failure is None:
-                raise
-            log.warning("%s", error)
-        if failure:
-            raise failure
+            self.checkpoints.after_epoch(is_last, must_save=True)
+            raise DataError(f"cannot write {error.filename}: {error.strerror}") from error
         log_epoch(record, config.epochs)
-        self.checkpoints.raise_if_interrupted()
+        self.checkpoints.after_epoch(is_last)
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
         """Write `epochs.csv` and TensorBoard's events; raises `OSError` if one of them cannot be written."""
         if self.board:
             epoch, every = record["epoch"], self.config.tensorboard.images_every_epochs
-            write_epochs(self.result.epochs, self.folder)
+            self.result.write_epochs(self.folder)
             self.board.add_epoch(record)
             if every and (is_last or (epoch + 1) % every == 0):
                 self.board.add_images(self.setup, predictions, epoch)
@@ -256,7 +248,7 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
 def prepare_folder(folder: Path, setup: TrainSetup, result: Result) -> None:
     """Write what is known at the start, then remove the results of an earlier start."""
     result.write_config(folder)
-    write_epochs(result.epochs, folder)  # drops what was recorded after the checkpoint
+    result.write_epochs(folder)  # drops what was recorded after the checkpoint
     if files := setup.dataset.test.files:
         write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
     (folder / "result.json").unlink(missing_ok=True)

@@ -154,7 +154,7 @@ def unfinished(folder: Path, left: str) -> None:
         (lambda f: unfinished(f, ".lock"), "killed: it left no result.json"),
         (lambda f: unfinished(f, "vitmnist.log"), "not started"),
         (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: "),
-        (lambda f: (run(f, "disk") / "resumed.yaml").touch(), "completed, resumed"),
+        (lambda f: run(f, "disk", resumed=True), "completed, resumed"),
     ],
 )
 def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, status: str, tmp_path: Path) -> None:
