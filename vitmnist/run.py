@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
@@ -30,7 +31,6 @@ from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
 from vitmnist.tracking.metrics import EpochRecord, epoch_record
 from vitmnist.tracking.outcome import recording_outcome
-from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
@@ -106,7 +106,6 @@ class RunContext:
     world: World
     heartbeat: Heartbeat
     resumed_progress: EpochProgress | None
-    profile_next_epoch: bool
     is_first_epoch: bool = True  # since the start or resume of this process
 
     def start_epoch(self, epoch: int) -> EpochProgress:
@@ -122,12 +121,17 @@ class RunContext:
         profiler: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
         if is_training:
             loader, name, done = self.setup.train_loader, "train", progress.metrics.steps
-            if self.profile_next_epoch:
+            if self.config.profile and self.is_first_epoch and self.world.is_main:
                 profiler = profiled(self.folder, len(loader) - done, self.setup.step.device)
-                self.profile_next_epoch = False
         label = f"epoch {progress.epoch + 1} {name}"
         self.heartbeat.begin_pass("training" if is_training else "evaluating", progress.epoch, done, len(loader))
-        with profiler as next_step, progress_bar(label, len(loader), done, self.world.is_main) as bar:
+        disable = None if self.world.is_main else True  # None: show it only if stderr is a terminal
+        with (
+            profiler as next_step,
+            tqdm(
+                total=len(loader), initial=done, desc=label, unit="batch", mininterval=0.5, leave=False, disable=disable
+            ) as bar,
+        ):
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()
@@ -135,11 +139,7 @@ class RunContext:
                 next_step()
                 self.checkpoints.after_step(progress, timer)
 
-            try:
-                yield after_step
-            except TrainingError as error:
-                error.args = (f"{error}{self.checkpoints.describe_last()}",)
-                raise
+            yield after_step
 
     def finish_epoch(
         self,
@@ -159,7 +159,7 @@ class RunContext:
         if not math.isfinite(evaluation["eval_loss"]):
             raise TrainingError(
                 f"the evaluation loss is {evaluation['eval_loss']} after epoch {epoch + 1}, at learning rate "
-                f"{self.setup.step.lr:g}; try a smaller optimizer.lr{self.checkpoints.describe_last()}"
+                f"{self.setup.step.lr:g}; try a smaller optimizer.lr"
             )
         save_s = train["save_s"] + evaluation["save_s"]
         metrics = {
@@ -224,8 +224,7 @@ def begin(config: Config, folder: Path, result: Result, stop: StopSignal, world:
     if world.is_main:
         board = stack.enter_context(TensorBoard(folder, result))
         prepare_folder(folder, setup, result)
-    profiles = config.profile and world.is_main
-    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress, profiles)
+    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress)
 
 
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:

@@ -107,7 +107,6 @@ class CheckpointManager:
         self._model_info = model_info(config, setup.dataset.train)
         self._best_acc = -1.0
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._saved_epochs: int | None = None  # of the newest checkpoint
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` is that of an epoch under way."""
@@ -128,7 +127,6 @@ class CheckpointManager:
         if self._world.is_main:
             storage.save(self._folder, vars(checkpoint), best)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._saved_epochs = len(self._result.epochs)
 
     def restore(self, checkpoint: Checkpoint) -> EpochProgress | None:
         """Restore the run to a checkpoint; returns the progress of an epoch under way.
@@ -143,17 +141,16 @@ class CheckpointManager:
             if checkpoint.model_info != self._model_info:
                 raise ValueError("model_info differs from that of this run")
             step, progress = self._setup.step, None
-            self._saved_epochs = len(checkpoint.epochs)
             self._best_acc = max((float(epoch["eval_acc"]) for epoch in checkpoint.epochs), default=-1.0)
             step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 sampler = self._setup.train_loader.sampler
-                progress = EpochProgress(self._saved_epochs, sampler, step.device, self._log_every, self._world)
+                progress = EpochProgress(len(checkpoint.epochs), sampler, step.device, self._log_every, self._world)
                 progress.load_state_dict(checkpoint.progress)
             if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
                 set_rng_state(checkpoint.rng[self._world.rank], step.device)
         batches = progress.metrics.steps if progress else 0
-        log.info("resumed after %d epochs and %d batches", self._saved_epochs, batches)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
         return progress
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
@@ -210,13 +207,6 @@ class CheckpointManager:
             write_atomic(path, to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)}))
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror}") from error
-
-    def describe_last(self) -> str:
-        """Where the last checkpoint is, for an error message; empty if there is none."""
-        if self._saved_epochs is None:
-            return ""
-        path = self._folder / storage.FOLDER / "last.pt"
-        return f"; the last checkpoint, {path}, has {self._saved_epochs} completed epochs"
 
 
 def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:

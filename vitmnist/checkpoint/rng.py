@@ -13,7 +13,8 @@ MT19937_SIZE = 624
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """The global generators of torch (CPU, and `device` if it is a CUDA device), NumPy and Python, as plain values."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    numpy: Any = np.random.get_state()
+    name, keys, position, has_gauss, gauss = numpy
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,

@@ -36,7 +36,6 @@ class TorchWorld(World):
 
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._group: Any = None  # None is gloo's, for set-up
         self._pending: tuple[Tensor, Any] | None = None
         try:
