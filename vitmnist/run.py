@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
@@ -25,13 +26,11 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
-from vitmnist.tracking.epochs import write_epochs
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
 from vitmnist.tracking.metrics import EpochRecord, epoch_record
 from vitmnist.tracking.outcome import recording_outcome
-from vitmnist.tracking.progress import progress_bar
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
@@ -107,7 +106,6 @@ class RunContext:
     world: World
     heartbeat: Heartbeat
     resumed_progress: EpochProgress | None
-    profile_next_epoch: bool
     is_first_epoch: bool = True  # since the start or resume of this process
 
     def start_epoch(self, epoch: int) -> EpochProgress:
@@ -123,12 +121,17 @@ class RunContext:
         profiler: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
         if is_training:
             loader, name, done = self.setup.train_loader, "train", progress.metrics.steps
-            if self.profile_next_epoch:
+            if self.config.profile and self.is_first_epoch and self.world.is_main:
                 profiler = profiled(self.folder, len(loader) - done, self.setup.step.device)
-                self.profile_next_epoch = False
         label = f"epoch {progress.epoch + 1} {name}"
         self.heartbeat.begin_pass("training" if is_training else "evaluating", progress.epoch, done, len(loader))
-        with profiler as next_step, progress_bar(label, len(loader), done, self.world.is_main) as bar:
+        disable = None if self.world.is_main else True  # None: show it only if stderr is a terminal
+        with (
+            profiler as next_step,
+            tqdm(
+                total=len(loader), initial=done, desc=label, unit="batch", mininterval=0.5, leave=False, disable=disable
+            ) as bar,
+        ):
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()
@@ -136,11 +139,7 @@ class RunContext:
                 next_step()
                 self.checkpoints.after_step(progress, timer)
 
-            try:
-                yield after_step
-            except TrainingError as error:
-                error.args = (f"{error}{self.checkpoints.describe_last()}",)
-                raise
+            yield after_step
 
     def finish_epoch(
         self,
@@ -153,14 +152,14 @@ class RunContext:
 
         Raises:
             TrainingError: the evaluation loss is not finite.
-            DataError: a record or the checkpoint cannot be written; without the record, the checkpoint is still tried.
+            DataError: a record or the checkpoint cannot be written; without the record, the checkpoint is still saved.
             RunInterrupted: the run is to stop, and is saved.
         """
         epoch, config = progress.epoch, self.config
         if not math.isfinite(evaluation["eval_loss"]):
             raise TrainingError(
                 f"the evaluation loss is {evaluation['eval_loss']} after epoch {epoch + 1}, at learning rate "
-                f"{self.setup.step.lr:g}; try a smaller optimizer.lr{self.checkpoints.describe_last()}"
+                f"{self.setup.step.lr:g}; try a smaller optimizer.lr"
             )
         save_s = train["save_s"] + evaluation["save_s"]
         metrics = {
@@ -177,27 +176,20 @@ class RunContext:
             self.result.setup_s += progress.timer.first_wait()
         self.is_first_epoch = False
         self.result.epochs.append(record)
-        is_last, failure = epoch + 1 == config.epochs, None
+        is_last = epoch + 1 == config.epochs
         try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
             self.write_records(record, predictions, is_last)
         except OSError as error:
-            failure = DataError(f"cannot write {error.filename}: {error.strerror}")
-        try:
-            self.checkpoints.after_epoch(is_last, must_save=failure is not None)
-        except DataError as error:
-            if failure is None:
-                raise
-            log.warning("%s", error)
-        if failure:
-            raise failure
+            self.checkpoints.after_epoch(is_last, must_save=True)
+            raise DataError(f"cannot write {error.filename}: {error.strerror}") from error
         log_epoch(record, config.epochs)
-        self.checkpoints.raise_if_interrupted()
+        self.checkpoints.after_epoch(is_last)
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
         """Write `epochs.csv` and TensorBoard's events; raises `OSError` if one of them cannot be written."""
         if self.board:
             epoch, every = record["epoch"], self.config.tensorboard.images_every_epochs
-            write_epochs(self.result.epochs, self.folder)
+            self.result.write_epochs(self.folder)
             self.board.add_epoch(record)
             if every and (is_last or (epoch + 1) % every == 0):
                 self.board.add_images(self.setup, predictions, epoch)
@@ -232,8 +224,7 @@ def begin(config: Config, folder: Path, result: Result, stop: StopSignal, world:
     if world.is_main:
         board = stack.enter_context(TensorBoard(folder, result))
         prepare_folder(folder, setup, result)
-    profiles = config.profile and world.is_main
-    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress, profiles)
+    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress)
 
 
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:
@@ -256,7 +247,7 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
 def prepare_folder(folder: Path, setup: TrainSetup, result: Result) -> None:
     """Write what is known at the start, then remove the results of an earlier start."""
     result.write_config(folder)
-    write_epochs(result.epochs, folder)  # drops what was recorded after the checkpoint
+    result.write_epochs(folder)  # drops what was recorded after the checkpoint
     if files := setup.dataset.test.files:
         write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
     (folder / "result.json").unlink(missing_ok=True)

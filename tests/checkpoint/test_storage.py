@@ -169,12 +169,11 @@ def test_every_generator_is_restored(tmp_path: Path) -> None:
         return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), random.gauss(0, 1)]
 
     draw()
-    storage.save(tmp_path, {"random": rng.rng_state(), "torch": rng.torch_rng_state(torch.device("cpu"))})
+    storage.save(tmp_path, rng.rng_state(torch.device("cpu")))
     expected = draw()
     draw()
     saved = storage.load(tmp_path)
-    rng.set_rng_state(saved["random"])
-    rng.set_torch_rng_state(saved["torch"], torch.device("cpu"))
+    rng.set_rng_state(saved, torch.device("cpu"))
     assert draw() == expected
 
 

@@ -179,7 +179,7 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, t
     ("typed", "each", "message"),
     [
         (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
-        (["device=cuda"], {}, "has no GPU: torch sees none here, for 2 processes"),
+        (["device=cuda"], {}, "has no GPU: torch sees none here; start as many"),
         (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; type device=cuda"),
         ([], {1: "seed=7"}, "rank 1 was started differently: seed=7 (rank 0: 42); start every rank with the same"),
         ([], {1: "sead=7"}, "sead: there is no such key"),
@@ -233,13 +233,13 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     world = World()
-    world.size, world.local_world_size = 4, 4
+    world.size = 4
     for world.rank in range(4):
         world.local_rank = world.rank
         if world.rank < 2:
             assert choose_device("auto", world) == choose_device("cuda", world) == torch.device("cuda", world.rank)
         else:
-            with pytest.raises(ConfigError, match=rf"rank {world.rank} has no GPU: torch sees 2 here, for 4 processes"):
+            with pytest.raises(ConfigError, match=rf"rank {world.rank} has no GPU: torch sees 2 here; start as many"):
                 choose_device("auto", world)
 
 

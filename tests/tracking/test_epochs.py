@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas
 
 from tests.conftest import Start, Train, overrides_for, result_of, write_mnist_like
-from vitmnist.tracking.epochs import COLUMNS, write_epochs
 from vitmnist.tracking.metrics import METRICS
+from vitmnist.tracking.result import COLUMNS, Result
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -26,7 +26,8 @@ def assert_same_epochs(folder: Path) -> None:
 
 def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
     epoch = {metric.name: 0.1 for metric in METRICS} | {"gpu_util_pct": None, "ended_at": 1700000000.25}
-    write_epochs([{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)], tmp_path)
+    epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
+    Result(overrides=[], choices={}, epochs=epochs).write_epochs(tmp_path)
     assert [row["gpu_util_pct"] for row in rows(tmp_path)] == ["", ""]
     table = pandas.read_csv(tmp_path / "epochs.csv")
     assert list(table.columns) == list(COLUMNS)

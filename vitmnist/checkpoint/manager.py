@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, NoReturn, get_origin, get_type_hints
 
-import torch
 from safetensors.torch import save as to_safetensors
-from torch import Tensor
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.rng import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
+from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.labels import flatten, is_under, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.signals import RunInterrupted, StopSignal, interruption
+from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.tracking.metrics import check_records
+from vitmnist.runtime.world import World
+from vitmnist.tracking.metrics import check_epoch
 from vitmnist.tracking.result import Result
 from vitmnist.training.fast import StepConfig
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.setup import TrainSetup
-from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +50,12 @@ class Checkpoint:
         step: `TrainStep.state_dict()`.
         step_config: `StepConfig.to_dict()`.
         device: "cpu" or "cuda".
-        ranks: number of processes.
         epochs: the records of the completed epochs.
-        rng: the random generators of NumPy and Python on rank 0.
-        torch_rng: those of torch, by rank.
+        rng: `rng_state()` of each rank.
         progress: `EpochProgress.state_dict()` of an epoch under way; empty between two epochs.
 
     Raises:
-        TypeError, ValueError, LookupError: a field is not of its type, or the records of the epochs are incomplete.
+        TypeError, ValueError, LookupError: a field is not of its type, or an epoch's record is damaged.
     """
 
     config: dict[str, Any]
@@ -70,24 +64,21 @@ class Checkpoint:
     step: dict[str, Any]
     step_config: dict[str, Any]
     device: str
-    ranks: int
     epochs: list[dict[str, Any]]
-    rng: dict[str, Any]
-    torch_rng: list[Tensor]
+    rng: list[dict[str, Any]]
     progress: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(Checkpoint).items():
             if not isinstance(getattr(self, name), get_origin(kind) or kind):
                 raise TypeError(f"{name} is {str(getattr(self, name))[:40]}")
-        if len(self.torch_rng) != self.ranks:
-            raise ValueError(f"torch_rng has {len(self.torch_rng)} states for {self.ranks} processes")
         StepConfig.from_dict(self.step_config)
-        check_records(self.epochs)
+        for epoch in self.epochs:
+            check_epoch(epoch)
 
     def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
         """The options of the step; None if `trainer`, device type or number of ranks have changed since."""
-        before = self.config.get("trainer"), self.device, self.ranks
+        before = self.config.get("trainer"), self.device, len(self.rng)
         is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
         return StepConfig.from_dict(self.step_config) if is_same else None
 
@@ -114,9 +105,8 @@ class CheckpointManager:
         self._has_holdout = config.data.holdout is not None
         self._log_every = config.tensorboard.every_steps
         self._model_info = model_info(config, setup.dataset.train)
-        self._interrupted: RunInterrupted | None = None
+        self._best_acc = -1.0
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._saved_epochs: int | None = None  # of the newest checkpoint
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` is that of an epoch under way."""
@@ -130,16 +120,13 @@ class CheckpointManager:
             step=step.state_dict(),
             step_config=self._setup.step_config.to_dict(),
             device=step.device.type,
-            ranks=self._world.size,
             epochs=self._result.epochs,
-            rng=rng_state(),
-            torch_rng=self._world.all_gather_object(torch_rng_state(step.device)),
+            rng=self._world.all_gather_object(rng_state(step.device)),
             progress=progress.state_dict() if progress else {},
         )
         if self._world.is_main:
             storage.save(self._folder, vars(checkpoint), best)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._saved_epochs = len(self._result.epochs)
 
     def restore(self, checkpoint: Checkpoint) -> EpochProgress | None:
         """Restore the run to a checkpoint; returns the progress of an epoch under way.
@@ -154,27 +141,16 @@ class CheckpointManager:
             if checkpoint.model_info != self._model_info:
                 raise ValueError("model_info differs from that of this run")
             step, progress = self._setup.step, None
-            self._saved_epochs = len(checkpoint.epochs)
+            self._best_acc = max((float(epoch["eval_acc"]) for epoch in checkpoint.epochs), default=-1.0)
             step.load_state_dict(checkpoint.step)
-            _check_next_update(step)
             if checkpoint.progress:
-                trial = self._progress(checkpoint, SINGLE_PROCESS)
-                trial.start_timer()
-                trial.compute()
-                trial.logged_steps()
-                progress = self._progress(checkpoint, self._world)
-            if self._world.is_main:
-                set_rng_state(checkpoint.rng)
-            if self._world.rank < len(checkpoint.torch_rng):  # a new rank keeps its own seed
-                set_torch_rng_state(checkpoint.torch_rng[self._world.rank], step.device)
+                sampler = self._setup.train_loader.sampler
+                progress = EpochProgress(len(checkpoint.epochs), sampler, step.device, self._log_every, self._world)
+                progress.load_state_dict(checkpoint.progress)
+            if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
+                set_rng_state(checkpoint.rng[self._world.rank], step.device)
         batches = progress.metrics.steps if progress else 0
-        log.info("resumed after %d epochs and %d batches", self._saved_epochs, batches)
-        return progress
-
-    def _progress(self, checkpoint: Checkpoint, world: World) -> EpochProgress:
-        sampler, device = self._setup.train_loader.sampler, self._setup.step.device
-        progress = EpochProgress(len(checkpoint.epochs), sampler, device, self._log_every, world)
-        progress.load_state_dict(checkpoint.progress)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
         return progress
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
@@ -198,27 +174,28 @@ class CheckpointManager:
             self.save(progress)
             timer.begin("other")
         if stopping:
-            self._world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
-            raise interruption(stopping)
+            self._interrupt(stopping)
 
     def after_epoch(self, is_last: bool, must_save: bool = False) -> None:
-        """Save after an epoch that is in the result, if it is time to or any rank must."""
-        accuracies = [record["eval_acc"] for record in self._result.epochs]
-        # Selecting by the test split would bias the accuracy on it.
-        best = self._has_holdout and accuracies[-1] > max(accuracies[:-1], default=-1.0)
+        """Save after an epoch that is in the result, if it is time to or any rank must.
+
+        Raises:
+            RunInterrupted: the run is to stop, and is saved.
+        """
+        accuracy = self._result.epochs[-1]["eval_acc"]
+        best = self._has_holdout and accuracy > self._best_acc  # selecting by the test split would bias the accuracy
+        self._best_acc = max(accuracy, self._best_acc)
         interval = self._options.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
         stopping, saving = self._world.all_reduce_max([self._stop.request, is_due or must_save], at_once=True)
         if is_last or best or stopping or saving:
             self.save(None, best)
         if stopping and not is_last:
-            self._interrupted = interruption(stopping)
+            self._interrupt(stopping)
 
-    def raise_if_interrupted(self) -> None:
-        """Raise `RunInterrupted` if the run was asked to stop when `after_epoch` was called."""
-        if self._interrupted:
-            self._world.barrier()
-            raise self._interrupted
+    def _interrupt(self, request: int) -> NoReturn:
+        self._world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
+        raise interruption(request)
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `DataError` if it cannot be written."""
@@ -230,13 +207,6 @@ class CheckpointManager:
             write_atomic(path, to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)}))
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror}") from error
-
-    def describe_last(self) -> str:
-        """Where the last checkpoint is, for an error message; empty if there is none."""
-        if self._saved_epochs is None:
-            return ""
-        path = self._folder / storage.FOLDER / "last.pt"
-        return f"; the last checkpoint, {path}, has {self._saved_epochs} completed epochs"
 
 
 def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
@@ -281,18 +251,3 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
             f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(MAY_CHANGE)} may "
             "change"
         )
-
-
-def _check_next_update(step: TrainStep) -> None:
-    """Raise what the next update of the weights would, for a state that torch loads but cannot use.
-
-    On a copy, and not fused, because fused kernels do not check the shapes of their tensors.
-    """
-    schedule = copy.deepcopy(step.schedule)  # with its optimizer and weights
-    optimizer = schedule.optimizer
-    for group in optimizer.param_groups:
-        group.update({key: False for key in ("fused", "foreach") if key in group})
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    schedule.step()

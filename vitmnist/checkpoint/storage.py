@@ -27,7 +27,7 @@ from vitmnist.runtime.files import write_atomic
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 5
+FORMAT = 6
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 

@@ -26,14 +26,9 @@ def cpuinfo(*keys: str) -> str | None:
     return None
 
 
-def cpu_flags() -> list[str]:
-    """The names of the instruction sets, such as avx512_bf16."""
-    return (cpuinfo("flags", "Features") or "").split()
-
-
 def has_bf16_instructions() -> bool:
     """Whether the processor multiplies bfloat16 natively: AVX512-BF16, AMX, or ARM's BF16."""
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_flags())
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint((cpuinfo("flags", "Features") or "").split())
 
 
 def last_level_cache() -> int | None:

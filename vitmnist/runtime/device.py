@@ -192,9 +192,8 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     if world.size > 1 and (name == "cuda" or (name == "auto" and torch.cuda.is_available())):
         if world.local_rank >= count:
             raise ConfigError(
-                f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here, for "
-                f"{world.local_world_size} processes; start as many as there are GPUs with torchrun --nproc-per-node, "
-                "or type device=cpu"
+                f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here; start as many "
+                "processes as there are GPUs with torchrun --nproc-per-node, or type device=cpu"
             )
         return torch.device("cuda", world.local_rank)
     if world.size > 1 and name.startswith("cuda:"):

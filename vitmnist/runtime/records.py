@@ -33,13 +33,11 @@ def read_json(path: Path) -> Any:
     """
     text = _read(path, JSON_MB)
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except RecursionError as error:
         raise UnreadableError("is nested too deeply") from error
     except ValueError as error:
         raise UnreadableError(f"is not JSON: {error}") from error
-    _check_plain(value)
-    return value
 
 
 def read_yaml(path: Path) -> Any:
@@ -59,11 +57,11 @@ def read_yaml(path: Path) -> Any:
             if depth > MAX_DEPTH:
                 raise UnreadableError("is nested too deeply")
         value = yaml.load(text, LOADER)
+        json.dumps(value)  # refuses dates
     except UnreadableError:
         raise
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise UnreadableError(f"is not YAML: {first_line(error)}") from error
-    _check_plain(value)
     return value
 
 
@@ -106,16 +104,3 @@ def _read(path: Path, megabytes: int) -> str:
         raise UnreadableError(f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UnreadableError(f"is not text: {error}") from error
-
-
-def _check_plain(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        for one in level:
-            if not isinstance(one, dict | list | str | int | float | None):
-                raise UnreadableError(f"contains a value of type {type(one).__name__}")
-        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [value for values in inner for value in values]
-        if not level:
-            return
-    raise UnreadableError("is nested too deeply")

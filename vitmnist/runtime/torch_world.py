@@ -6,7 +6,6 @@ import io
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import DistError, Work
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,7 +36,6 @@ class TorchWorld(World):
 
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._group: Any = None  # None is gloo's, for set-up
         self._pending: tuple[Tensor, Any] | None = None
         try:
@@ -105,8 +103,7 @@ class TorchWorld(World):
         )
 
     def report_failure(self, error: BaseException, message: str) -> bool:
-        with suppress(PeerError):
-            record(_fail)(message)
+        get_error_handler().record_exception(PeerError(message))
         if self.is_main or not distributed.is_initialized():
             return True
         if isinstance(error, PeerError):
@@ -139,7 +136,3 @@ class TorchWorld(World):
             time.sleep(POLL_S)
         if work:
             work.wait()
-
-
-def _fail(message: str) -> None:
-    raise PeerError(message)

@@ -20,7 +20,6 @@ class World:
     rank = 0
     size = 1
     local_rank = 0
-    local_world_size = 1
 
     @property
     def is_main(self) -> bool:

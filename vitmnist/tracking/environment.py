@@ -16,12 +16,10 @@ import pynvml
 import torch
 
 import vitmnist
-from vitmnist.runtime.cpu import available_cores, cpu_flags, cpuinfo
+from vitmnist.runtime.cpu import available_cores, cpuinfo
 from vitmnist.tracking.hardware import gpu_handle
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
-# Prefixes of the instruction sets that decide how fast matrix products are, on x86 and ARM.
-CPU_FLAGS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "neon", "sve")
 # Prefixes of the environment variables that change times or results.
 VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_"),
@@ -43,7 +41,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cpu": cpuinfo("model name") or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu_flags": sorted(flag for flag in cpu_flags() if flag.startswith(CPU_FLAGS)) or None,
         "cpu_count": available_cores(),
         "torch_threads": torch.get_num_threads(),
         "blas": ", ".join(LIBRARIES.findall(torch.__config__.show())),

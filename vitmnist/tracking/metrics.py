@@ -7,9 +7,9 @@ To add a metric, add a row here, and its value to the dict of `EpochProgress.com
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush, heappushpop
+from statistics import median
 from typing import Any, Literal
 
 EpochRecord = dict[str, Any]
@@ -74,16 +74,27 @@ def epoch_record(
     return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
-def check_records(epochs: Sequence[Any]) -> None:
-    """Raise an error of any type unless these are the records of the first epochs of a run."""
-    for number, record in enumerate(epochs):
-        steps = record["steps"]
-        required = [record["epoch"], record["ended_at"], record["eval_acc"], *(step["step"] for step in steps)]
-        optional = [record[metric.name] for metric in METRICS]
-        optional += [step[name] for step in steps for name in ("loss", "lr", "grad_norm")]
-        values = [*required, *(value for value in optional if value is not None)]
-        if not all(isinstance(value, int | float) for value in values) or record["epoch"] != number:
-            raise ValueError(f"the record of epoch {number + 1} is incomplete")
+def check_epoch(epoch: Any) -> None:
+    """Check the types of the record of an epoch; a metric may be missing or None.
+
+    Raises:
+        ValueError: names the key and what is wrong.
+    """
+    steps = epoch.get("steps", []) if isinstance(epoch, dict) else None
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise ValueError("it or one of its steps is not an object")
+    check_numbers(epoch, [metric.name for metric in METRICS], required=["epoch_s", "train_s", "ended_at"])
+    for step in steps:
+        check_numbers(step, ["grad_norm"], required=["step", "loss", "lr"])
+
+
+def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: Iterable[str] = ()) -> None:
+    """Raise `ValueError` unless these values are numbers that are not negative, or None if not required."""
+    for key in {**dict.fromkeys(keys), **dict.fromkeys(required)}:
+        value = node.get(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e15
+        if not is_number and (value is not None or key in required):
+            raise ValueError(f"{key} is {'missing' if value is None else str(value)[:40]}")
 
 
 SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS if metric.column}
@@ -91,44 +102,21 @@ SUMMARY["eval_acc_best"] = Metric("eval_acc", "%", "", "best accuracy, %", over_
 """The metrics that also describe a run as a whole, by their keys in its summary."""
 
 
-class RunningSummary:
-    """Metrics of a run as `Metric.over_epochs` says, brought up to date in O(log n) for each further epoch.
+def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
+    """All epochs but the first of each start, which warms up caches and allocators."""
+    return [epoch for number, epoch in enumerate(epochs) if number and not epoch.get("first_of_start")]
 
-    Medians are over the steady epochs: all but the first of each start, which warms up caches and allocators. If none
-    is steady, they are over all epochs.
 
-    Attributes:
-        values: by the keys of `metrics`; without those that no epoch has.
-        steady: the number of steady epochs.
+def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
+    """A metric of a run as `Metric.over_epochs` says; None if it was not measured.
+
+    Medians are over the steady epochs. If none is steady, they are over all epochs.
     """
-
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self.values: dict[str, float] = {}
-        self.steady, self._epochs, self._metrics = 0, 0, metrics
-        self._halves: dict[str, tuple[list[float], list[float]]] = {}  # heaps: the lower half, negated, and the upper
-
-    def update(self, epochs: Sequence[EpochRecord]) -> None:
-        """Add those epochs of the run that are new; `epochs` are all of them, in order."""
-        for epoch in epochs[self._epochs :]:
-            is_steady = self._epochs > 0 and not epoch.get("first_of_start")
-            if is_steady and not self.steady:  # drop the medians over the others
-                self.values = {key: value for key, value in self.values.items() if key not in self._halves}
-                self._halves.clear()
-            self._epochs, self.steady = self._epochs + 1, self.steady + is_steady
-            for key, metric in self._metrics.items():
-                value = epoch.get(metric.name)
-                if value is None:
-                    continue
-                if metric.over_epochs == "last":
-                    self.values[key] = value
-                elif metric.over_epochs == "max":
-                    self.values[key] = max(value, self.values.get(key, value))
-                elif is_steady or not self.steady:
-                    self.values[key] = self._median(key, value)
-
-    def _median(self, key: str, value: float) -> float:
-        low, high = self._halves.setdefault(key, ([], []))
-        heappush(high, -heappushpop(low, -value))
-        if len(high) > len(low):
-            heappush(low, -heappop(high))
-        return -low[0] if len(low) > len(high) else (high[0] - low[0]) / 2
+    if metric.over_epochs == "median":
+        epochs = steady_epochs(epochs) or epochs
+    values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
+    if not values:
+        return None
+    if metric.over_epochs == "last":
+        return float(values[-1])
+    return float(max(values) if metric.over_epochs == "max" else median(values))

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ import yaml
 from vitmnist.config.labels import flatten
 from vitmnist.diagnosis.verdict import verdict
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.metrics import SUMMARY, EpochRecord, RunningSummary
+from vitmnist.runtime.records import csv_text
+from vitmnist.tracking.metrics import METRICS, SUMMARY, EpochRecord, summarize
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
+COLUMNS = ("epoch", *(metric.name for metric in METRICS), "first_of_start", "ended_at")  # of `epochs.csv`
 GROUPS = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
 
 
@@ -51,16 +52,11 @@ class Result:
 
     def summary(self) -> dict[str, float | None]:
         """The run as a whole: `SUMMARY` over its epochs, and the seconds before the first; None: not measured."""
-        self._summary.update(self.epochs)
         return {
-            **{key: self._summary.values.get(key) for key in SUMMARY},
+            **{key: summarize(self.epochs, metric) for key, metric in SUMMARY.items()},
             "setup_s": self.setup_s,
             "compile_s": self.compile_s,
         }
-
-    @cached_property
-    def _summary(self) -> RunningSummary:
-        return RunningSummary(SUMMARY)
 
     def verdict(self) -> str | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
@@ -81,6 +77,10 @@ class Result:
         content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
         del content["setup_s"], content["compile_s"]
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
+
+    def write_epochs(self, folder: Path) -> None:
+        """Write `epochs.csv`, for spreadsheets and pandas: a row for each epoch; raises `OSError`."""
+        write_atomic(folder / "epochs.csv", csv_text(COLUMNS, self.epochs).encode())
 
     def write_config(self, folder: Path) -> None:
         """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""

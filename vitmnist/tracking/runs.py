@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,11 @@ from vitmnist.config.labels import flatten
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
-from vitmnist.tracking.metrics import METRICS, EpochRecord, RunningSummary
+from vitmnist.tracking.metrics import METRICS, EpochRecord, check_epoch, check_numbers, steady_epochs, summarize
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
-PARTS = (
-    ("first_batch_s", "data_wait_s"),
-    ("data_wait_s", "train_s"),
-    ("compute_s", "train_s"),
-    ("train_s", "epoch_s"),
-)  # part, whole
-DIVISORS = ("train_s", "epoch_s")  # of ratios
+PARTS = (("data_wait_s", "train_s"), ("compute_s", "train_s"), ("train_s", "epoch_s"))  # part, whole
 ROUNDING = 1 + 1e-6
 
 
@@ -58,21 +51,15 @@ class Run:
         """A section of its `result.json`, such as `environment`; empty if unknown, as for a run that never started."""
         return self.result.get(name) or {}
 
-    @cached_property
+    @property
     def is_resumed(self) -> bool:
         """Whether it was stopped and resumed."""
         return self.result.get("resumed") is True
 
-    @cached_property
-    def _summary(self) -> RunningSummary:
-        summary = RunningSummary(METRIC_BY_NAME)
-        summary.update(self.epochs)
-        return summary
-
     @property
     def is_ranked(self) -> bool:
         """Whether its times are compared: it completed, had the machine to itself, and has a steady epoch."""
-        return self.status == "completed" and not self.overlapping and self._summary.steady > 0
+        return self.status == "completed" and not self.overlapping and bool(steady_epochs(self.epochs))
 
     @property
     def state(self) -> str:
@@ -82,13 +69,13 @@ class Run:
         remarks = {
             "resumed": self.is_resumed,
             "overlapping": self.overlapping,
-            "first epoch only": not self._summary.steady,
+            "first epoch only": not steady_epochs(self.epochs),
         }
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def value(self, name: str) -> float | None:
         """A metric of the run, over its epochs as `METRICS` says; None if it was not measured."""
-        return self._summary.values.get(name)
+        return summarize(self.epochs, METRIC_BY_NAME[name])
 
     def seconds_to(self, target: float) -> float | None:
         """Seconds of compiling and of all epochs up to the first that reached an accuracy; None if none did."""
@@ -134,7 +121,7 @@ def read_run(folder: Path) -> Run:
     except FileNotFoundError:
         if (folder / ".lock").exists():
             status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         status, reason, result = "unreadable", f"{folder.name}/result.json: {error}", {}
     return Run(folder, status, reason, config or _hydra_config(folder), result)
 
@@ -151,33 +138,22 @@ def check_result(result: Any) -> None:
     _require(isinstance(result.get("error") or "", str), "error is not a string")
     for key in SECTIONS:
         _require(isinstance(result.get(key) or {}, dict), f"{key} is not an object")
-    _check_numbers(result, ["began_at", "ended_at"], required=["began_at", "ended_at"])
-    _check_numbers(result.get("summary") or {}, ["compile_s"])
-    _check_numbers(result.get("dataset") or {}, ["test_size"])
+    check_numbers(result, required=["began_at", "ended_at"])
+    check_numbers(result.get("summary") or {}, ["compile_s"])
+    check_numbers(result.get("dataset") or {}, ["test_size"])
     epochs = result.get("epochs")
-    is_list = isinstance(epochs, list) and all(isinstance(epoch, dict) for epoch in epochs)
-    _require(is_list, "epochs is not a list of objects")
+    _require(isinstance(epochs, list), "epochs is not a list of objects")
     _require(bool(epochs) or result["status"] != "completed", "status is completed, but there are no epochs")
     for number, epoch in enumerate(epochs, 1):
-        where = f"epoch {number}: "
-        _check_numbers(epoch, [*METRIC_BY_NAME, "ended_at"], where, required=["epoch_s", "train_s", "ended_at"])
-        for key in DIVISORS:
-            _require(epoch[key] >= 1e-9, f"{where}{key} is {epoch[key]:.4g}")
+        try:
+            check_epoch(epoch)
+        except ValueError as error:
+            raise ValueError(f"epoch {number}: {error}") from error
+        _require(epoch["train_s"] >= 1e-9, f"epoch {number}: train_s is {epoch['train_s']:.4g}")  # a divisor
         for part, whole in PARTS:
-            if epoch.get(part) is not None and epoch.get(whole) is not None:
-                small, large = epoch[part], epoch[whole]
-                message = f"{where}{part} is {small:.4g}, above {whole}, which is {large:.4g}"
-                _require(small <= large * ROUNDING, message)
-
-
-def _check_numbers(node: Mapping[str, Any], keys: Iterable[str], where: str = "", required: Iterable[str] = ()) -> None:
-    for key in keys:
-        value = node.get(key)
-        if value is None:
-            _require(key not in required, f"{where}{key} is missing")
-        else:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            _require(is_number and 0 <= value <= 1e15, f"{where}{key} is {str(value)[:40]}")
+            small, large = epoch.get(part) or 0, epoch[whole]
+            message = f"epoch {number}: {part} is {small:.4g}, above {whole}, which is {large:.4g}"
+            _require(small <= large * ROUNDING, message)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -76,10 +76,13 @@ class TensorBoard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        # HParams has no status for a run that may be resumed; without one it shows "unknown".
-        if kind is not None and issubclass(kind, RunInterrupted | KeyboardInterrupt):
-            return
+        summary = self._result.summary()
+        tags = {f"summary/{key}": key for key in summary}
         try:
+            _append(self._path, *_scalars(tags, summary, len(self._result.epochs), time.time()))
+            # HParams has no status for a run that may be resumed; without one it shows "unknown".
+            if kind is not None and issubclass(kind, RunInterrupted | KeyboardInterrupt):
+                return
             status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
             _replace(self._folder / STATUS, hparams.session_end(status))
         except OSError as error:
@@ -88,10 +91,8 @@ class TensorBoard:
             log.warning("%s: cannot be written: %s", error.filename, error.strerror)  # the run failed before
 
     def add_epoch(self, record: EpochRecord) -> None:
-        """Write an epoch's scalars, before its checkpoint is saved; `record` is the last one of the result."""
-        step, ended_at, summary = record["epoch"] + 1, record["ended_at"], self._result.summary()
-        tags = {**TAGS, **{f"summary/{key}": key for key in summary}}
-        _append(self._path, *_scalars(tags, {**record, **summary}, step, ended_at), *_steps(record))
+        """Write an epoch's scalars, before its checkpoint is saved."""
+        _append(self._path, *_scalars(TAGS, record, record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
         """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved.

@@ -138,9 +138,11 @@ class EpochProgress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
-        self._seconds_before = dict(state["seconds"])
-        self._first_batch_before = state["first_batch_s"]
-        self._gradient_norms = {step: torch.tensor(norm, device=self._device) for step, norm in state["norms"].items()}
+        self._seconds_before = {phase: float(seconds) for phase, seconds in state["seconds"].items()}
+        self._first_batch_before = float(state["first_batch_s"])
+        for step, norm in state["norms"].items():
+            self.metrics.lrs[step]  # raises for a step that is not done
+            self._gradient_norms[step] = torch.tensor(float(norm), device=self._device)
 
     def _seconds(self) -> dict[str, float]:
         now = self.timer.seconds()

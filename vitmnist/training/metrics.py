@@ -77,10 +77,13 @@ class MetricAccumulator:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`, also with another number of ranks."""
-        if self._world.is_main:  # holds the sums; the other ranks start from zero
-            self._losses[:] = state["losses"].view_as(self._losses)
-            self._correct.fill_(state["correct"])
+        losses, correct = state["losses"].view_as(self._losses), int(state["correct"])
         self.lrs = [float(lr) for lr in state["lrs"]]
+        if len(self.lrs) > len(losses):
+            raise ValueError("the epoch has fewer steps")
+        if self._world.is_main:  # holds the sums; the other ranks start from zero
+            self._losses[:] = losses
+            self._correct.fill_(correct)
 
 
 def non_finite_loss(loss: float, epoch: int, step: int, lr: float) -> TrainingError:

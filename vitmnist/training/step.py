@@ -214,11 +214,22 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`. A captured graph is dropped, because it refers to other tensors."""
         self.graph = None
+        # Torch loads any state, but a kernel may write beyond one of another shape: compare with that of an update.
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.model.zero_grad()
+        shapes = self._optimizer_shapes()
         self.model.load_state_dict(state["model"])
-        # How the optimizer computes is not part of its state, but decides on which device torch puts the state.
-        for group, own in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
-            group.update({key: own[key] for key in ("fused", "foreach", "capturable") if key in own})
-        self.optimizer.load_state_dict(state["optimizer"])
+        groups = self.optimizer.state_dict()["param_groups"]  # their options follow from the configuration
+        for group, saved in zip(groups, state["optimizer"]["param_groups"], strict=True):
+            group["lr"] = float(saved["lr"])
+        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        own = self.schedule.state_dict()
+        if any(type(state["schedule"].get(key, value)) is not type(value) for key, value in own.items()) or any(
+            shapes[parameter] != loaded for parameter, loaded in self._optimizer_shapes().items()
+        ):
+            raise ValueError("the state of the optimizer or the schedule does not fit")
         self.schedule.load_state_dict(state["schedule"])
         if isinstance(self.schedule, LambdaLR):  # if the run has another number of epochs now, so has the curve
             rates = zip(self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
@@ -226,6 +237,14 @@ class TrainStep:
                 group["lr"] = base_lr * factor(self.schedule.last_epoch)
         if self.ema:
             self.ema.load_state_dict(state["ema"])
+
+    def _optimizer_shapes(self) -> dict[Tensor, dict[str, object]]:
+        return {
+            parameter: {
+                name: value.shape if isinstance(value, Tensor) else type(value) for name, value in state.items()
+            }
+            for parameter, state in self.optimizer.state.items()
+        }
 
     def _without_all_reduce(self) -> AbstractContextManager[object]:
         """Skip DDP's all-reduce."""
