@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
     assert "is damaged" not in output
     assert output.count("resumed after") > kills // 2
-    every = {"step": list(range(1, 12 * 30 + 1, 50)), "config": [0]}
+    every = {"step": list(range(1, 12 * 30 + 1, 50)), "config": [0], "summary": [12]}
     for tag, found in steps(tmp_path / "killed").items():
         assert found == every.get(tag.partition("/")[0], list(range(1, 13))), tag
 
@@ -170,7 +170,7 @@ def test_saves_within_an_epoch_change_nothing(quick: list[str], whole: Path, tra
         assert epoch["epoch_s"] == pytest.approx(epoch["train_s"] + epoch["eval_s"] + epoch["save_s"])
 
 
-def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(
+def test_a_loss_that_is_not_finite_leaves_the_last_good_checkpoint(
     quick: list[str], train_here: Train, tmp_path: Path
 ) -> None:
     ended = train_here(
