@@ -6,6 +6,7 @@ python -m vitmnist.status outputs
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ def row(run: Run, now: float) -> dict[str, str]:
         # A lock is not visible on all file systems and from other machines.
         state = beat["status"] if run.status == "running" or now - updated_at < 3 * INTERVAL_S else "killed"
         progress = f"epoch {beat['epoch']}/{beat['epochs']}, batch {beat['batch']}/{beat['batches']}"
-    age = "" if updated_at is None else duration(now - float(updated_at))
+    age = duration(now - float(updated_at)) if updated_at is not None and math.isfinite(updated_at) else ""
     cells = {"run": display_path(run.folder), "state": state, "progress": progress, "age": age, "process": process}
     return {title: printable(str(cell)) for title, cell in cells.items()}
 

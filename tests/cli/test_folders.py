@@ -44,7 +44,7 @@ def test_auto_in_a_folder_named_by_a_key_is_typed_again_and_again(
     typed = [*quick, "resume=auto", "hydra.run.dir=runs/${seed}"]
     assert "nothing to resume in runs/42; a new run begins" in train_here(*typed, "max_minutes=0").stdout
     assert "resume=auto: resuming runs/42" in train_here(*typed, "max_minutes=null").stdout
-    assert "runs/42: all 2 epochs are done" in train_here(*typed).stdout
+    assert "runs/42: completed, epoch 2/2" in train_here(*typed).stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["42"]
 
 

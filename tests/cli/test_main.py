@@ -208,7 +208,7 @@ def test_a_completed_run_says_how_to_train_further(train_here: Train, quick: lis
     del kept[tmp_path / "here" / "vitmnist.log"]
     again = train_here("resume=here")
     assert again.returncode == 0, again.stderr
-    assert "here: all 2 epochs are done, accuracy " in again.stdout
+    assert "here: completed, epoch 2/2, accuracy " in again.stdout
     assert "python train.py resume=here epochs=N" in again.stdout
     assert {path: path.read_bytes() for path in kept} == kept
     assert train_here("resume=here", "optimizer.lr=0.5").returncode == 1

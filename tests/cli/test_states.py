@@ -11,7 +11,7 @@ from tests.conftest import STATEFUL, Train, assert_same_run, overrides_for, resu
 from tests.support.processes import TrainProcess
 from vitmnist.runtime.signals import UNFINISHED
 
-BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "all 2 epochs are done"
+BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
 NO_RUN = "holds no run; name a folder such as outputs/runs/"
 ALL_DAMAGED = "run/checkpoints: all checkpoints are damaged"
@@ -112,7 +112,7 @@ def test_auto_names_the_runs_that_it_does_not_resume(
     assert ended.returncode == 0, ended.stderr
     for name, reason in {
         "a": "it is completed",
-        "b": "warning: its .hydra/config.yaml is damaged",
+        "b": "its .hydra/config.yaml is damaged",
         "c": "it has no checkpoint",
         "e": "it holds no run",
     }.items():

@@ -120,6 +120,10 @@ def test_values_arrive_typed() -> None:
         (["model=cnn", "optimizer.lr=0.01", "+x=1"], "cnn-lr0.01-x1"),
         (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-basedisk"),
         (["data.root=/some/where", "model.x=a b/c", "~model"], "xa_b_c-no_model"),
+        (
+            ["data.dataset.path=/data/pictures/of/flowers/and/of/many/trees", "model=cnn", f"+x={'y' * 40}", "seed=7"],
+            "path_data_p_wers_and_of_many_trees-cnn-xyyyyyyyyyy_yyyyyyyyyyyyyyyyyyyyyy-seed7",
+        ),
     ],
 )
 def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:

@@ -71,7 +71,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(Checkpoint).items():
             if not isinstance(getattr(self, name), get_origin(kind) or kind):
-                raise TypeError(f"{name} is {str(getattr(self, name))[:40]}")
+                raise TypeError(f"{name} is {type(getattr(self, name)).__name__}")
+        json.dumps(self.config)
         StepConfig.from_dict(self.step_config)
         for epoch in self.epochs:
             check_epoch(epoch)

@@ -77,6 +77,9 @@ def load(folder: Path) -> dict[str, Any] | None:
     for path in (place / "last.pt", place / "previous.pt"):
         if not path.exists():
             continue
+        if not path.is_file():  # opening a FIFO would wait for a writer
+            damage.append(f"{path}: is not a regular file")
+            continue
         try:
             state = read(path)
         except DamagedError as error:

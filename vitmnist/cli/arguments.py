@@ -14,7 +14,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from vitmnist.cli.overrides import key_of, quoted, split, value_of
+from vitmnist.cli.overrides import as_it_is, key_of, quoted, split, value_of
 from vitmnist.cli.resume import RUNS, SEVERAL, is_group, newest_unfinished, recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError
@@ -32,10 +32,12 @@ class Resume:
     Args:
         typed: overrides on top of its recorded values.
         config: these values with the overrides; None with `resume=auto` and `hydra.run.dir`, which Hydra resolves.
+        since: Unix time in seconds; a run that was last started earlier is not resumed.
     """
 
     typed: list[str]
     config: Config | None = None
+    since: float = 0.0
 
 
 def for_hydra(arguments: list[str]) -> tuple[list[str], Resume | None]:
@@ -67,15 +69,18 @@ def for_hydra(arguments: list[str]) -> tuple[list[str], Resume | None]:
         nothing = "no unfinished run of this configuration; a new one begins"
         print(f"resume=auto: {f'resuming {display_path(folder)}' if folder else nothing}")
         return _run(folder, _without_several(typed), options) if folder else ([*new, *options], None)
-    return [*new, *options], Resume(_without_several(typed))
+    return [*new, *options], Resume(_without_several(typed), since=since)
 
 
 def _run(folder: Path, typed: list[str], options: list[str]) -> tuple[list[str], Resume]:
     """Hydra composes defaults, which nobody reads: a typed key may belong to a member that only the record names."""
     if {"--cfg", "-c"} & set(options):
         raise ConfigError(f"--cfg: the configuration of a run is in {folder}/.hydra/config.yaml; leave out resume=")
+    if value_of("hydra.run.dir", typed) is not None:
+        raise ConfigError(f"hydra.run.dir: a run is resumed in its own folder, {display_path(folder)}; leave it out")
     of_hydra = [one for one in typed if one.startswith("hydra") and key_of(one) != "hydra.searchpath"]
-    return [*of_hydra, f"hydra.run.dir={quoted(str(folder))}", *options], Resume(typed, recorded_config(folder, typed))
+    arguments = [*of_hydra, f"hydra.run.dir={as_it_is(folder)}", "hydra.mode=RUN", *options]
+    return arguments, Resume(typed, recorded_config(folder, typed))
 
 
 def _without_several(typed: list[str]) -> list[str]:
@@ -114,9 +119,10 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
     if of_folders := [one for one in left_out if key_of(one).startswith("hydra.sweep.")]:
         raise ConfigError(f"{shown}: the sweep was started with {of_folders[0]!r}; type that as well")
     if left_out:
-        print(f"note: left out, as a record may not set it: {' '.join(map(repr, left_out))}", file=sys.stderr)
+        shown = " ".join(map(repr, left_out))
+        print(f"note: ignored, because a record may not set it: {shown}; type it again if needed", file=sys.stderr)
     # No override of the jobs is added: their records and the names of their folders stay the same.
-    again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
+    again = [f"hydra.sweep.dir={as_it_is(folder)}", "hydra.mode=MULTIRUN"]
     again.append("hydra.callbacks.outputs.resume_sweep=true")
     return [*(one for one in recorded if _is_taken(one)), *typed, *again, *options]
 

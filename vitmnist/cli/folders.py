@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobStatus
@@ -22,7 +22,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Resume
-from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides
+from vitmnist.cli.overrides import key_of
+from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides, started_before
 from vitmnist.cli.search import continue_search
 from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep, unrecorded
 from vitmnist.config.labels import to_plain_dict
@@ -51,6 +52,9 @@ class OutputFolder:
         advice = f"name another folder with hydra.{'sweep' if is_sweep else 'run'}.dir=FOLDER"
         if any(unicodedata.category(letter) == "Cc" for letter in str(path)):
             raise ConfigError(f"{str(path)!r}: the name of a folder must not contain control characters; {advice}")
+        for entry in path.iterdir() if path.is_dir() else ():
+            if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
+                raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")
         try:
             self._lock.enter_context(locked(self.path))
         except OSError as error:
@@ -60,9 +64,10 @@ class OutputFolder:
         """Raise `ConfigError` if a run has left a result or a checkpoint here, or a job of a sweep has."""
         prefix, kind, resume = ("**/", "sweep", "sweep.resume") if self.is_sweep else ("", "run", "resume")
         if any(any(self.path.glob(f"{prefix}{pattern}")) for pattern in RECORDS):
+            hint = "" if self.is_search else f", or resume with {resume}=FOLDER"
             raise ConfigError(
                 f"hydra.{kind}.dir={display_path(self.path)}: holds records already, which would be overwritten; "
-                f"name another folder, or resume with {resume}=FOLDER"
+                f"name another folder{hint}"
             )
 
     def resume_hint(self, ranks: int) -> str:
@@ -90,6 +95,7 @@ class Command:
     config: Config | None = None
     overrides: list[str] | None = None
     output: OutputFolder | None = None
+    stage: Literal["starting", "training", "completed"] = "starting"
 
 
 command = Command()  # not in the callback, which launchers pickle
@@ -133,6 +139,10 @@ class Outputs(Callback):
                     "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
                     "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
                 )
+            if command.resume:
+                raise ConfigError(
+                    "resume: resumes one run, and this command is a sweep (-m, or an experiment that is one)"
+                )
             apply_repeats(config)
             continue_search(config)
             unrecorded.clear()
@@ -161,8 +171,9 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
     Raises:
         ConfigError: the configuration, the folder or its records cannot be used.
     """
+    HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     folder = Path(composed.hydra.run.dir)
-    if resume is None:
+    if resume is None or started_before(folder, resume.since):
         config = new_config(composed)
         command.output = OutputFolder(folder)
         command.output.refuse_records()
@@ -175,7 +186,8 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
         _end_completed(run, config)
     command.output = OutputFolder(folder)
     if not is_auto:
-        command.overrides = [*recorded_overrides(folder), *resume.typed]
+        keys = [key_of(one) for one in resume.typed]
+        command.overrides = [one for one in recorded_overrides(folder) if key_of(one) not in keys] + resume.typed
         return config
     if is_resumable(folder):  # asked under the lock: another process may have trained here meanwhile
         print(f"resume=auto: resuming {display_path(folder)}")
@@ -186,7 +198,6 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
 
 def new_config(composed: DictConfig) -> Config:
     """The composed configuration of a run that begins."""
-    HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     return replace(validate(Config, values), resume=None)
 
@@ -194,11 +205,11 @@ def new_config(composed: DictConfig) -> Config:
 def _end_completed(run: Run, config: Config) -> NoReturn:
     from vitmnist.checkpoint.manager import check_resumable  # imports torch
 
-    check_resumable(run.result["config"], to_plain_dict(config))
+    check_resumable(to_plain_dict(recorded_config(run.folder, [])), to_plain_dict(config))
     shown, accuracy = display_path(run.folder), run.value("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
     print(
-        f"{shown}: all {config.epochs} epochs are done{result}; train further with\n"
+        f"{shown}: completed, epoch {config.epochs}/{config.epochs}{result}; train further with\n"
         f"    {program()} {shlex.quote(f'resume={shown}')} epochs=N"
     )
     sys.exit(0)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -46,8 +47,8 @@ def train(composed: DictConfig) -> float | None:
 
     from vitmnist.run import run  # here, because --help needs no torch
 
-    gc.freeze()  # and
-    gc.unfreeze()  # regards them as old ones
+    gc.freeze()
+    gc.unfreeze()  # all that was imported is in the oldest generation now, which is rarely examined
     gc.enable()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
@@ -62,7 +63,9 @@ def train(composed: DictConfig) -> float | None:
     try:
         start_ranks(_world, folders.command)
         config = folders.command.config or folders.new_config(composed)  # the second on a rank with other arguments
+        folders.command.stage = "training"
         run(config, folder, folders.command.overrides or [], _stop, _world, began_at=process_began_at())
+        folders.command.stage = "completed"
     except Exception as error:
         raise folders.TaskError from error
     return None
@@ -104,14 +107,18 @@ def main() -> None:
     _world.disconnect()
 
 
-def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """End on a Ctrl-C outside of training, when nothing can be lost.
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    """End on a Ctrl-C before training, when nothing can be lost; a completed run ends by itself.
 
     An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads,
     of which one may hang in a read.
     """
+    if folders.command.stage == "completed":
+        return
     hint = folders.command.output.resume_hint(_world.size) if folders.command.output else ""
-    os.write(sys.stderr.fileno(), f"interrupted{hint}\n".encode())  # print() fails if it is what was interrupted
+    with suppress(RuntimeError):  # if a print is what was interrupted
+        sys.stdout.flush()
+    os.write(2, os.fsencode(f"interrupted{hint}\n"))
     os._exit(130)
 
 
@@ -133,7 +140,7 @@ def end(error: BaseException) -> NoReturn:
         hint = output.resume_hint(_world.size) if output else ""
         log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
         sys.exit(failure.exit_code)
-    if output and not output.is_sweep and (output.path / "result.json").exists():
+    if output and command.stage == "training" and (output.path / "result.json").exists():
         log.info("failed; results: %s", display_path(output.path))
     if not _world.report_failure(error, failure.message):
         sys.exit(failure.exit_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,6 +27,11 @@ def key_of(override: str) -> str:
 def quoted(text: str) -> str:
     """Text as a quoted string of Hydra's grammar, in which a backslash is special before a quote and at the end."""
     return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), text) + "'"
+
+
+def as_it_is(folder: Path) -> str:
+    """The name of an existing folder as a quoted string that Hydra does not resolve."""
+    return quoted(re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", str(folder)))
 
 
 def value_of(key: str, overrides: list[str]) -> str | None:

@@ -5,6 +5,8 @@ A record is data: it is checked against the schema, and nothing of it is given t
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None 
 
     Args:
         typed: overrides as for `train.py`; those of `hydra` only serve to find the members of groups.
-        composed: what Hydra made of them, where it is running; it cannot compose twice at a time.
+        composed: what Hydra made of them, while it runs; it cannot be initialised twice.
 
     Raises:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
@@ -57,8 +59,10 @@ def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None 
 
 def _apply(config: DictConfig, typed: list[str], composed: DictConfig | None) -> None:
     overrides = OverridesParser.create().parse_overrides(typed)
-    for override in sorted(overrides, key=lambda one: not is_group(one.key_or_group)):  # a member first, then its keys
+    for override in sorted(overrides, key=_order):  # a member first, then its keys
         key = override.key_or_group
+        if re.split("[./]", key)[0] == "hydra":
+            continue
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
         if override.is_delete() or key in SEVERAL:
@@ -68,8 +72,13 @@ def _apply(config: DictConfig, typed: list[str], composed: DictConfig | None) ->
         if is_group(key):
             if member := _new_member(config, override, typed, composed):
                 _set_value(config, override.package or key.replace("/", "."), member, merge=False)
-        elif not key.startswith("hydra."):
+        else:
             _set_value(config, key, override.value())
+
+
+def _order(override: Override) -> tuple[bool, bool]:
+    """Members of groups first, those within another member after it, then keys."""
+    return not is_group(override.key_or_group), override.package is not None
 
 
 def is_group(key: str) -> bool:
@@ -108,16 +117,18 @@ def _recorded_values(folder: Path) -> dict[str, Any]:
     try:
         values = read_yaml(source)
         problem = "" if isinstance(values, dict) else "is damaged"
+        if "${" in str(values):
+            problem = "contains an interpolation, and a record has plain values only"
     except FileNotFoundError:
         problem = "is missing"
     except UnreadableError as error:
         problem = str(error)
     if problem and not has_checkpoint(folder):
         if problem != "is missing":
-            raise ConfigError(f"{source}: {problem}; start a new run")
+            raise ConfigError(f"{display_path(source)}: {problem}; start a new run")
         is_sweep = (folder / "multirun.yaml").is_file()
         hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
-        raise ConfigError(f"{folder}: holds no run; {hint}")
+        raise ConfigError(f"{display_path(folder)}: holds no run; {hint}")
     if problem:
         from vitmnist.checkpoint import storage  # imports torch
 
@@ -127,10 +138,13 @@ def _recorded_values(folder: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise DataError(f"{source}: is damaged: its configuration is not a mapping")
     values = {key: value for key, value in values.items() if key != "hydra"}
-    if references := [key for key, value in flatten(values).items() if "${" in str(value)]:
-        raise ConfigError(f"{source}: {references[0]} is an interpolation, and a record has plain values only")
     try:
+        json.dumps(values)  # torch may load values that contain themselves
+        if "${" in str(values):
+            raise ConfigError("contains an interpolation")
         validate(Config, values)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{source}: is damaged") from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     return values
@@ -143,6 +157,12 @@ def recorded_overrides(folder: Path) -> list[str]:
     except (FileNotFoundError, UnreadableError):
         return []
     return [str(override) for override in recorded] if isinstance(recorded, list) else []
+
+
+def started_before(folder: Path, time: float) -> bool:
+    """Whether the run in a folder was last started before a Unix time in seconds."""
+    record = folder / CONFIG
+    return record.exists() and record.stat().st_mtime < time
 
 
 def is_resumable(folder: Path) -> bool:
@@ -184,17 +204,16 @@ def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | Non
     record, by_name = folder / CONFIG, f"resume={display_path(folder)} reads the checkpoint instead"
     try:
         values = read_yaml(record)
-        began = record.stat().st_mtime
     except FileNotFoundError:
         return f"its {CONFIG} is missing; {by_name}" if has_checkpoint(folder) else "it holds no run"
     except UnreadableError:
         values = None
     if not isinstance(values, dict):
-        return f"warning: its {CONFIG} is damaged; {by_name}"
+        return f"its {CONFIG} is damaged; {by_name}"
     recorded = _comparable(values)
     if differing := [key for key in {**own, **recorded} if own.get(key) != recorded.get(key)]:
         return f"it has another {', '.join(differing[:3])}{', …' * (len(differing) > 3)}"
-    if began < since:
+    if started_before(folder, since):
         return "it is older than this torchrun"
     if read_run(folder).status == "completed":
         return "it is completed"

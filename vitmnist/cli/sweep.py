@@ -78,7 +78,10 @@ def job_config(composed: DictConfig, folder: Path) -> Config:
             f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
             "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
         )
-    return replace(validate(Config, composed), resume=str(folder) if has_checkpoint(folder) else None)
+    if has_checkpoint(folder):
+        return replace(validate(Config, composed), resume=str(folder))
+    (folder / "result.json").unlink(missing_ok=True)
+    return replace(validate(Config, composed), resume=None)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
     """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
 
-    A name above 80 characters is cut.
+    Of a name above 80 characters the longest parts lose their middles, so that it still has every key that varies.
     """
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
@@ -64,7 +64,17 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats"):
             parts.append(value if is_group and "@" not in name else f"{short}{value}")
-    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
+    parts = [re.sub(r"[^\w.+-]+", "_", part) for part in parts]
+    longest = max(map(len, parts), default=0)
+    while len(label := "-".join(_shortened(part, longest) for part in parts)) > 80 and longest > 3:
+        longest -= 1
+    return label[:80] or "defaults"
+
+
+def _shortened(part: str, length: int) -> str:
+    """A part with at most `length` characters: its value differs from others' mostly at the end."""
+    head = length // 3
+    return part if len(part) <= length else f"{part[:head]}_{part[len(part) - length + head + 1 :]}"
 
 
 def to_plain_dict(config: Any) -> dict[str, Any]:

@@ -74,10 +74,11 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
     value = "null" if error.value is None else error.value
     if get_origin(kind) is dict:
         return f"{full}={value}: this is a config group; type {group_at(full)}=CHOICE"
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        names = [member.name for member in kind]
-        question = nearest(str(value), names)
-        return f"{full}={value}: must be one of {', '.join(names)}{question and f'; {question}'}"
+    for member_of in get_args(kind) or (kind,):
+        if isinstance(member_of, type) and issubclass(member_of, Enum):
+            names = [member.name for member in member_of] + ["null"] * (type(None) in get_args(kind))
+            question = nearest(str(value), names)
+            return f"{full}={value}: must be one of {', '.join(names)}{question and f'; {question}'}"
     allowed = allowed_kinds(kind)
     return f"{full}={value}: must be {allowed}" if allowed else f"{full}={value}: {first_line(error)}"
 

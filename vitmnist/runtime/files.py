@@ -7,11 +7,12 @@ import fcntl
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, printable
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +64,17 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder.resolve()
     if path in _locked:  # the system does not lock out the process that has the lock
         raise InUseError(f"{display_path(folder)}: in use by this process")
-    with (path / ".lock").open("a") as file:
+    with open(path / ".lock", "a", opener=_without_links) as file:
         try:
-            # lockf and not flock: loader workers would inherit a flock and keep it if they outlive this process.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for is_last in (False, False, True):
+                try:
+                    # lockf and not flock: workers would inherit a flock, and keep it if they outlive this process.
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if is_last:
+                        raise
+                    time.sleep(0.02)  # `is_in_use` of another process holds a lock for a moment
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 in_use = f"{display_path(folder)}: in use by another process; wait for it, or stop it"
@@ -79,6 +87,10 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             _locked.remove(path)
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def is_in_use(folder: Path) -> bool:
@@ -102,6 +114,6 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def display_path(path: Path | str) -> str:
-    """A path as it is printed: relative below the working directory, absolute otherwise."""
+    """A path as it is printed: relative below the working directory, absolute otherwise; no control characters."""
     absolute = os.path.abspath(path)
-    return os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute
+    return printable(os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ import yaml
 from vitmnist.errors import first_line
 
 JSON_MB, YAML_MB = 64, 1
-MAX_DEPTH = 50
+MAX_DEPTH, MAX_PLAIN = 50, 1000
+# In JSON: but for tab and line breaks, which have escapes of their own.
+CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|[\x7f-\x9f]", re.IGNORECASE)
 # libyaml, about ten times as fast as the parser in Python.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -32,6 +35,7 @@ def read_json(path: Path) -> Any:
         UnreadableError: it is no regular file, too large, nested too deeply, or not JSON.
     """
     text = _read(path, JSON_MB)
+    _refuse_control_characters(text)
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -53,16 +57,24 @@ def read_yaml(path: Path) -> Any:
         for event in yaml.parse(text, LOADER):  # before the values are built, which recurses
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
                 raise UnreadableError("contains a YAML alias or tag")  # a few aliases can stand for billions of values
+            if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > MAX_PLAIN:
+                raise UnreadableError("contains a number or word that is too long")  # 1:1:1… takes quadratic time
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise UnreadableError("is nested too deeply")
         value = yaml.load(text, LOADER)
-        json.dumps(value)  # refuses dates
+        _refuse_control_characters(json.dumps(value))  # `dumps` refuses dates and endless numbers
     except UnreadableError:
         raise
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise UnreadableError(f"is not YAML: {first_line(error)}") from error
     return value
+
+
+def _refuse_control_characters(text: str) -> None:
+    """Raise `UnreadableError` if a text of JSON has any in a string: a terminal would obey them."""
+    if CONTROL.search(text):
+        raise UnreadableError("contains control characters")
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -78,7 +90,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _quoted(cell: Any) -> Any:
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@")):
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     try:
         float(cell)

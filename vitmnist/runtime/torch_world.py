@@ -99,7 +99,7 @@ class TorchWorld(World):
             return error
         rank = f"rank {' or '.join(map(str, closed))}" if closed else "another rank"
         return PeerError(
-            f"{rank} does not answer: it failed, as its own message says, was killed, or hung for distributed.timeout_s"
+            f"{rank} does not answer: it failed (see its own message), was killed, or hung for distributed.timeout_s"
         )
 
     def report_failure(self, error: BaseException, message: str) -> bool:

@@ -56,7 +56,7 @@ class World:
         return module
 
     def root_cause(self, error: BaseException) -> BaseException:
-        """`error`, or a `PeerError` if it came from a collective."""
+        """`error`, or a `PeerError` if another rank has caused it."""
         return error
 
     def report_failure(self, error: BaseException, message: str) -> bool:

@@ -13,6 +13,7 @@ import yaml
 
 from vitmnist.config.labels import flatten
 from vitmnist.diagnosis.verdict import verdict
+from vitmnist.errors import printable
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.metrics import METRICS, SUMMARY, EpochRecord, summarize
@@ -74,6 +75,8 @@ class Result:
             OSError: it cannot be written.
         """
         self.ended_at = time.time()
+        if self.error:  # of a library, it may contain colours for a terminal
+            self.error = "\n".join(map(printable, self.error.split("\n")))
         content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
         del content["setup_s"], content["compile_s"]
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())

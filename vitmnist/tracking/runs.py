@@ -19,6 +19,7 @@ from vitmnist.tracking.metrics import METRICS, EpochRecord, check_epoch, check_n
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 PARTS = (("data_wait_s", "train_s"), ("compute_s", "train_s"), ("train_s", "epoch_s"))  # part, whole
+MAX_REASON = 2000  # characters
 ROUNDING = 1 + 1e-6
 
 
@@ -117,7 +118,7 @@ def read_run(folder: Path) -> Run:
         result = read_json(folder / "result.json")
         check_result(result)
         config = _flat(result.get("config") or {})
-        status, reason = result["status"], result.get("error") or ""
+        status, reason = result["status"], (result.get("error") or "")[:MAX_REASON]
     except FileNotFoundError:
         if (folder / ".lock").exists():
             status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
