@@ -122,7 +122,7 @@ def test_a_sweep_takes_only_its_own_keys_from_its_record(
         file.write_text(yaml.safe_dump(recorded))
         ended = train_here("sweep.resume=swept")
         assert "Traceback" not in ended.stderr
-        assert "cannot be resumed; start a new sweep" in ended.stderr or "note: left out" in ended.stderr, line
+        assert "cannot be resumed; start a new sweep" in ended.stderr or "note: ignored" in ended.stderr, line
     assert not (tmp_path / "marker").exists()
 
 
