@@ -16,7 +16,7 @@ import math
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +135,7 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
             return lock.acquire()
 
 
-def _write(folder: Path, files: list[IO[bytes]], size: int, chunks: Chunks) -> tuple[TensorSet, str]:
+def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[TensorSet, str]:
     """Write all chunks as `.npy`; the mapped tensors, and the images' SHA-256."""
     count, checksum = 0, hashlib.sha256()
     for images, labels in chunks:

@@ -68,4 +68,4 @@ def _column(rows: Any, kind: str, name: str | None, feature: str) -> str:
             f"the data set has {number}; its columns are {columns}; name one with "
             f"make_loader(…, {kind}=COLUMN), or rename_column() it to {kind}"
         )
-    return found[0]
+    return str(found[0])

@@ -177,11 +177,11 @@ def dataset_in_memory(
     """The data set of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises `ConfigError` as `sizes.spans`."""
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = channel_statistics(train[0][spans[0]])
-    splits = [
+    train_split, test_split = (
         Split(images[span], labels[span], mean, std, classes, open_reader=partial(ImagesInMemory, images[span]))
         for (images, labels), span in zip((train, test), spans, strict=True)
-    ]
-    return Dataset(name, *splits)
+    )
+    return Dataset(name, train_split, test_split)
 
 
 def stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int], ...]:

@@ -44,8 +44,8 @@ def _read(name: str, source: Any, root: Path, stamps: object, sizes: SizeOptions
     """The data set of a torchvision class, read again only if its files have changed (`stamps`)."""
     # Nothing is downloaded if the files are there; an archive that is there is unpacked.
     train = download(source.__name__, root, lambda: source(str(root), download=True), [source.filename], root)
-    parts = [
+    train_pair, test_pair = (
         (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
         for part in (train, source(str(root), train=False))
-    ]
-    return dataset_in_memory(name, *parts, tuple(train.classes), sizes)
+    )
+    return dataset_in_memory(name, train_pair, test_pair, tuple(train.classes), sizes)

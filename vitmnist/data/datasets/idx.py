@@ -9,7 +9,6 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -37,12 +36,13 @@ def read_idx(path: Path, sha256: str | None = None) -> Tensor:
     if sha256 and (found := hashlib.sha256(stored).hexdigest()) != sha256:
         raise DataError(f"{path} is damaged: expected sha256 {sha256}, found {found}")
     try:
-        return _parse(gzip.open(io.BytesIO(stored)) if path.suffix == ".gz" else io.BytesIO(stored), path)
+        file = io.BytesIO(stored)
+        return _parse(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, path)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}; remove it to download it again") from error
 
 
-def _parse(file: IO[bytes], path: Path) -> Tensor:
+def _parse(file: gzip.GzipFile | io.BytesIO, path: Path) -> Tensor:
     """Read at most as much as the header promises, because a file may unpack to any size."""
     start = file.read(4)
     zeros, element_type, dimensions = struct.unpack(">HBB", start.ljust(4, b"\xff"))

@@ -103,8 +103,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     mean, std = tuple(notes["mean"]), tuple(notes["std"])
     if options.train_size:
         mean, std = channel_statistics(train.entry.tensors.images[spans[0]])
-    splits = [part.split(mean, std).part(span) for part, span in zip(parts, spans, strict=True)]
-    return Dataset(folder.resolve().name, *splits, skipped=len(left_out))
+    train_split, test_split = (part.split(mean, std).part(span) for part, span in zip(parts, spans, strict=True))
+    return Dataset(folder.resolve().name, train_split, test_split, skipped=len(left_out))
 
 
 class FolderDecoder:

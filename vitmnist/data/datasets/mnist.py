@@ -14,12 +14,13 @@ from vitmnist.data.datasets.idx import read_idx
 from vitmnist.errors import DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
-FILES = {  # and the SHA-256 of the bundled .gz
-    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-}
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+BUNDLED_SHA256 = (  # of the packed files
+    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+)
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -32,7 +33,7 @@ HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 def mnist(sizes: SizeOptions, root: Path) -> Dataset:
     """MNIST (LeCun, Cortes, Burges), from the four official files, which this package contains."""
     files = tuple(BUNDLED_MNIST / f"{name}.gz" for name in FILES)
-    return _read("mnist", files, stamps(files), tuple(FILES.values()), DIGITS, sizes)
+    return _read("mnist", files, stamps(files), BUNDLED_SHA256, DIGITS, sizes)
 
 
 @DATASETS.register("fashion_mnist", SizeOptions)
