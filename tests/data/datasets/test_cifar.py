@@ -99,7 +99,9 @@ def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage:
     with pytest.raises(DataError) as caught:
         load(name, tmp_path)
     missing, advice = str(caught.value).split("\n")
-    assert missing.startswith(f"{source.__name__} is not in {tmp_path} as it was published, and could not be downloaded")
+    assert missing.startswith(
+        f"{source.__name__} is not in {tmp_path} as it was published, and could not be downloaded"
+    )
     assert advice == f"Put {source.filename} into {tmp_path}, or type data.root= and the folder that has them"
     assert not (tmp_path / "run").exists()
 

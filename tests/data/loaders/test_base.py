@@ -136,7 +136,7 @@ def test_a_worker_that_fails_is_named_and_leaves_no_process(tiny: Dataset, tmp_p
     split = with_files(tiny.train, tmp_path)
     loader = make_loader("disk", split, batch_size=5, device="cpu", seed=1, num_workers=2)
     (tmp_path / "7.png").unlink()
-    with pytest.raises(FileNotFoundError, match="7.png") as kept:
+    with pytest.raises(FileNotFoundError, match=r"7\.png") as kept:
         list(loader.epoch(0))
     assert not workers()
     assert kept.value.__traceback__ is not None

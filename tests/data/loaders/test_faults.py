@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def test_hostile_files_end_in_clean_errors_and_take_no_memory(tmp_path: Path, fi
     """Also those whose header promises terabytes."""
     contents = st.tuples(st.one_of(HEADERS, st.binary(max_size=20)), st.binary(max_size=100)).map(b"".join)
     limits = settings(max_examples=files, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    limits(given(contents)(partial(read_hostile, tmp_path / "hostile")))()
+    limits(given(contents)(lambda content: read_hostile(tmp_path / "hostile", content)))()
 
 
 def read_hostile(path: Path, content: bytes) -> None:
