@@ -160,11 +160,8 @@ def test_another_process_finds_the_cache(hf: ModuleType, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": ["a", "b"], "label": [0, 1]}, r"has no image column, .* columns are text \(Value\), label \(Value\)"),
-        ({"ids": [[1, 2], [3, 4]], "label": [0, 1]}, r"has no image column, .* columns are ids \(List\), label"),
-        ({"image": [[[1]], [[2]]], "text": ["a", "b"]}, r"has no label column, .* columns are image \(List\), text"),
-        ({"a": [[[1]]], "b": [[[1]]], "label": [0]}, "has 2 columns of images, a, b, and needs one: the feature Image"),
-        ({"image": [[[1]]], "fine": [0], "coarse": [0]}, "has 2 columns of labels, fine, coarse, and needs one"),
+        ({"text": ["a", "b"], "label": [0, 1]}, r"no columns for the image; its columns are text \(Value\), label"),
+        ({"image": [[[1]], [[2]]], "fine": [0, 1]}, r"no columns for the label; .* name one with .*label=COLUMN"),
         ({"image": [[[1]], None], "label": [0, 1]}, "row 1: the column image has no value; leave the row out"),
         ({"image": [[[1]], [[1]]], "label": [0, None]}, "row 1: the column label has no value"),
         ({"image": [[[1]], [[1, 2]]], "label": [0, 1]}, "samples 0 to 1 do not make a batch: .*the same shape"),
@@ -173,6 +170,23 @@ def test_another_process_finds_the_cache(hf: ModuleType, tmp_path: Path) -> None
 def test_rows_that_are_no_pairs_are_refused_with_the_columns(hf: ModuleType, columns: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         deliver(hf.Dataset.from_dict(columns))
+
+
+def test_columns_are_chosen_by_name_and_labels_may_be_floats(hf: ModuleType, pictures: Any) -> None:
+    rows = pictures.add_column("score", [number / 8 for number in range(SIZE)]).rename_column("label", "kind")
+    rows = rows.add_column("mask", PIXELS[..., 0].tolist())
+    images, labels = deliver(rows, image="mask", label="score")
+    assert np.array_equal(images[:, 0].numpy(), PIXELS[..., 0])
+    assert labels.dtype == torch.float32
+    assert labels.tolist() == [number / 8 for number in range(SIZE)]
+    assert deliver(rows, label="id")[1].tolist() == list(range(SIZE))
+    with pytest.raises(DataError, match=r"no column scores; its columns are img .*, score .*label=COLUMN"):
+        deliver(rows, label="scores")
+    classes = pictures.add_column("coarse", LABELS).cast_column("coarse", hf.ClassLabel(names=["a", "b", "c"]))
+    with pytest.raises(DataError, match="2 columns for the label"):
+        deliver(classes)
+    with pytest.raises(ConfigError, match="image= and label= name columns of a Hugging Face data set; tuple is none"):
+        deliver((torch.zeros(SIZE, 1), torch.zeros(SIZE)), label="score")
 
 
 def test_all_splits_at_once_are_refused(hf: ModuleType, pictures: Any) -> None:

@@ -1,10 +1,10 @@
-"""Samples decoded once into memory-mapped files, for sets that are slow to decode or larger than memory.
+"""Samples decoded once into files that are mapped into memory, for sets that are slow to decode or larger than memory.
 
-FOLDER/KEY/images.bin   the samples one after another, as their dtype is stored in memory
-FOLDER/KEY/labels.bin   their labels
-FOLDER/KEY/cache.json   shapes, dtypes, checksums and the caller's notes; written last
+FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
+FOLDER/KEY/labels.npy   their labels
+FOLDER/KEY/cache.json   the fingerprint, the images' SHA-256, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
-FOLDER/.KEY.unfinished  the same files while they are written; journal.jsonl has a line per chunk, to resume from
+FOLDER/.KEY.unfinished  the same files while they are written
 """
 
 from __future__ import annotations
@@ -12,33 +12,37 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+import mmap
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any
 
+import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vitmnist.data.tensor_files import DamagedError, TensorWriter, map_file, seal, unseal
-from vitmnist.data.tensors import TensorSet, digest
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.memory import DoesNotFitError, mib
 
 log = logging.getLogger(__name__)
 
-JOURNAL = "journal.jsonl"
-Chunk = TypeVar("Chunk")
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such dtype, so the bits are kept
+UNUSABLE = (OSError, ValueError, KeyError, TypeError, DataError)
+"""What reading a cache raises if its files are missing, or not what was written."""
+ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
 
 Chunks = Iterable[tuple[Tensor, Tensor]]
 """Images `[B, …]` and labels `[B, …]` of consecutive samples."""
-
-ResumableChunks = Iterable[tuple[Tensor, Tensor, Any]]
-"""The same with plain values that are kept with each chunk; one with None is not resumed from."""
 
 
 @dataclass(frozen=True)
@@ -50,100 +54,63 @@ class CacheEntry:
     notes: dict[str, Any]
 
 
-class Decoder(Protocol):
-    """Decodes the samples of a cache."""
-
-    def chunks(self, finished: list[Any]) -> ResumableChunks:
-        """The samples that follow those of an interrupted decoding, whose chunks have left the values `finished`."""
-
-    def notes(self, tensors: TensorSet) -> dict[str, Any]:
-        """Plain values to keep with all decoded tensors."""
-
-    def is_current(self, notes: Any) -> bool:
-        """Whether samples with these values, of a chunk or of all, need not be decoded again."""
-
-
-@dataclass(frozen=True)
-class PlainDecoder:
-    """Decodes by a function, always from the beginning."""
-
-    decode: Callable[[], Chunks]
-
-    def chunks(self, finished: list[Any]) -> ResumableChunks:
-        """See `Decoder`."""
-        return ((images, labels, None) for images, labels in self.decode())
-
-    def notes(self, tensors: TensorSet) -> dict[str, Any]:
-        """See `Decoder`."""
-        return {}
-
-    def is_current(self, notes: Any) -> bool:
-        """See `Decoder`."""
-        return True
-
-
-class DecodingError(Exception):
-    """An `OSError` of the samples, kept apart from those of the cache's own files."""
-
-    def __init__(self, reason: OSError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-def decode_once(folder: Path, fingerprint: str, decode: Callable[[], Chunks], verify: bool = True) -> CacheEntry:
-    """The cache of `fingerprint` in `folder`, for which `decode` yields all samples; see `decode_resumably`."""
-    return decode_resumably(folder, fingerprint, PlainDecoder(decode), verify)
-
-
-def decode_resumably(folder: Path, fingerprint: str, decoder: Decoder, verify: bool = True) -> CacheEntry:
+def decode_once(
+    folder: Path,
+    fingerprint: str,
+    size: int,
+    decode: Callable[[], Chunks],
+    notes: Callable[[TensorSet], dict[str, Any]] = lambda tensors: {},
+    is_current: Callable[[dict[str, Any]], bool] = lambda notes: True,
+) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
         fingerprint: identifies the contents; other contents need another one.
-        verify: compare the images with their checksum, which reads them all; everything else is always compared.
+        size: how many samples `decode` yields at most.
+        notes: plain values to keep with the decoded tensors.
+        is_current: whether a cache with these notes can still be used.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
+        DoesNotFitError: its disk has too little room; raised before anything is written.
     """
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
-    place = folder / key
+    place, unfinished = folder / key, folder / f".{key}.unfinished"
     try:
-        return _open(place, fingerprint, decoder, verify)
-    except DamagedError as damage:
+        return _open(place, fingerprint, is_current)
+    except UNUSABLE as damage:
         log.debug("%s: %s", place, damage)  # perhaps another process is replacing it: checked again under the lock
-    with _named_errors(folder), _locked(_existing(folder) / f"{key}.lock"):
+    with _locked(folder, key):
         if place.is_dir():
             try:
-                return _open(place, fingerprint, decoder, verify)
-            except DamagedError as damage:
+                return _open(place, fingerprint, is_current)
+            except UNUSABLE as damage:
                 log.warning("the cache %s cannot be used (%s) and is decoded again", place, damage)
         log.info("decoding once into %s", place)
-        unfinished = folder / f".{key}.unfinished"
-        _remove(folder, key, keep=unfinished)  # left by a process that was killed: a living one would hold the lock
-        unfinished.mkdir(exist_ok=True)
         try:
-            record = _write(unfinished, decoder) | {"fingerprint": fingerprint}
-            write_atomic(unfinished / "cache.json", json.dumps(seal(record), indent=2).encode())
-            if place.exists():
-                place.rename(folder / f".{key}.damaged")
-            unfinished.rename(place)
-            (place / JOURNAL).unlink()
+            with _named_errors(folder):
+                shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+                unfinished.mkdir()
+                images, labels = (unfinished / "images.npy").open("w+b"), (unfinished / "labels.npy").open("w+b")
+            with images, labels:
+                tensors, sha256 = _write(folder, [images, labels], size, decode())
+            record = {"fingerprint": fingerprint, "sha256": sha256, "notes": notes(tensors)}
+            with _named_errors(folder):
+                write_atomic(unfinished / "cache.json", json.dumps(record, indent=2).encode())
+                shutil.rmtree(place, ignore_errors=True)
+                unfinished.rename(place)
         finally:
-            _remove(folder, key, keep=unfinished if _has_journal(unfinished) else None)
-        return _open(place, fingerprint, decoder, verify=False)
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return _open(place, fingerprint, lambda _: True)
 
 
-def decode_temporarily(folder: Path, decode: Callable[[], Chunks]) -> TensorSet:
-    """Mapped tensors in unnamed files, which disappear with the tensors or the process.
-
-    Raises:
-        DataError: as in `decode_once`.
-    """
-    with _named_errors(folder), TemporaryFile(dir=_existing(folder)) as images, TemporaryFile(dir=folder) as labels:
-        writer = TensorWriter(images, labels)
-        for chunk in _decoded(decode()):
-            writer.append(*chunk)
-        return writer.tensors()
+def decode_temporarily(folder: Path, size: int, decode: Callable[[], Chunks]) -> TensorSet:
+    """Mapped tensors in unnamed files, which disappear with the tensors or the process; raises as `decode_once`."""
+    with ExitStack() as stack:
+        with _named_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in ("images", "labels")]
+        return _write(folder, files, size, decode())[0]
 
 
 @contextmanager
@@ -151,93 +118,94 @@ def _named_errors(folder: Path) -> Iterator[None]:
     """Turn an `OSError` of the cache's files into a `DataError` that says what to change."""
     try:
         yield
-    except DecodingError as error:
-        raise error.reason from None
     except OSError as error:
         raise DataError(
-            f"the cache folder {folder} cannot be used: {error}; mend this, or name one that can be used with "
-            "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
+            f"the cache folder {folder} cannot be used: {error}; mend this, or name one that can be used with {ADVICE}"
         ) from error
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.info("waiting for another process, which decodes the same samples (%s)", path)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
+    with _named_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{key}.lock")
+        try:
+            return lock.acquire(timeout=0)
+        except Timeout:
+            log.info("waiting for another process, which decodes the same samples (%s)", lock.lock_file)
+            return lock.acquire()
 
 
-def _existing(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _remove(folder: Path, key: str, keep: Path | None) -> None:
-    for left in folder.glob(f".{key}.*"):
-        if left != keep:
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _has_journal(unfinished: Path) -> bool:
-    """Whether a decoding can be resumed."""
-    journal = unfinished / JOURNAL
-    return journal.exists() and journal.stat().st_size > 0
-
-
-def _write(folder: Path, decoder: Decoder) -> dict[str, Any]:
-    """Write the files of a cache, or the rest of them; the contents of `cache.json`."""
-    with ExitStack() as stack:
-        files = [stack.enter_context(_open_to_update(folder / name)) for name in ("images.bin", "labels.bin", JOURNAL)]
-        images, labels, journal = files
-        writer = TensorWriter(images, labels)
-        finished = writer.resume(journal, decoder.is_current)
-        chunks = stack.enter_context(closing(_decoded(decoder.chunks(finished))))
-        for *tensors, notes in chunks:
-            writer.append(*tensors)
-            if notes is not None:
-                writer.log(journal, notes)
-        decoded = writer.tensors()
-        for file in files:
+def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[TensorSet, str]:
+    """Write all chunks as `.npy`; the mapped tensors, and the images' SHA-256."""
+    count, checksum = 0, hashlib.sha256()
+    for images, labels in chunks:
+        arrays = _as_array("images", images), _as_array("labels", labels)
+        with _named_errors(folder):
+            if not count:
+                _check_room(folder, size * sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays))
+            for file, array in zip(files, arrays, strict=True):
+                if not count:
+                    _write_header(file, array, size)
+                file.write(array.data)
+        checksum.update(arrays[0].data)
+        count += len(images)
+    if not count:
+        raise DataError("there is no sample to decode")
+    with _named_errors(folder):
+        for file, array in zip(files, arrays, strict=True):
+            _write_header(file, array, count)
+            file.flush()
             os.fsync(file.fileno())
-        return {**writer.record, "notes": decoder.notes(decoded)}
+        return TensorSet(*map(_map, files), mapped=True), checksum.hexdigest()
 
 
-def _open_to_update(path: Path) -> IO[bytes]:
-    path.touch()
-    return path.open("r+b")
-
-
-def _decoded(chunks: Iterable[Chunk]) -> Generator[Chunk, None, None]:
+def _as_array(name: str, tensor: Tensor) -> np.ndarray[Any, Any]:
     try:
-        yield from chunks
-    except OSError as error:
-        raise DecodingError(error) from error
+        if tensor.dtype == torch.bfloat16:
+            return tensor.contiguous().view(torch.uint16).numpy().view(BFLOAT16)
+        return tensor.contiguous().numpy()
+    except TypeError as error:
+        raise DataError(f"{name}: a cache cannot hold {tensor.dtype}; choose ram or disk") from error
 
 
-def _open(place: Path, fingerprint: str, decoder: Decoder, verify: bool) -> CacheEntry:
-    """The cache in `place`.
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DoesNotFitError(
+            f"cache: the decoded set takes {mib(needed)} on the disk of {folder}, where {mib(free)} are free; "
+            f"name a folder on another disk with {ADVICE}, or choose data/loader=disk"
+        )
 
-    Raises:
-        DamagedError: it is missing, incomplete, of other contents, or not current.
-    """
-    try:
-        record = unseal(json.loads((place / "cache.json").read_text()))
-        if record["fingerprint"] != fingerprint:
-            raise DamagedError("it is of other contents")
-        if not decoder.is_current(record["notes"]):
-            raise DamagedError("samples that could not be read can be read now")
-        with (place / "images.bin").open("rb") as images_file, (place / "labels.bin").open("rb") as labels_file:
-            images, labels = map_file(images_file, record["images"]), map_file(labels_file, record["labels"]).clone()
-        entry = CacheEntry(TensorSet(images, labels, mapped=True), record["images"]["sha256"], dict(record["notes"]))
-        if digest(labels) != record["labels"]["sha256"] or (verify and digest(images) != entry.sha256):
-            raise DamagedError("its checksum does not match")
-    except (OSError, ValueError, KeyError, TypeError, DataError) as error:
-        raise DamagedError(f"{type(error).__name__}: {error}") from error
-    return entry
+
+def _write_header(file: IO[bytes], like: np.ndarray[Any, Any], size: int) -> None:
+    """Write the header of a `.npy` file; NumPy pads it, so that it has the same length for any `size`."""
+    file.seek(0)
+    described = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False}
+    np.lib.format.write_array_header_1_0(file, described | {"shape": (size, *like.shape[1:])})
+
+
+def _map(file: IO[bytes]) -> Tensor:
+    """The mapped tensor; raises `TypeError` or `ValueError` if the file is not what was written."""
+    file.seek(0)
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    # Private: writing into a view copies the page and never changes the file. Without a reserve, because the kernel
+    # would refuse to map more than memory; numpy.load has no flags for either.
+    flags = {"flags": mmap.MAP_PRIVATE | MAP_NORESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    pages = mmap.mmap(file.fileno(), 0, **flags)
+    stored = np.ndarray(shape, dtype, pages, offset=file.tell())
+    return torch.from_numpy(stored["bfloat16"]).view(torch.bfloat16) if dtype == BFLOAT16 else torch.from_numpy(stored)
+
+
+def _open(place: Path, fingerprint: str, is_current: Callable[[dict[str, Any]], bool]) -> CacheEntry:
+    """The cache in `place`; raises `UNUSABLE` if it is missing, incomplete, of other contents, or not current."""
+    record = json.loads((place / "cache.json").read_text())
+    if record["fingerprint"] != fingerprint:
+        raise ValueError("it is of other contents")
+    if not is_current(record["notes"]):
+        raise ValueError("samples that could not be read can be read now")
+    with (place / "images.npy").open("rb") as images, (place / "labels.npy").open("rb") as labels:
+        tensors = TensorSet(_map(images), _map(labels).clone(), mapped=True)
+    return CacheEntry(tensors, record["sha256"], record["notes"])

@@ -64,7 +64,7 @@ def from_dataloader(
     Raises:
         ConfigError: a loader that is unknown or cannot be used; random samples, which decoding once would freeze.
         DataError: samples that cannot be kept as rows of tensors, or batches that would differ from the original's.
-        DoesNotFitError: memory is too small.
+        DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
     allowed = (*KEEPS_SAMPLES, "prefetch", "auto")
     if loader not in allowed:
@@ -173,9 +173,9 @@ class KeptDataLoader(ReplacedDataLoader):
         self._layout = BatchLayout.of(_read(dataloader, first), len(first))
         decode = partial(_decode, dataloader, self._layout)
         if name == "cache" and (fingerprint := fingerprint or _fingerprint_of(dataloader)):
-            tensors = decode_once(folder, f"{fingerprint}, {size} samples, {self._layout.forms}", decode).tensors
+            tensors = decode_once(folder, f"{fingerprint}, {size} samples, {self._layout.forms}", size, decode).tensors
         elif name == "cache":
-            tensors = decode_temporarily(folder, decode)
+            tensors = decode_temporarily(folder, size, decode)
         else:
             check_fits(name, Memory(host=self._layout.nbytes * size), device)
             tensors = load_chunks(decode(), size)

@@ -1,10 +1,4 @@
-"""The rows of a Hugging Face `datasets.Dataset` as pairs of an image and a label.
-
-The package is not imported: what is needed of it are `features`, `column_names`, `format`, `with_format` and
-`_fingerprint`.
-"""
-
-from __future__ import annotations
+"""The rows of a Hugging Face `datasets.Dataset` as pairs of an image and a label; the package is not imported."""
 
 import math
 from collections.abc import Sequence
@@ -19,96 +13,59 @@ from vitmnist.data.image_io import to_tensor
 from vitmnist.errors import DataError
 
 PIXEL_MODES = {"1": "L", "P": "RGB", "PA": "RGBA"}  # for images whose values are bits, or indices of a palette
-Pair = tuple[Any, int]
 
 
-class RowPairs(Dataset[Pair]):
-    """Row i as an image, uint8 `[C, H, W]` if it is a picture, and a label.
+class RowPairs(Dataset[tuple[Any, Any]]):
+    """Row i as an image, of pictures uint8 `[C, H, W]`, and a label: an integer or float32. Raises `DataError`.
 
-    Args:
-        rows: with one column of images (the feature `Image`, or arrays of two or three dimensions; those of two get a
-            channel) and one of labels (the only `ClassLabel`, or else the only integers). The images of a transform
-            (`with_transform`) are taken as they are.
-
-    Raises:
-        DataError: no such columns, or more than one; names the columns.
+    `image` and `label` name the columns; None is the only one of that name, or with the feature Image or ClassLabel.
     """
 
-    def __init__(self, rows: Any) -> None:
-        self.image, self.label = find_columns(rows.features)
-        self.fingerprint = f"{rows._fingerprint}, image {self.image}, label {self.label}"
+    def __init__(self, rows: Any, image: str | None = None, label: str | None = None) -> None:
+        self.columns = [_column(rows, "image", image, "Image"), _column(rows, "label", label, "ClassLabel")]
+        self.fingerprint = f"{rows._fingerprint}, image {self.columns[0]}, label {self.columns[1]}"
         self.is_transformed = rows.format["type"] == "custom"
-        feature = rows.features[self.image]
-        self._dtype = None if is_image(feature) else _array_dtype(feature)
+        feature = rows.features[self.columns[0]]
+        while hasattr(feature, "feature"):  # of nested lists
+            feature = feature.feature
+        self._dtype = None if type(feature).__name__ == "Image" else feature.dtype
         # Columns that are not needed are neither read nor decoded.
-        columns = [self.image, self.label]
-        self._rows = rows if self.is_transformed else rows.with_format(self._dtype and "numpy", columns=columns)
+        self._rows = rows if self.is_transformed else rows.with_format(self._dtype and "numpy", columns=self.columns)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Pair:
-        row = self._rows[index]
-        if missing := {self.image, self.label} - set(row):
-            raise DataError(f"row {index}: the transform has removed the column {', '.join(sorted(missing))}")
-        return self._pair(index, row[self.image], row[self.label])
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.read([index])[0]
 
-    def read(self, indices: Sequence[int]) -> list[Pair]:
-        """The same samples in one query, which saves most of the time of small images."""
+    def read(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """These samples in one query, which saves most of the time of small images."""
         rows = self._rows[indices]
-        return [self._pair(*row) for row in zip(indices, rows[self.image], rows[self.label], strict=True)]
+        if missing := set(self.columns) - set(rows):
+            raise DataError(f"row {indices[0]}: the transform has removed the column {', '.join(sorted(missing))}")
+        return [self._pair(*row) for row in zip(indices, *(rows[name] for name in self.columns), strict=True)]
 
-    def _pair(self, index: int, image: Any, label: Any) -> Pair:
-        for column, value in ((self.image, image), (self.label, label)):
-            # Without a value, NumPy's integers are NaN.
-            if value is None or (isinstance(value, float) and math.isnan(value)):
+    def _pair(self, index: int, *values: Any) -> tuple[Any, Any]:
+        for column, value in zip(self.columns, values, strict=True):
+            if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):  # NaN: NumPy's None
                 raise DataError(f"row {index}: the column {column} has no value; leave the row out with filter()")
+        image, label = values
         if isinstance(image, Image.Image):
             image = to_tensor(image.convert(PIXEL_MODES.get(image.mode, image.mode)))
-        elif not self.is_transformed:
-            image = torch.from_numpy(np.asarray(image, self._dtype))
+        elif not self.is_transformed:  # arrays; those of two dimensions get a channel
+            image = torch.from_numpy(np.array(image, self._dtype))
             image = image.unsqueeze(0) if image.dim() == 2 else image
-        return image, int(label)
+        return image, torch.tensor(label, dtype=torch.float32) if isinstance(label, float | np.floating) else int(label)
 
 
-def is_hugging_face(data: object) -> bool:
-    """Whether an object is a Hugging Face data set."""
-    return all(hasattr(data, name) for name in ("features", "column_names", "_fingerprint"))
-
-
-def find_columns(features: Any) -> tuple[str, str]:
-    """The names of the columns of images and labels; raises as `RowPairs`."""
-    images = [name for name, feature in features.items() if is_image(feature)]
-    images = images or [name for name, feature in features.items() if _array_dtype(feature)]
-    labels = [name for name, feature in features.items() if type(feature).__name__ == "ClassLabel"]
-    labels = labels or [name for name, feature in features.items() if _is_integer(feature)]
-    for kind, found, expected in (
-        ("image", images, "the feature Image, or arrays of two or three dimensions"),
-        ("label", labels, "the feature ClassLabel, or integers"),
-    ):
-        if len(found) != 1:
-            number = f"{len(found)} columns of {kind}s, {', '.join(found)}" if found else f"no {kind} column"
-            columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-            raise DataError(
-                f"the data set has {number}, and needs one: {expected}; its columns are {columns}. "
-                "select_columns() leaves columns out; from_dataloader() takes rows of any kind"
-            )
-    return images[0], labels[0]
-
-
-def is_image(feature: Any) -> bool:
-    """Whether a column has pictures, which the data set decodes."""
-    return type(feature).__name__ == "Image"
-
-
-def _is_integer(feature: Any) -> bool:
-    return type(feature).__name__ == "Value" and feature.dtype.startswith(("int", "uint"))
-
-
-def _array_dtype(feature: Any) -> str | None:
-    """The dtype of a column of arrays with two or three dimensions; None if it is another column."""
-    dimensions = len(getattr(feature, "shape", ()))  # of Array2D and Array3D
-    while (inner := getattr(feature, "feature", None)) is not None:  # of nested lists
-        feature, dimensions = inner, dimensions + 1
-    dtype = getattr(feature, "dtype", "")
-    return dtype if dimensions in (2, 3) and dtype.startswith(("int", "uint", "float")) else None
+def _column(rows: Any, kind: str, name: str | None, feature: str) -> str:
+    types = {key: type(value).__name__ for key, value in rows.features.items()}
+    found = [key for key in types if (key == name if name else key == kind or types[key] == feature)]
+    if len(found) != 1:
+        columns = ", ".join(f"{key} ({value})" for key, value in types.items())
+        number = f"no column {name}" if name else f"{len(found) or 'no'} columns for the {kind}"
+        raise DataError(
+            f"the data set has {number}; its columns are {columns}; name one with "
+            f"make_loader(…, {kind}=COLUMN), or rename_column() it to {kind}"
+        )
+    return str(found[0])

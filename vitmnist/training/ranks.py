@@ -49,14 +49,14 @@ def rank_sampler(sampler: EpochSampler, world: World) -> EpochSampler:
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the data set. On each machine the first rank verifies the files, then the others read them.
+    """Read the data set. On each machine the first rank downloads or decodes it, then the others read the files.
 
     Raises:
         ConfigError, DataError: it cannot be read, or differs between machines.
     """
     if world.local_rank:
         world.barrier()
-    dataset = build_dataset(config.data.dataset, config.data.root, verify=not world.local_rank)
+    dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
     if config.data.holdout:

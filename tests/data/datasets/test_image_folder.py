@@ -14,7 +14,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import Train
 from vitmnist import load_dataset, make_loader
-from vitmnist.data.datasets import DATASETS, Dataset, build_dataset, image_folder
+from vitmnist.data.datasets import Dataset, image_folder
 from vitmnist.data.image_io import find_pictures, read_picture
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, DataError
@@ -304,16 +304,6 @@ def test_every_class_keeps_a_picture_for_training_and_a_link_is_counted_once(tmp
     pets = load(folder, test_share=0.6)
     assert pets.train.labels.bincount().tolist() == [2, 1]
     assert pets.test.labels.bincount().tolist() == [3]
-
-
-def test_skipping_the_verification_also_skips_a_damaged_cache(folder: Path) -> None:
-    values = DATASETS.complete({"name": "image_folder", "path": str(folder)})
-    root = str(folder.parent / "root")
-    before = build_dataset(values, root).train.images.clone()
-    for file in (folder.parent / "root").glob("*/*/images.bin"):
-        file.write_bytes(bytes(file.stat().st_size))
-    assert not build_dataset(values, root, verify=False).train.images.any()
-    assert torch.equal(build_dataset(values, root).train.images, before)
 
 
 def test_links_that_form_a_loop_are_followed_once(folder: Path) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import TensorDataset
 
 from vitmnist import make_loader
 from vitmnist.data.datasets import Dataset, Split
-from vitmnist.data.datasets.idx import IdxImageReader
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, LoadingError
@@ -92,21 +92,30 @@ def test_contiguous_batches_are_views(tiny: Dataset, name: str) -> None:
         assert all(images.data_ptr() in inside for images, _ in loader.epoch(0))
 
 
-def on_its_own_file(split: Split, file: Path) -> Split:
-    """The split, whose pictures on disk are a copy."""
-    source, shape = split.open_reader.args
-    file.write_bytes(source.path.read_bytes())
-    return replace(split, open_reader=partial(IdxImageReader, replace(source, path=file), shape))
+class PictureFiles:
+    """Image i in `folder/i.png`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return Image.open(self.folder / f"{index}.png")
+
+
+def with_files(split: Split, folder: Path) -> Split:
+    """The split, whose pictures are files in `folder` too."""
+    reader = split.open_reader()
+    for index in range(len(split)):
+        reader[index].save(folder / f"{index}.png")
+    return replace(split, open_reader=partial(PictureFiles, folder))
 
 
 def test_the_disk_loader_reads_the_disk(tiny: Dataset, tmp_path: Path) -> None:
-    """Changing the file changes the images: nothing of them is kept in memory."""
-    split = on_its_own_file(tiny.train, tmp_path / "images")
+    """Changing a file changes the image: nothing of it is kept in memory."""
+    split = with_files(tiny.train, tmp_path)
     with make_loader("disk", split, batch_size=23, device="cpu", seed=1, shuffle="none", num_workers=0) as loader:
         ((before, _),) = loader.epoch(0)
-        with (tmp_path / "images").open("r+b") as opened:
-            opened.seek(16)
-            opened.write(bytes(28 * 28))
+        Image.new("L", (28, 28)).save(tmp_path / "0.png")
         ((after, _),) = loader.epoch(0)
     assert not torch.equal(before[0], after[0])
     assert torch.equal(before[1:], after[1:])
@@ -124,10 +133,10 @@ def workers() -> Workers:
 
 def test_a_worker_that_fails_is_named_and_leaves_no_process(tiny: Dataset, tmp_path: Path, workers: Workers) -> None:
     """Even while somebody keeps the exception, whose traceback refers to the iterator."""
-    split = on_its_own_file(tiny.train, tmp_path / "images")
+    split = with_files(tiny.train, tmp_path)
     loader = make_loader("disk", split, batch_size=5, device="cpu", seed=1, num_workers=2)
-    (tmp_path / "images").unlink()
-    with pytest.raises(FileNotFoundError, match="images") as kept:
+    (tmp_path / "7.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"7\.png") as kept:
         list(loader.epoch(0))
     assert not workers()
     assert kept.value.__traceback__ is not None

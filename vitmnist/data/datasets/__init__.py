@@ -1,4 +1,4 @@
-"""The data sets: every module in this folder that registers some is imported here.
+"""The data sets: every module in this folder that registers one is imported here.
 
 To add one, write a module here whose function registers itself and returns a `Dataset`, and its YAML file in
 `conf/data/dataset/`.
@@ -7,13 +7,17 @@ To add one, write a module here whose function registers itself and returns a `D
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
-from vitmnist.data.datasets import cifar, image_folder, mnist  # noqa: F401  # imported to be registered
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["DATASETS", "DEFAULT_ROOT", "Dataset", "Split", "TensorSet", "build_dataset", "load_dataset"]
 
@@ -24,8 +28,8 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Data
     """The data set `name`: its training and test split, uint8 images, labels and channel statistics.
 
     Args:
-        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder.
-        root: the folder for downloaded, unpacked and cached files; `~` is the home folder.
+        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, or your own.
+        root: the folder for downloaded and decoded files; `~` is the home folder.
         options: the keys of the set's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
 
     Raises:
@@ -35,15 +39,12 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Data
     return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
 
 
-def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None, verify: bool = True) -> Dataset:
+def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
     """The data set that a configuration chooses by `values["name"]`; raises as `load_dataset`.
 
     Args:
         key: where `values` are in the configuration, if not at `data.dataset`.
-        verify: false where another process of this machine has just verified the same files.
     """
-    if not verify and "verify_cache" in values:
-        values = {**values, "verify_cache": False}
     try:
         return DATASETS.build(values, Path(root).expanduser(), key=key)
     except OSError as error:

@@ -1,39 +1,22 @@
-"""Finding the files of a data set, and downloading them only if they are missing."""
+"""Downloading by torchvision, which compares what it downloads with the published MD5."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 from urllib.error import URLError
 
 from vitmnist.errors import DataError
 
-log = logging.getLogger(__name__)
 
-Found = TypeVar("Found")
-
-
-def find_or_download(
-    name: str, root: Path, find: Callable[[], Found | None], fetch: Callable[[], object], files: list[str], folder: Path
-) -> Found:
-    """What `find` returns; if that is None, what it returns after `fetch` has downloaded `files` into `folder`.
-
-    Raises:
-        DataError: the files are not there and cannot be downloaded; says where to put them.
-    """
-    if found := find():
-        return found
-    log.info("downloading %s into %s", name, folder)
-    reason = "the download left files out"
+def download(name: str, root: Path, fetch: Callable[[], Any], files: list[str], folder: Path) -> Any:
+    """What `fetch` returns, after it has downloaded `files` into `folder`; raises `DataError` if it cannot."""
     try:
-        fetch()
+        return fetch()
     except (RuntimeError, URLError, OSError) as error:
         reason = " ".join(str(error).split())
-    if found := find():
-        return found
-    raise DataError(
-        f"{name} is not in {root} and could not be downloaded ({reason[:200]}).\n"
-        f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
-    )
+        raise DataError(
+            f"{name} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
+            f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
+        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vitmnist.config.validation import bounded
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
-from vitmnist.data.decoded_cache import CacheEntry, ResumableChunks, decode_resumably
+from vitmnist.data.decoded_cache import CacheEntry, decode_once
 from vitmnist.data.image_io import Mode, is_colour, read_picture, to_tensor
 from vitmnist.data.tensors import TensorSet, channel_statistics
 from vitmnist.data.threads import map_in_threads
@@ -33,7 +33,7 @@ from vitmnist.runtime.files import write_atomic
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together and little is lost
+CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 SKIP = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 COLOUR_SAMPLES = 100  # training images checked for colour
 
@@ -47,7 +47,6 @@ class ImageFolderOptions(SizeOptions):
     mode: Mode = Mode.grey
     test_share: float = bounded(0.2, above=0, below=1)
     skip_unreadable: bool = False
-    verify_cache: bool = True
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -75,111 +74,87 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     Raises:
         ConfigError: `path` is no such folder, or a size is larger than its split.
         DataError: classes without images, or unreadable images that are not to be skipped; names them.
+        DoesNotFitError: the disk of `root` has too little room for the decoded images.
     """
     folder = Path(options.path).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    classes, train_samples, test_samples = find_samples(folder, options.test_share, options.skip_unreadable)
-    options.spans(len(train_samples), len(test_samples))  # refused before anything is decoded
-    decoders = [FolderDecoder(folder, samples, options, root / CACHE) for samples in (train_samples, test_samples)]
-    train, test = (decoder.decode() for decoder in decoders)
-    unreadable = [message for entry in (train, test) for _, message in entry.notes["unreadable"]]
+    classes, *samples = find_samples(folder, options.test_share, options.skip_unreadable)
+    options.spans(*map(len, samples))  # refused before anything is decoded
+    train, test = parts = [FolderDecoder(folder, classes, part, options, root / CACHE) for part in samples]
+    unreadable = [message for part in parts for _, message in part.unreadable]
     if unreadable and not options.skip_unreadable:
-        raise _unreadable_error(unreadable, len(train_samples + test_samples), root / CACHE, SKIP)
-    train_paths, test_paths = (decoder.readable(entry) for decoder, entry in zip(decoders, (train, test), strict=True))
-    left_out = sorted({path for path, _ in train_samples + test_samples} - {*train_paths, *test_paths})
+        raise _unreadable_error(unreadable, sum(map(len, samples)), root / CACHE, SKIP)
     log.info(
         "%s: %d training and %d test pictures of %d classes: %s",
-        *(folder, len(train_paths), len(test_paths), len(classes), shorten(classes)),
+        *(folder, len(train.paths), len(test.paths), len(classes), shorten(classes)),
     )
+    left_out = sorted({path for part in samples for path, _ in part} - {*train.paths, *test.paths})
     if left_out:
         log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(left_out), shorten(left_out))
-    if coloured := train.notes.get("coloured"):
+    notes = train.entry.notes
+    if notes["coloured"]:
         log.warning(
             "%s: %d of the first %d training pictures are in colour, which data.dataset.mode=grey drops; "
             "data.dataset.mode=rgb keeps it",
-            *(folder, coloured, min(COLOUR_SAMPLES, len(train_paths))),
+            *(folder, notes["coloured"], min(COLOUR_SAMPLES, len(train.paths))),
         )
-    train_span, test_span = options.spans(len(train_paths), len(test_paths))
-    mean, std = tuple(train.notes["mean"]), tuple(train.notes["std"])
+    spans = options.spans(len(train.paths), len(test.paths))
+    mean, std = tuple(notes["mean"]), tuple(notes["std"])
     if options.train_size:
-        mean, std = channel_statistics(train.tensors.images[train_span])
-
-    def split(entry: CacheEntry, paths: list[Path], span: slice) -> Split:
-        return Split(
-            entry.tensors.images, entry.tensors.labels, mean, std, tuple(classes),
-            mapped=True, sha256=entry.sha256, files=[str(path.relative_to(folder)) for path in paths],
-            open_reader=partial(FolderImageReader, paths, options.size, options.mode),
-        ).part(span)  # fmt: skip
-
-    return Dataset(
-        folder.resolve().name,
-        train=split(train, train_paths, train_span),
-        test=split(test, test_paths, test_span),
-        skipped=len(left_out),
-    )
+        mean, std = channel_statistics(train.entry.tensors.images[spans[0]])
+    train_split, test_split = (part.split(mean, std).part(span) for part, span in zip(parts, spans, strict=True))
+    return Dataset(folder.resolve().name, train_split, test_split, skipped=len(left_out))
 
 
 class FolderDecoder:
-    """Decodes samples on all cores; `unreadable` has the messages of those that cannot be read, by index."""
+    """A part of a folder, decoded on all cores or found decoded in `cache`.
 
-    def __init__(self, folder: Path, samples: Samples, options: ImageFolderOptions, cache: Path) -> None:
-        self.folder, self.samples, self.options, self.cache = folder, samples, options, cache
-        self.unreadable: dict[int, str] = {}
-        self.fingerprint = self._fingerprint()
+    `unreadable` has the indices and messages of the samples that cannot be read, `paths` the files of the others.
+    """
 
-    def decode(self) -> CacheEntry:
-        """The decoded samples, from the folder `cache` if they are there."""
-        return decode_resumably(self.cache, self.fingerprint, self, self.options.verify_cache)
+    def __init__(
+        self, folder: Path, classes: list[str], samples: Samples, options: ImageFolderOptions, cache: Path
+    ) -> None:
+        self.folder, self.classes, self.samples, self.options = folder, classes, samples, options
+        self.unreadable: list[tuple[int, str]] = []
+        self.fingerprint, self.cache = self._fingerprint(), cache
+        self.entry: CacheEntry = decode_once(
+            cache, self.fingerprint, len(samples), self._chunks, self._notes, self._is_current
+        )
+        self.unreadable = self.entry.notes["unreadable"]
+        self.paths = self._readable()
 
-    def readable(self, entry: CacheEntry) -> list[Path]:
-        """The files of the samples in `entry`."""
-        left_out = dict(entry.notes["unreadable"])
+    def split(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Split:
+        """The decoded samples, with these statistics."""
+        tensors = self.entry.tensors
+        return Split(
+            tensors.images, tensors.labels, mean, std, tuple(self.classes),
+            mapped=True, sha256=self.entry.sha256, files=[str(path.relative_to(self.folder)) for path in self.paths],
+            open_reader=partial(FolderImageReader, self.paths, self.options.size, self.options.mode),
+        )  # fmt: skip
+
+    def _readable(self) -> list[Path]:
+        left_out = {index for index, _ in self.unreadable}
         return [path for index, (path, _) in enumerate(self.samples) if index not in left_out]
 
-    def chunks(self, finished: list[dict[str, Any]]) -> ResumableChunks:
-        """The chunks after those that are finished; each is kept with its end and its unreadable samples."""
-        start, size = finished[-1]["end"] if finished else 0, len(self.samples)
-        if finished:
-            log.info("%d of %d pictures are decoded already, before an interruption", start, size)
-            self.unreadable.update(pair for notes in finished for pair in notes["unreadable"])
-        spans = [range(first, min(first + CHUNK, size)) for first in range(start, size, CHUNK)]
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        size = len(self.samples)
+        spans = [range(first, min(first + CHUNK, size)) for first in range(0, size, CHUNK)]
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
             closing(map_in_threads(self._decode, spans, available_cores())) as chunks,
-            tqdm(total=size, initial=start, desc="decoding once", leave=False, disable=None) as bar,
+            tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for images, labels, notes in chunks:
-                self.unreadable.update(notes["unreadable"])
-                yield images, labels, notes
-                bar.update(notes["end"] - bar.n)
+            for span, (images, labels, unreadable) in zip(spans, chunks, strict=True):
+                self.unreadable += unreadable
+                yield images, labels
+                bar.update(len(span))
         if len(self.unreadable) == size:
             advice = "none is left" if self.options.skip_unreadable else SKIP
-            raise _unreadable_error(list(self.unreadable.values()), size, self.cache, advice)
+            raise _unreadable_error([message for _, message in self.unreadable], size, self.cache, advice)
 
-    def is_current(self, notes: dict[str, Any]) -> bool:
-        """Whether what could not be read still cannot: a network folder may have been away for a moment."""
-        unreadable = [index for index, _ in notes["unreadable"]]
-        return not unreadable or len(self._decode(unreadable)[1]) == 0
-
-    def notes(self, tensors: TensorSet) -> dict[str, Any]:
-        """What the cache keeps besides the images and labels."""
-        if self._fingerprint() != self.fingerprint:
-            raise DataError(f"{self.folder}: pictures were changed while they were decoded; start again")
-        mean, std = channel_statistics(tensors.images)
-        notes: dict[str, Any] = {"mean": mean, "std": std, "unreadable": list(self.unreadable.items())}
-        if self.options.mode == Mode.grey:
-            readable = (path for index, (path, _) in enumerate(self.samples) if index not in self.unreadable)
-            notes["coloured"] = sum(is_colour(path) for path in islice(readable, COLOUR_SAMPLES))
-        return notes
-
-    def _fingerprint(self) -> str:
-        # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
-        files = [(str(path.relative_to(self.folder)), label, *_stat(path)) for path, label in self.samples]
-        described = json.dumps([str(self.folder.resolve()), self.options.size, self.options.mode.value, files])
-        return hashlib.sha256(described.encode()).hexdigest()
-
-    def _decode(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _decode(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, list[tuple[int, str]]]:
         images, labels, unreadable = [], [], []
         for index in indices:
             path, label = self.samples[index]
@@ -189,7 +164,25 @@ class FolderDecoder:
             except DataError as error:
                 unreadable.append((index, str(error)))
         stacked = torch.stack(images) if images else torch.empty(0, *self.options.shape, dtype=torch.uint8)
-        return stacked, torch.tensor(labels, dtype=torch.int64), {"end": indices[-1] + 1, "unreadable": unreadable}
+        return stacked, torch.tensor(labels, dtype=torch.int64), unreadable
+
+    def _is_current(self, notes: dict[str, Any]) -> bool:
+        """Whether what could not be read still cannot: a network folder may have been away for a moment."""
+        return not len(self._decode([index for index, _ in notes["unreadable"]])[1])
+
+    def _notes(self, tensors: TensorSet) -> dict[str, Any]:
+        if self._fingerprint() != self.fingerprint:
+            raise DataError(f"{self.folder}: pictures were changed while they were decoded; start again")
+        mean, std = channel_statistics(tensors.images)
+        first = islice(self._readable(), COLOUR_SAMPLES if self.options.mode == Mode.grey else 0)
+        found = {"unreadable": self.unreadable, "coloured": sum(map(is_colour, first))}
+        return {"classes": self.classes, "mean": mean, "std": std, **found}
+
+    def _fingerprint(self) -> str:
+        # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
+        files = [(str(path.relative_to(self.folder)), label, *_stat(path)) for path, label in self.samples]
+        described = json.dumps([str(self.folder.resolve()), self.options.size, self.options.mode.value, files])
+        return hashlib.sha256(described.encode()).hexdigest()
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.huggingface import RowPairs, is_hugging_face
+from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.loaders.base import LOADERS, Batch, Batches, Data, Loader, register
 from vitmnist.data.loaders.timing import Step
 from vitmnist.data.sampler import EpochSampler
@@ -43,6 +43,8 @@ def make_loader(
     drop_last: bool = False,
     epochs: int | None = None,
     step: Step | None = None,
+    image: str | None = None,
+    label: str | None = None,
     **options: Any,
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
@@ -51,7 +53,7 @@ def make_loader(
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
             dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
-            `torch.utils.data.Dataset`, or a Hugging Face `datasets.Dataset` with a column of images and one of labels.
+            `torch.utils.data.Dataset`, or a Hugging Face `datasets.Dataset`.
         batch_size: samples in a batch.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.
@@ -63,6 +65,10 @@ def make_loader(
             (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
             are restored.
+        image: the column of images of a Hugging Face data set: pictures, or numbers in two or three dimensions. None is
+            the only one of pictures or of this name.
+        label: its column of numbers; integers become int64, others float32. None is the only one of the feature
+            `ClassLabel` or of this name.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a data set.
 
@@ -70,7 +76,7 @@ def make_loader(
         ConfigError: an unknown name or option, or a loader that cannot load such data.
         DataError: data that cannot be used: images and labels of different length, no map-style data set, …
     """
-    loaded = loadable(data)
+    loaded = loadable(data, image, label)
     sampler = _sampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
     if epochs is not None and (epochs := _integer("epochs", epochs)) < 1:
         raise ConfigError(f"epochs={epochs}: must be at least 1, or None if their number is unknown")
@@ -92,8 +98,13 @@ def _sampler(size: int, batch_size: int, seed: int, shuffle: str, drop_last: boo
     return EpochSampler(size, batch_size, seed, Shuffle(shuffle), drop_last)
 
 
-def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:
-    """The data that loaders are built from; raises `DataError` as `make_loader`."""
+def loadable(
+    data: Data | Sequence[Tensor | np.ndarray[Any, Any]], image: str | None = None, label: str | None = None
+) -> Data:
+    """The data that loaders are built from; raises as `make_loader`."""
+    is_hugging_face = hasattr(data, "_fingerprint")
+    if (image or label) and not is_hugging_face:
+        raise ConfigError(f"image= and label= name columns of a Hugging Face data set; {type(data).__name__} is none")
     if isinstance(data, TensorSet):
         return data
     if isinstance(data, (tuple, list)):
@@ -104,15 +115,13 @@ def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
         splits = "; give one of its splits, .train or .test" if hasattr(data, "train") else ""
-        if isinstance(data, Mapping) and any(map(is_hugging_face, data.values())):
+        if isinstance(data, Mapping) and any(hasattr(split, "_fingerprint") for split in data.values()):
             splits = f"; give one of its splits, {', '.join(map(str, data))}"
         raise DataError(
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style data set "
             f"(with __getitem__ and __len__){splits}"
         )
-    if is_hugging_face(data):
-        return RowPairs(data)
-    return data  # type: ignore[return-value]  # torch has no protocol for it
+    return RowPairs(data, image, label) if is_hugging_face else data  # type: ignore[return-value]  # torch has no protocol for it
 
 
 def _as_tensor(name: str, values: Any) -> Any:

@@ -24,7 +24,6 @@ class CacheOptions:
 
     folder: str = "~/.cache/vitmnist/vitmnist-cache"
     fingerprint: str | None = None
-    verify: bool = True
     frozen: bool = False
 
 
@@ -35,6 +34,7 @@ class CacheLoader(HostLoader):
     Raises:
         ConfigError: the samples of a map-style data set are random, and `frozen` is not set.
         DataError: the folder cannot be written.
+        DoesNotFitError: its disk has too little room.
     """
 
     def __init__(self, options: CacheOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
@@ -52,20 +52,20 @@ def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     if not isinstance(data, TensorSet):
         if not options.frozen:
             refuse_random("cache", data, seed)
-        decode = partial(iter_pairs, data, seed)
+        decode, size = partial(iter_pairs, data, seed), len(data)  # type: ignore[arg-type]  # torch has no __len__
         fingerprint = options.fingerprint or (data.fingerprint if isinstance(data, RowPairs) else None)
         if fingerprint is None:
-            return decode_temporarily(folder, decode)
-        fingerprint += f", {len(data)} samples"  # type: ignore[arg-type]
+            return decode_temporarily(folder, size, decode)
+        fingerprint += f", {size} samples"
         if options.frozen:  # random samples depend on the seed
             fingerprint += f", seed {seed}"
-        return decode_once(folder, fingerprint, decode, verify=options.verify).tensors
+        return decode_once(folder, fingerprint, size, decode).tensors
     data.check_on_host()
     if data.mapped or not len(data):
         return data
     checksum = (data.sha256 if isinstance(data, Split) else None) or digest(data.images)
     fingerprint = f"{data.images.dtype} {list(data.images.shape)} {checksum}"
-    entry = decode_once(folder, fingerprint, partial(_chunks, data), verify=options.verify)
+    entry = decode_once(folder, fingerprint, len(data), partial(_chunks, data))
     return TensorSet(entry.tensors.images, data.labels, mapped=True)
 
 
