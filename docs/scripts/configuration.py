@@ -21,8 +21,7 @@ from vitmnist.data.augment import AUGMENTS, OPERATIONS
 from vitmnist.data.datasets import DATASETS
 from vitmnist.data.loaders import LOADERS
 from vitmnist.models import MODELS
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 
 REGISTRIES = (MODELS, DATASETS, LOADERS, AUGMENTS, OPTIMIZERS, SCHEDULES)
 PRESETS = ("experiment", "hparams_search", "hydra/launcher")  # groups whose members set keys of others

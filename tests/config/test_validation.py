@@ -21,8 +21,7 @@ from vitmnist.data.loaders import LOADERS
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.vit import ViTOptions
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = (AUGMENTS, DATASETS, LOADERS, MODELS, OPTIMIZERS, SCHEDULES)

@@ -18,9 +18,8 @@ from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.models.vit import ViT, ViTOptions
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.training.fast import StepConfig
 from vitmnist.training.loop import EpochProgress, train_epoch
 from vitmnist.training.step import TrainStep

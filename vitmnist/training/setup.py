@@ -24,9 +24,8 @@ from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, UnsupportedStepError
 from vitmnist.models import MODELS
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.world import World
