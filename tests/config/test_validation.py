@@ -15,7 +15,6 @@ from tests.conftest import REPOSITORY
 from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config, DataConfig
 from vitmnist.config.validation import validate
-from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import DATASETS
 from vitmnist.data.loaders import LOADERS
 from vitmnist.errors import ConfigError
@@ -24,7 +23,7 @@ from vitmnist.models.vit import ViTOptions
 from vitmnist.optim import OPTIMIZERS, SCHEDULES
 
 CONF = REPOSITORY / "conf"
-REGISTRIES = (AUGMENTS, DATASETS, LOADERS, MODELS, OPTIMIZERS, SCHEDULES)
+REGISTRIES = (DATASETS, LOADERS, MODELS, OPTIMIZERS, SCHEDULES)
 FILES = sorted(CONF.rglob("*.yaml"))
 VIT = {"patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
 
@@ -40,7 +39,7 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
         keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
         options = registry.options_of(file.stem)
         assert keys == {field.name for field in fields(options)}, file
-        if registry in (AUGMENTS, DATASETS, LOADERS):
+        if registry in (DATASETS, LOADERS):
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
             for key, value in values.items():
                 assert value == defaults[key] or "${" in str(value), (file, key)
