@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist import Preprocess, make_loader
+from vitmnist.config.compose import compose
 from vitmnist.data.augment import OPERATIONS, augment_keys, build_augment
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet

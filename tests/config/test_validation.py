@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -43,6 +47,22 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
             for key, value in values.items():
                 assert value == defaults[key] or "${" in str(value), (file, key)
+
+
+def test_a_module_is_found_by_being_in_its_package(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "vitmnist", tmp_path / "vitmnist", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(CONF, tmp_path / "conf")
+    packages = ("vitmnist.data.augment", "vitmnist.data.loaders", "vitmnist.models", "vitmnist.optim")
+    for package in packages:
+        (tmp_path / package.replace(".", "/") / "added.py").write_text("print(__name__)")
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(packages)}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert sorted(ended.stdout.decode().split()) == [f"{package}.added" for package in packages]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))
