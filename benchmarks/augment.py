@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist import Preprocess, make_loader
-from vitmnist.data.augment import AUGMENTS, OPERATIONS, augment_keys
+from vitmnist.config.compose import compose
+from vitmnist.data.augment import OPERATIONS, augment_keys, build_augment
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.runtime.allocator import freed_memory_kept
@@ -78,7 +79,7 @@ def kornia_operations() -> dict[str, nn.Module]:
 
 def epochs(data: TensorSet, device: torch.device) -> Candidates:
     """The preset: load, augment and normalise an epoch."""
-    preprocess = Preprocess(data, AUGMENTS.build(AUGMENTS.complete({"name": "cifar"})))
+    preprocess = Preprocess(data, build_augment(compose(["data/augment=cifar"]).data.augment))
     per_sample = PerSample(data, preprocess)
     preprocess.to(device)
     loader = make_loader("ram", data, batch_size=BATCH_SIZE, device=device, seed=0)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere
-from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.augment import Compose
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
@@ -24,7 +24,7 @@ def test_the_preview_shows_the_originals_and_what_the_model_sees_of_them(
     picture = np.asarray(Image.open(tmp_path / "outputs" / "preview.png"))
     side = 4 * 28  # enlarged
     assert picture.shape == (8 * (side + 2), 8 * (side + 2), 3)
-    preprocess = Preprocess(tiny.train, AUGMENTS.build({"name": "shift", "pixels": 2}))
+    preprocess = Preprocess(tiny.train, Compose([{"name": "shift", "pixels": 2}]))
     sampler = EpochSampler(23, 23, 5, "none")
     for column in (0, 1, 7):
         keys = next(preprocess.keys(sampler, column - 1)) if column else None

@@ -17,7 +17,7 @@ from vitmnist.cli.messages import describe
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config, Shuffle
 from vitmnist.config.validation import validate
-from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.augment import build_augment
 from vitmnist.data.datasets import build_dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.preprocess import Preprocess
@@ -49,7 +49,7 @@ def preview(overrides: list[str], output: Path) -> None:
     config = validate(Config, compose(overrides))
     check_config(config)
     train = build_dataset(config.data.dataset, config.data.root).train
-    augment = AUGMENTS.build(config.data.augment)
+    augment = build_augment(config.data.augment)
     check_augment(augment, *train.images.shape[-2:])
     picture, png = draw(train, Preprocess(train, augment), config.seed), io.BytesIO()
     picture.save(png, "PNG")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
 from vitmnist.config.validation import join, validate
@@ -84,3 +86,12 @@ class Registry(Generic[Built]):
         """Build the member that `values["name"]` names, from its options and the given parts; raises as `member`."""
         builder, options = self.member(values, key)
         return builder(options, *parts)
+
+
+def import_members(package_name: str, package_path: Iterable[str]) -> None:
+    """Import every module of a package, so that those in it that register something are found by being there.
+
+    Called by the package's `__init__.py` as `import_members(__name__, __path__)`.
+    """
+    for module in iter_modules(package_path):
+        import_module(f"{package_name}.{module.name}")

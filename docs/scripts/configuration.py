@@ -17,14 +17,15 @@ from yaml import MappingNode, Node, SequenceNode
 from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config, TrainerConfig
 from vitmnist.config.validation import BOUNDS, allowed_kinds
-from vitmnist.data.augment import AUGMENTS, OPERATIONS
+from vitmnist.data.augment import OPERATIONS
+from vitmnist.data.augment.compose import AugmentOptions
 from vitmnist.data.datasets import DATASETS
 from vitmnist.data.loaders import LOADERS
 from vitmnist.models import MODELS
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 
-REGISTRIES = (MODELS, DATASETS, LOADERS, AUGMENTS, OPTIMIZERS, SCHEDULES)
+REGISTRIES = (MODELS, DATASETS, LOADERS, OPTIMIZERS, SCHEDULES)
+SCHEMAS = {"data/augment": AugmentOptions, "trainer": TrainerConfig}  # of groups whose members have the same keys
 PRESETS = ("experiment", "hparams_search", "hydra/launcher")  # groups whose members set keys of others
 INTRODUCTION = """\
 Every key of this project with its default, its meaning, and the values that it may have.
@@ -48,12 +49,12 @@ def configuration_page() -> str:
     own = [entry for entry in _entries(CONF / "config.yaml") if entry.path[0] not in ("defaults", "hydra")]
     parts = ["# Configuration", INTRODUCTION, "## Keys of no group { #top-level }"]
     parts += [_definition(entry, "", Config) for entry in own]
-    for group in (*(registry.group for registry in REGISTRIES), "trainer", *PRESETS):
+    for group in (*(registry.group for registry in REGISTRIES), *SCHEMAS, *PRESETS):
         default = f"The default is `{defaults[group]}`." if group in defaults else "No member is the default."
         parts += [f"## `{group}` {{ #{_anchor(group)} }}", default]
         for file in sorted((CONF / group).glob("*.yaml")):
             parts += _member(group, file)
-        if group == AUGMENTS.group:
+        if group == "data/augment":
             parts += ["### Operations { #operations }", "The parameters of `data.augment.operations`.", *_operations()]
     return "\n\n".join(parts) + "\n"
 
@@ -76,7 +77,7 @@ def _member(group: str, file: Path) -> list[str]:
         _, _, body = file.read_text().partition("\n\n")
         return [*parts, f"```yaml\n{body}```"]
     options = {registry.group: registry for registry in REGISTRIES}
-    schema = options[group].options_of(file.stem) if group in options else TrainerConfig
+    schema = options[group].options_of(file.stem) if group in options else SCHEMAS[group]
     place = group.replace("/", ".")
     return [*parts, *(_definition(entry, place, schema) for entry in _entries(file) if entry.path != ("name",))]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -15,17 +19,15 @@ from tests.conftest import REPOSITORY
 from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config, DataConfig
 from vitmnist.config.validation import validate
-from vitmnist.data.augment import AUGMENTS
 from vitmnist.data.datasets import DATASETS
 from vitmnist.data.loaders import LOADERS
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.vit import ViTOptions
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 
 CONF = REPOSITORY / "conf"
-REGISTRIES = (AUGMENTS, DATASETS, LOADERS, MODELS, OPTIMIZERS, SCHEDULES)
+REGISTRIES = (DATASETS, LOADERS, MODELS, OPTIMIZERS, SCHEDULES)
 FILES = sorted(CONF.rglob("*.yaml"))
 VIT = {"patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
 
@@ -41,10 +43,26 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
         keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
         options = registry.options_of(file.stem)
         assert keys == {field.name for field in fields(options)}, file
-        if registry in (AUGMENTS, DATASETS, LOADERS):
+        if registry in (DATASETS, LOADERS):
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
             for key, value in values.items():
                 assert value == defaults[key] or "${" in str(value), (file, key)
+
+
+def test_a_module_is_found_by_being_in_its_package(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "vitmnist", tmp_path / "vitmnist", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(CONF, tmp_path / "conf")
+    packages = ("vitmnist.data.augment", "vitmnist.data.loaders", "vitmnist.models", "vitmnist.optim")
+    for package in packages:
+        (tmp_path / package.replace(".", "/") / "added.py").write_text("print(__name__)")
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(packages)}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert sorted(ended.stdout.decode().split()) == [f"{package}.added" for package in packages]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))

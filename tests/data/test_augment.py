@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import functional as TF
 
 from vitmnist import make_loader
-from vitmnist.data.augment import AUGMENTS, augment_keys
+from vitmnist.data.augment import Compose, augment_keys
 from vitmnist.data.augment.keys import _mix64
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
@@ -26,8 +26,8 @@ LOADERS_COMPARED = {
 }
 
 
-def augment(name: str, **options: float) -> torch.nn.Module:
-    return AUGMENTS.build(AUGMENTS.complete({"name": name, **options}))
+def augment(name: str, **options: float) -> Compose:
+    return Compose([{"name": name, **options}])
 
 
 def keys(number: int, seed: int = 0, epoch: int = 0) -> Tensor:

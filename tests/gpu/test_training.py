@@ -14,7 +14,7 @@ from vitmnist import make_loader
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.optim import SCHEDULES
 from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.loop import EpochProgress, train_epoch

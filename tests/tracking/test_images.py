@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.augment import Compose
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.preprocess import Preprocess
@@ -34,7 +34,7 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
 def test_the_training_batch_is_shown_as_it_was_mixed(tiny: Dataset) -> None:
     """With the partners of the whole batch, of which fewer images may be shown."""
     sampler, options = EpochSampler(23, 10, 3), LOADERS.complete({"name": "ram"})
-    preprocess = Preprocess(tiny.train, AUGMENTS.build({"name": "compose", "operations": [{"name": "cutmix"}]}))
+    preprocess = Preprocess(tiny.train, Compose([{"name": "cutmix"}]))
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
         grid = np.asarray(training_batch(tiny.train, loader, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))

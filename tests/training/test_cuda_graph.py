@@ -13,7 +13,7 @@ from tests.training.test_step import CPU, OPTIMIZERS_UNDER_TEST, check_same_weig
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets import Dataset
 from vitmnist.errors import UnsupportedStepError
-from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.optim import SCHEDULES
 from vitmnist.runtime.device import Accelerator
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.loop import EpochProgress, train_epoch

@@ -19,7 +19,7 @@ from vitmnist.data.loaders.base import Batches
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
-from vitmnist.optim.schedules import SCHEDULES
+from vitmnist.optim import SCHEDULES
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.step import TrainStep

@@ -19,16 +19,13 @@ from tests.training.test_step import (
     make_vit,
     train,
 )
-from vitmnist.data.augment import AUGMENTS
+from vitmnist.data.augment import Compose
 from vitmnist.data.datasets import Dataset
 from vitmnist.runtime.device import Accelerator
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.step import IGNORED, TrainStep
 
-MIXES = {
-    name: AUGMENTS.build({"name": "compose", "operations": [{"name": "shift", "pixels": 2}, {"name": name}]})
-    for name in ("mixup", "cutmix")
-}
+MIXES = {name: Compose([{"name": "shift", "pixels": 2}, {"name": name}]) for name in ("mixup", "cutmix")}
 
 
 def check_mixed_gradient(step: TrainStep, data: Dataset, size: int) -> None:

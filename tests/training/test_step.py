@@ -12,22 +12,21 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from vitmnist.config.schema import Precision, Shuffle
-from vitmnist.data.augment import AUGMENTS, Augment
+from vitmnist.data.augment import Compose
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.models.vit import ViT, ViTOptions
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.training.fast import StepConfig
 from vitmnist.training.loop import EpochProgress, train_epoch
 from vitmnist.training.step import TrainStep
 
 CPU = torch.device("cpu")
-SHIFT = AUGMENTS.build({"name": "shift", "pixels": 2})
-AFFINE = AUGMENTS.build(AUGMENTS.complete({"name": "affine"}))
+SHIFT = Compose([{"name": "shift", "pixels": 2}])
+AFFINE = Compose([{"name": "affine"}])
 BATCH = 8  # 23 images: two full batches and a last one of 7
 OPTIMIZERS_UNDER_TEST = {
     "adam": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
@@ -46,7 +45,7 @@ def make_step(
     optimizer: str = "adamw",
     *,
     model: nn.Module | None = None,
-    augment: Augment | None = SHIFT,
+    augment: Compose | None = SHIFT,
     decay: float | None = None,
     smoothing: float = 0.0,
     device: torch.device = CPU,
@@ -132,7 +131,7 @@ def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
 
 
 @pytest.mark.parametrize("augment", [SHIFT, AFFINE], ids=["shift", "affine"])
-def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Augment) -> None:
+def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compose) -> None:
     step, plain = (make_step(tiny, augment=augment, precision=one) for one in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
     plain.forward_backward(*batch_of(tiny, plain, BATCH), BATCH)

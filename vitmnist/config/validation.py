@@ -90,8 +90,10 @@ def allowed_kinds(kind: Any) -> str:
     names[list[int]] = "a list of whole numbers, as in '[2,4]'"
     names[tuple[float, float]] = "a list of two numbers, as in '[0.5,1.0]'"
     names[list[Any]] = "a list"
-    if int in kinds or bool in kinds:
+    if {int, float, bool}.intersection(kinds):
         names[str] = AUTO  # a field of `or_auto`
+    if float in kinds:
+        names.pop(int)  # is a number
     return " or ".join(names[kind] for kind in kinds if kind in names)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitmnist.data.augment import Augment, augment_keys
+from vitmnist.data.augment import Compose, augment_keys
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.decoding import iter_pairs
 from vitmnist.data.loaders import Data, loadable
@@ -17,14 +17,11 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet, channel_statistics, check_layout
 from vitmnist.errors import ConfigError, DataError
 
-MARGIN = 0.1  # how far floats may leave 0…1, once normalisation is undone: resampling overshoots
-
 
 class Preprocess(nn.Module):
     """Normalise uint8 images `[B, C, H, W]` to float32, bit for bit as torchvision's `ToTensor` and `Normalize` do.
 
-    Float images pass through: their loader has normalised them. Others cross the bus as uint8, a quarter of the bytes
-    of float32.
+    Images of a floating-point dtype are taken to be normalised, and pass through; their values are not looked at.
 
     Args:
         data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
@@ -46,7 +43,7 @@ class Preprocess(nn.Module):
     def __init__(
         self,
         data: Data | Sequence[Tensor] | None = None,
-        augment: Augment | None = None,
+        augment: Compose | None = None,
         *,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
@@ -55,7 +52,7 @@ class Preprocess(nn.Module):
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
         if augment is not None and isinstance(data, TensorSet):
-            augment.check(*data.images.shape[-2:])
+            augment.output_size(*data.images.shape[-2:])
         channel_mean, channel_std = (mean, std) if data is None else _statistics(data)
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
@@ -69,21 +66,16 @@ class Preprocess(nn.Module):
         self.register_buffer("white", torch.tensor([255.0]))
         self.register_buffer("black", self._normalised(torch.zeros(len(self.mean), 1, 1, dtype=torch.uint8)))
         self.augment = augment
-        self._floats_checked = False
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
         """Normalised float32 `[B, C, H, W]`; float images keep their dtype. Never writes to the batch itself.
-
-        The values of floats are checked in the first float batch only, because reading them synchronises the device,
-        and not in compiled code or where that is forbidden. Dtype and shape are always checked.
 
         Args:
             keys: int64 `[B]`, from the method `keys`.
 
         Raises:
             ConfigError: keys are given, and the augmentation mixes images, which needs their labels: `mixed`.
-            DataError: images that are neither uint8 nor floating point, have another layout or number of channels, or
-                are floats not normalised with `mean` and `std`.
+            DataError: images that are neither uint8 nor floating point, or have another layout or number of channels.
         """
         if self.mixes and keys is not None:
             raise ConfigError("this augmentation mixes images and their labels; call mixed(images, labels, keys)")
@@ -116,8 +108,6 @@ class Preprocess(nn.Module):
             images = self._normalised(images)
         elif not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
-        elif not torch.compiler.is_compiling() and not self._floats_checked and _may_wait_for(images):
-            self._check_floats(images)
         if self.augment is None or keys is None:
             return images
         if not self.augment.unit_range:
@@ -134,28 +124,6 @@ class Preprocess(nn.Module):
     def _normalised(self, images: Tensor) -> Tensor:
         return images.float().div_(self.white).sub_(self.mean).div_(self.std)
 
-    def _check_floats(self, images: Tensor) -> None:
-        """Raise `DataError` if these floats cannot be normalised with the mean and std; synchronises the device."""
-        if not images.numel():
-            return
-        low, high = images.min().item(), images.max().item()
-        restored = images.float() * self.std + self.mean
-        is_inside = bool(((restored >= -MARGIN) & (restored <= 1 + MARGIN)).all())
-        varies = low < high  # a constant, such as the zeros of a dry run, proves nothing
-        if not is_inside or (varies and _is_from_bytes(images.float()) and not _is_from_bytes(restored)):
-            mean, std = ([round(value, 4) for value in part.flatten().tolist()] for part in (self.mean, self.std))
-            raise DataError(
-                f"images: floats from {low:g} to {high:g} are not normalised with mean {mean} and std {std}; "
-                "give uint8 images, which are normalised here, or floats (images / 255 - mean) / std"
-            )
-        self._floats_checked = varies
-
-
-def _is_from_bytes(images: Tensor) -> bool:
-    """Whether images are multiples of 1/255 in 0…1, as `ToTensor` makes from uint8."""
-    steps = 255 * images
-    return bool(((steps - steps.round()).abs().amax() < 0.01) & (steps.amin() > -0.01) & (steps.amax() < 255.01))
-
 
 def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
     loaded = loadable(data)
@@ -164,8 +132,3 @@ def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
     if isinstance(loaded, TensorSet):
         return channel_statistics(loaded.images)
     return channel_statistics(images for images, _ in iter_pairs(loaded, seed=0))
-
-
-def _may_wait_for(images: Tensor) -> bool:
-    """Whether values may be read back now: no CUDA graph is being captured, and torch does not forbid it."""
-    return not images.is_cuda or not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode())

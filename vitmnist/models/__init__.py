@@ -1,11 +1,11 @@
 """The models: every module in this folder registers one, built with (options, image shape, number of classes)."""
 
-from importlib import import_module
-from pkgutil import iter_modules
+from torch import nn
 
-from vitmnist.models.registry import MODELS
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+from vitmnist.registry import Registry, import_members
 
 __all__ = ["MODELS"]
+
+MODELS: Registry[nn.Module] = Registry("model")
+
+import_members(__name__, __path__)

@@ -14,9 +14,7 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
-from vitmnist.registry import Registry
-
-OPTIMIZERS: Registry[Optimizer] = Registry("optimizer")
+from vitmnist.optim import OPTIMIZERS
 
 
 @dataclass

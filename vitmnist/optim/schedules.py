@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, LRScheduler
 
 from vitmnist.config.validation import bounded
-from vitmnist.registry import NoOptions, Registry
-
-SCHEDULES: Registry[LRScheduler] = Registry("schedule")
+from vitmnist.optim import SCHEDULES
+from vitmnist.registry import NoOptions
 
 
 @dataclass

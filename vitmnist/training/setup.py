@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitmnist.config.schema import Config, Shuffle
-from vitmnist.data.augment import AUGMENTS, Augment
+from vitmnist.data.augment import Compose, build_augment
 from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
@@ -24,9 +24,8 @@ from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, UnsupportedStepError
 from vitmnist.models import MODELS
+from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.world import World
@@ -162,7 +161,7 @@ def build_step(
 ) -> TrainStep:
     """Build model, optimizer, schedule, EMA, and the step that uses them."""
     _, channels, height, width = split.images.shape
-    augment = AUGMENTS.build(config.data.augment)
+    augment = build_augment(config.data.augment)
     check_augment(augment, height, width)
     preprocess = Preprocess(split, augment).to(device)
     # Weights are initialised on the CPU, so they are identical on every device.
@@ -239,18 +238,17 @@ def check_config(config: Config) -> None:
     _, options = DATASETS.member(data.dataset)
     for registry, values in ((LOADERS, data.loader), (OPTIMIZERS, config.optimizer), (SCHEDULES, config.schedule)):
         registry.member(values)
-    augment = AUGMENTS.build(data.augment)
+    augment = build_augment(data.augment)
     MODELS.member(config.model)
     if shape := getattr(options, "shape", None):
         MODELS.build(config.model, shape, 2)  # the number of classes is not known yet
         check_augment(augment, *shape[1:])
 
 
-def check_augment(augment: Augment | None, height: int, width: int) -> None:
+def check_augment(augment: Compose | None, height: int, width: int) -> None:
     """Raise `ConfigError` if images of this size cannot be augmented, or would have another size than the model's."""
     if augment is None:
         return
-    augment.check(height, width)
     found = augment.output_size(height, width)
     if found != (height, width):
         raise ConfigError(

@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 from tests.data.augment.test_operations import keys
 from vitmnist import make_loader
 from vitmnist.config.compose import compose
+from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.data.augment import AUGMENTS, OPERATIONS, Augment
-from vitmnist.data.augment.compose import PRESETS
+from vitmnist.data.augment import OPERATIONS, Compose, build_augment
 from vitmnist.data.augment.keys import operation_keys
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
@@ -20,9 +20,11 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.training.setup import check_augment
 
+PRESETS = sorted(file.stem for file in (CONF / "data" / "augment").glob("*.yaml"))
 
-def configured(*overrides: str) -> Augment | None:
-    return AUGMENTS.build(validate(Config, compose(list(overrides))).data.augment)
+
+def configured(*overrides: str) -> Compose | None:
+    return build_augment(validate(Config, compose(list(overrides))).data.augment)
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +36,13 @@ def pictures() -> TensorSet:
 
 def test_operations_are_applied_in_order_with_the_keys_of_their_places(pictures: TensorSet) -> None:
     values = [{"name": "horizontal_flip"}, {"name": "shift", "pixels": 3}, {"name": "horizontal_flip"}]
-    found = Preprocess(pictures, AUGMENTS.build({"name": "compose", "operations": values}))(pictures.images, keys(23))
+    found = Preprocess(pictures, Compose(values))(pictures.images, keys(23))
     plain = Preprocess(pictures)
     expected = plain(pictures.images)
     for place, value in enumerate(values):
         operation = OPERATIONS.build(OPERATIONS.complete(value))
         expected = operation(expected, operation_keys(keys(23), place), plain.black)
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("name", ["shift", "affine"])
-def test_a_single_operation_is_the_augmentation_of_its_name(pictures: TensorSet, name: str) -> None:
-    alone, composed = AUGMENTS.complete({"name": name}), {"name": "compose", "operations": [{"name": name}]}
-    one, other = (Preprocess(pictures, AUGMENTS.build(values)) for values in (alone, composed))
-    assert torch.equal(one(pictures.images, keys(23)), other(pictures.images, keys(23)))
 
 
 def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:
@@ -59,7 +54,16 @@ def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> None:
+    assert configured("data/augment=none") is None
+    for preset in set(PRESETS) - {"compose"}:  # which shows that parameters may be left out
+        values = compose([f"data/augment={preset}"]).data.augment
+        assert values.name == preset
+        for operation in values.operations:
+            assert set(operation) == set(OPERATIONS.complete(operation)), preset
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])
 def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: str) -> None:
     """Also one that has normalised them; so the batches of a run do not depend on its loader."""
     preprocess = Preprocess(pictures, configured(f"data/augment={preset}"))
@@ -122,16 +126,21 @@ def test_a_list_on_the_command_line_has_the_defaults_of_its_operations() -> None
 )
 def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        AUGMENTS.build({"name": "compose", "operations": OmegaConf.create(f"x: {operations}").x})
+        build_augment({"name": "compose", "operations": OmegaConf.create(f"x: {operations}").x})
     assert message in str(raised.value)
+
+
+def test_none_is_the_empty_list() -> None:
+    with pytest.raises(ConfigError, match="name=none: is the empty list; for operations, type data/augment=compose"):
+        configured("data.augment.operations=[{name: shift}]")
 
 
 def test_operations_that_do_not_fit_the_images_are_refused() -> None:
     values = [{"name": "random_resized_crop", "size": 8}, {"name": "shift", "pixels": 9}]
-    augment = AUGMENTS.build({"name": "compose", "operations": values})
+    augment = Compose(values)
     with pytest.raises(ConfigError, match=r"data\.augment\.operations\.1\.pixels=9: must be below .* 8"):
-        augment.check(28, 28)
-    smaller = AUGMENTS.build({"name": "compose", "operations": values[:1]})
+        augment.output_size(28, 28)
+    smaller = Compose(values[:1])
     with pytest.raises(ConfigError, match=r"makes images of 8×8, and the model takes .* 28×28"):
         check_augment(smaller, 28, 28)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from tests.data.augment.test_operations import images, keys, operation
-from vitmnist.data.augment import AUGMENTS, Compose
+from vitmnist.data.augment import Compose
 from vitmnist.data.augment.keys import operation_keys, random_bits
 from vitmnist.data.augment.mixing import OwnWeights, draw_partners
 
@@ -23,7 +23,7 @@ PADDING = -100
 def mixing(name: str, **options: object) -> Compose:
     """A composition of a flip and a mixing operation."""
     values = [{"name": "horizontal_flip"}, {"name": name, **options}]
-    return AUGMENTS.build({"name": "compose", "operations": values})
+    return Compose(values)
 
 
 def test_mixup_is_that_of_torchvision() -> None:

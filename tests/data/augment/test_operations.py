@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
-from vitmnist.data.augment import OPERATIONS, Augment, augment_keys
+from vitmnist.data.augment import OPERATIONS, Operation, augment_keys
 from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
 from vitmnist.data.augment.keys import random_signed, random_uniform
 from vitmnist.data.sampler import EpochSampler
@@ -30,7 +30,7 @@ IDENTITY = {
 }
 
 
-def operation(name: str, **options: object) -> Augment:
+def operation(name: str, **options: object) -> Operation:
     return OPERATIONS.build(OPERATIONS.complete({"name": name, **options}))
 
 

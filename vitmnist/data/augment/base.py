@@ -1,42 +1,32 @@
-"""What an augmentation is, and the registries of augmentations and of the operations that compose one."""
+"""What an operation of augmentation is, and the registry of operations."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
-from vitmnist.registry import NoOptions, Registry
+from vitmnist.registry import Registry
 
 
-class Augment(nn.Module):
-    """Changes normalised images; `forward(images, keys, black)`.
+class Operation(nn.Module):
+    """Changes each image by itself; `forward(images, keys, black)`.
 
-    `images` are float32 `[B, C, H, W]`, `keys` int64 `[B]` from `augment_keys`, and `black` float32 `[C, 1, 1]`, the
-    normalised value of zero, fills the margins. Returns new images.
+    `images` are normalised float32 `[B, C, H, W]`, `keys` int64 `[B]`, and `black` float32 `[C, 1, 1]`, the normalised
+    value of zero, fills the margins. Returns new images.
     """
 
     unit_range = False
     """Takes pixels of 0…1 instead of normalised ones; `Preprocess` converts them, and `black` is zero."""
-    mixes = False
-    """Also mixes images of the batch, by `mix`."""
 
-    def check(self, height: int, width: int, key: str = "data.augment") -> None:
-        """Raise `ConfigError` if images of this size cannot be augmented; `key` is the place of the options."""
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the augmented images."""
-        return height, width
-
-    def mix(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mix each image with a partner from the batch; only if `mixes`.
+    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
+        """Height and width of the augmented images.
 
         Args:
-            images: of the whole batch, as `forward` returns them, normalised.
-            labels: int64 `[B]`; an image whose label is negative is padding, and neither mixed nor a partner.
+            key: where the options stand in the configuration.
 
-        Returns:
-            The mixed images, the labels of their partners, and the weight of each image's own label, 0.5 to 1.
+        Raises:
+            ConfigError: images of this size cannot be augmented.
         """
-        raise NotImplementedError
+        return height, width
 
 
 class Mixing(nn.Module):
@@ -46,10 +36,4 @@ class Mixing(nn.Module):
     """
 
 
-AUGMENTS: Registry[Augment | None] = Registry("data/augment")
-OPERATIONS: Registry[Augment | Mixing] = Registry("data/augment.operations")
-
-
-@AUGMENTS.register("none")
-def none(options: NoOptions) -> None:
-    """Images as they are."""
+OPERATIONS: Registry[Operation | Mixing] = Registry("data/augment.operations")

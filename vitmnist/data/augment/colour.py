@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.augment.base import OPERATIONS, Augment
+from vitmnist.data.augment.base import OPERATIONS, Operation
 from vitmnist.data.augment.keys import random_uniform
 from vitmnist.errors import DataError
 
@@ -26,7 +26,7 @@ class ColorJitterOptions:
 
 
 @OPERATIONS.register("color_jitter", ColorJitterOptions)
-class ColorJitter(Augment):
+class ColorJitter(Operation):
     """Changes brightness, contrast, saturation and hue, in this order; torchvision's order is random.
 
     Saturation and hue change nothing in images of one channel.

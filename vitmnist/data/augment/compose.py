@@ -1,54 +1,68 @@
-"""Augmentations that are lists of operations: `compose`, and the presets, which are such lists in `conf/`."""
+"""An augmentation: the list of operations that `data.augment` is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING
 from torch import Tensor, nn
 
-from vitmnist.config.labels import CONF
-from vitmnist.data.augment.base import AUGMENTS, OPERATIONS, Augment, Mixing
+from vitmnist.config.validation import validate
+from vitmnist.data.augment.base import OPERATIONS, Mixing, Operation
 from vitmnist.data.augment.keys import operation_keys
 from vitmnist.data.augment.mixing import draw_partners
 from vitmnist.errors import ConfigError
 
-PRESETS = ("compose", "cifar", "crops", "imagenet")
 KEY = "data.augment.operations"
 
 
 @dataclass
-class ComposeOptions:
-    """See `conf/data/augment/compose.yaml`; each preset has its own defaults."""
+class AugmentOptions:
+    """See `conf/data/augment/compose.yaml`."""
 
-    operations: list[Any]
+    name: str = MISSING
+    operations: list[Any] = MISSING
 
 
-class Compose(Augment):
-    """Applies operations in order; each draws random numbers of its own, by its place in the list.
+def build_augment(values: Mapping[str, Any]) -> Compose | None:
+    """The operations of a `data.augment` section; None for an empty list.
 
     Raises:
-        ConfigError: an unknown operation or parameter, no operation, or a mixing one that is not the last.
+        ConfigError: another key than those of `AugmentOptions`, a list that contradicts its name, or as `Compose`.
+    """
+    options = validate(AugmentOptions, values, "data.augment")
+    if options.name == "none" and options.operations:
+        raise ConfigError("data.augment.name=none: is the empty list; for operations, type data/augment=compose")
+    if options.name != "none" and not options.operations:
+        raise ConfigError(f"{KEY}=[]: must have an operation; without augmentation, type data/augment=none")
+    return Compose(options.operations) if options.operations else None
+
+
+class Compose(nn.Module):
+    """Applies operations in order; each draws random numbers of its own, by its place in the list.
+
+    `forward(images, keys, black)` is that of `Operation`, with keys from `augment_keys`.
+
+    Args:
+        operations: each a name and parameters, `{"name": "shift", "pixels": 3}`; others have their defaults.
+
+    Raises:
+        ConfigError: an unknown operation or parameter, or a mixing one that is not the last.
     """
 
-    operations: list[Augment]
+    operations: list[Operation]
 
-    def __init__(self, options: ComposeOptions) -> None:
+    def __init__(self, operations: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
-        if not options.operations:
-            raise ConfigError(f"{KEY}=[]: must have an operation; without augmentation, type data/augment=none")
-        operations = [_build(values, f"{KEY}.{place}") for place, values in enumerate(options.operations)]
-        for place, operation in enumerate(operations[:-1]):
+        built = [_build(values, f"{KEY}.{place}") for place, values in enumerate(operations)]
+        for place, operation in enumerate(built[:-1]):
             if isinstance(operation, Mixing):
-                name = options.operations[place]["name"]
+                name = operations[place]["name"]
                 raise ConfigError(f"{KEY}.{place}.name={name}: mixes finished images; move it to the end of the list")
-        last = operations[-1]
-        self.mixing = last if isinstance(last, Mixing) else None
-        self.operations = nn.ModuleList(  # type: ignore[assignment]
-            one for one in operations if not isinstance(one, Mixing)
-        )
+        self.mixing = next((one for one in built if isinstance(one, Mixing)), None)
+        self.operations = nn.ModuleList(one for one in built if not isinstance(one, Mixing))  # type: ignore[assignment]
         self.mixes = self.mixing is not None
         self.unit_range = any(operation.unit_range for operation in self.operations)
 
@@ -58,37 +72,28 @@ class Compose(Augment):
         return images
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mix each image with a partner from the batch; only if `mixes`.
+
+        Args:
+            images: of the whole batch, as `forward` returns them, normalised.
+            labels: int64 `[B]`; an image whose label is negative is padding, and neither mixed nor a partner.
+
+        Returns:
+            The mixed images, the labels of their partners, and the weight of each image's own label, 0.5 to 1.
+        """
         assert self.mixing is not None
         keys = operation_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
         mixed, weights = self.mixing(images, images[partners], keys)
         return mixed, labels[partners], weights
 
-    def check(self, height: int, width: int, key: str = "data.augment") -> None:
-        for place, operation in enumerate(self.operations):
-            operation.check(height, width, f"{key}.operations.{place}")
-            height, width = operation.output_size(height, width)
-
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        for operation in self.operations:
-            height, width = operation.output_size(height, width)
+        """Height and width of the augmented images; raises `ConfigError` if images of this size cannot be augmented."""
+        for place, operation in enumerate(self.operations):
+            height, width = operation.output_size(height, width, f"{KEY}.{place}")
         return height, width
 
 
-def _build(values: Any, key: str) -> Augment | Mixing:
+def _build(values: Any, key: str) -> Operation | Mixing:
     """An operation, with defaults for the parameters that its mapping lacks."""
     return OPERATIONS.build(OPERATIONS.complete(values) if isinstance(values, Mapping) else values, key=key)
-
-
-def _options_of(preset: str) -> type:
-    """The options of a preset, whose list of operations is that of its YAML file."""
-
-    def operations() -> list[Any]:
-        values: Any = OmegaConf.to_container(OmegaConf.load(CONF / "data" / "augment" / f"{preset}.yaml"))
-        return list(values["operations"])
-
-    return make_dataclass(preset, [("operations", list[Any], field(default_factory=operations))])
-
-
-for _preset in PRESETS:
-    AUGMENTS.register(_preset, _options_of(_preset))(Compose)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.augment.base import OPERATIONS, Augment
+from vitmnist.data.augment.base import OPERATIONS, Operation
 from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
 from vitmnist.data.augment.keys import random_uniform
 
@@ -22,7 +22,7 @@ class RandomErasingOptions:
 
 
 @OPERATIONS.register("random_erasing", RandomErasingOptions)
-class RandomErasing(Augment):
+class RandomErasing(Operation):
     """Makes a random box of an image black, with probability `p` (Zhong et al., arXiv:1708.04896)."""
 
     def __init__(self, options: RandomErasingOptions) -> None:

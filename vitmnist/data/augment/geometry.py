@@ -10,30 +10,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.augment.base import AUGMENTS, OPERATIONS, Augment
+from vitmnist.data.augment.base import OPERATIONS, Operation
 from vitmnist.data.augment.boxes import random_boxes
 from vitmnist.data.augment.keys import random_bits, random_signed, random_uniform
 from vitmnist.errors import ConfigError
 
 
-class Moving(Augment):
+class Moving(Operation):
     """Moves images by up to `pixels`."""
 
     pixels: float
 
-    def check(self, height: int, width: int, key: str = "data.augment") -> None:
+    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         if self.pixels >= min(height, width):
             raise ConfigError(f"{key}.pixels={self.pixels:g}: must be below the side of an image, {min(height, width)}")
+        return height, width
 
 
 @dataclass
 class ShiftOptions:
-    """See `conf/data/augment/shift.yaml`."""
+    """pixels: largest translation in each direction, in whole pixels."""
 
     pixels: int = bounded(2, at_least=0)
 
 
-@AUGMENTS.register("shift", ShiftOptions)
 @OPERATIONS.register("shift", ShiftOptions)
 class Shift(Moving):
     """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
@@ -58,7 +58,7 @@ class Shift(Moving):
 
 @dataclass
 class AffineOptions:
-    """See `conf/data/augment/affine.yaml`."""
+    """degrees, pixels, scale, shear_degrees: the largest rotation, translation, change of size, and shear."""
 
     degrees: float = bounded(10.0, at_least=0, at_most=180)
     pixels: float = bounded(2.0, at_least=0)
@@ -66,7 +66,6 @@ class AffineOptions:
     shear_degrees: float = bounded(5.0, at_least=0, below=90)
 
 
-@AUGMENTS.register("affine", AffineOptions)
 @OPERATIONS.register("affine", AffineOptions)
 class Affine(Moving):
     """Shears, rotates and scales each image about its centre and then moves it, each uniformly up to its bound.
@@ -110,7 +109,7 @@ class RandomResizedCropOptions:
 
 
 @OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
-class RandomResizedCrop(Augment):
+class RandomResizedCrop(Operation):
     """Resizes a random box of each image; bilinear, without antialiasing.
 
     With `size: null` a crop is never reduced, so that antialiasing would change nothing.
@@ -120,7 +119,7 @@ class RandomResizedCrop(Augment):
         super().__init__()
         self.options = options
 
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
+    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         return (self.options.size, self.options.size) if self.options.size else (height, width)
 
     def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
@@ -151,7 +150,7 @@ class HorizontalFlipOptions:
 
 
 @OPERATIONS.register("horizontal_flip", HorizontalFlipOptions)
-class HorizontalFlip(Augment):
+class HorizontalFlip(Operation):
     """Mirrors an image with probability `p`."""
 
     def __init__(self, options: HorizontalFlipOptions) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from operator import index
-from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,10 @@ from vitmnist.data.loaders.timing import Step
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError, choices
+from vitmnist.registry import import_members
 from vitmnist.runtime.device import choose_device
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_members(__name__, __path__)
 
 __all__ = ["LOADERS", "Batch", "Batches", "Data", "Loader", "make_loader", "register"]
 

@@ -33,7 +33,7 @@ class GpuSliceLoader(Loader):
     On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the set on its device.
 
     Raises:
-        ConfigError: a data set that is read sample by sample; `resident` is a size larger than the set.
+        ConfigError: a data set that is read sample by sample.
         DoesNotFitError: the device's memory is too small for what `resident` asks for.
     """
 

@@ -1,27 +1,24 @@
-"""How much of a set `gpu_slice` keeps on the device: a fraction, a size, or what fits next to the model."""
+"""How much of a set `gpu_slice` keeps on the device: a fraction, or what fits next to the model."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from vitmnist.config.validation import AUTO
-from vitmnist.data.loaders.base import Data
+from vitmnist.config.validation import AUTO, or_auto
+from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import ConfigError
 from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.memory import DoesNotFitError, Memory, free_memory_at, mib
 
 UPLOADED_AHEAD = 2  # batches whose missing rows are on their way to the device while another is consumed
 BATCHES = UPLOADED_AHEAD + 3  # on the device at a time: these, the one being merged, the consumer's and the one before
 MODEL_SHARE = 0.2  # of the free memory, left by `auto` for activations and gradients where they were not measured
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 Sets = Sequence[tuple[TensorSet, EpochSampler]]
 """Sets that will be loaded on the same device, each with its sampler."""
@@ -31,26 +28,21 @@ Sets = Sequence[tuple[TensorSet, EpochSampler]]
 class GpuSliceOptions:
     """See `conf/data/loader/gpu_slice.yaml`."""
 
-    resident: str = AUTO
-
-    def __post_init__(self) -> None:
-        if self.resident != AUTO:
-            _parse(self.resident)
+    resident: int | float | str = or_auto(AUTO, at_least=0, at_most=1)
 
 
-def resident_fraction(resident: str, sets: Sets, device: torch.device, reserve: Memory | None = None) -> float:
+def resident_fraction(resident: float | str, sets: Sets, device: torch.device, reserve: Memory | None = None) -> float:
     """The fraction of each set that stays on the device; 1 where nothing needs to be copied there.
 
     Args:
-        resident: the option; a size is that of all sets together.
+        resident: the option: a fraction, or `auto`.
         reserve: the memory that the model needs, if it was measured.
 
     Raises:
-        ConfigError: a size larger than the sets.
-        DoesNotFitError: a fraction or size that does not fit.
+        DoesNotFitError: a fraction that does not fit.
     """
     nbytes = sum(tensors.nbytes for tensors, _ in sets)
-    typed = None if resident == AUTO else _typed_fraction(resident, nbytes)
+    typed = None if isinstance(resident, str) else resident
     if not accelerator_of(device).is_async or all(not len(one) or is_on(device, one) for one, _ in sets):
         return 1.0
     free = free_memory_at(device)
@@ -75,6 +67,7 @@ def with_resident_fraction(
     sets: Sequence[tuple[Data, EpochSampler]],
     device: torch.device,
     reserve: Memory | None = None,
+    key: str = "data.loader",
 ) -> dict[str, Any]:
     """The options of a loader, where `resident` of `gpu_slice`, also as a base, is decided for all sets together.
 
@@ -82,16 +75,19 @@ def with_resident_fraction(
 
     Args:
         reserve: the memory that the model needs, if it was measured.
+        key: where `values` stand in the configuration.
 
     Raises:
-        As `resident_fraction`.
+        ConfigError: options that do not fit.
+        DoesNotFitError: as `resident_fraction`.
     """
     if isinstance(base := values.get("base"), Mapping) and base:
-        return {**values, "base": with_resident_fraction(base, sets, device, reserve)}
+        return {**values, "base": with_resident_fraction(base, sets, device, reserve, f"{key}.base")}
     tensors = [(data, sampler) for data, sampler in sets if isinstance(data, TensorSet)]
     if values["name"] != "gpu_slice" or len(tensors) < len(sets):
         return dict(values)
-    return {**values, "resident": str(resident_fraction(str(values["resident"]), tensors, device, reserve))}
+    _, options = LOADERS.member(values, key)
+    return {**values, "resident": resident_fraction(options.resident, tensors, device, reserve)}
 
 
 def needed_memory(fraction: float, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> Memory:
@@ -124,28 +120,3 @@ def _largest_fraction(sets: Sets, room: int) -> float:
 def _index_nbytes(fraction: float, sampler: EpochSampler) -> int:
     """An int64 for each row of an epoch, and another for the place in its batch of each row that is missing."""
     return 8 * sampler.size + 8 * math.ceil((1 - fraction) * sampler.size)
-
-
-def _typed_fraction(resident: str, nbytes: int) -> float:
-    """The fraction of a set of `nbytes`; raises `ConfigError` for a size that is larger."""
-    number, is_size = _parse(resident)
-    if not is_size:
-        return number
-    if number > nbytes:
-        raise ConfigError(
-            f"data.loader.resident={resident}: larger than the set, which takes {mib(nbytes)}; "
-            "type data.loader.resident=1 to keep all of it on the device"
-        )
-    return number / max(nbytes, 1)
-
-
-def _parse(resident: str) -> tuple[float, bool]:
-    """A fraction, or a number of bytes; the flag says which."""
-    match = re.fullmatch(rf"(\d*\.?\d+(?:e-\d+)?)({'|'.join(UNITS)})?", resident)
-    if match and match[2]:
-        return float(match[1]) * UNITS[match[2]], True
-    if match and float(match[1]) <= 1:
-        return float(match[1]), False
-    raise ConfigError(
-        f"data.loader.resident={resident}: must be auto, a fraction from 0 to 1, or a size such as 500MiB or 8GiB"
-    )
