@@ -11,11 +11,13 @@ import logging
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict, read_write
 
@@ -39,6 +41,25 @@ unrecorded: list[str] = []
 def is_search(config: DictConfig) -> bool:
     """Whether a sweeper such as Optuna's chooses the values, in place of Hydra's own, which runs listed ones."""
     return not str(config.hydra.sweeper._target_).endswith("BasicSweeper")
+
+
+_job_batch = BasicSweeper.get_job_batch
+
+
+def _job_batch_in_drawn_order(self: BasicSweeper) -> Sequence[Sequence[str]]:
+    """The overrides of the next jobs, those of each round in an order drawn from the seed.
+
+    In a fixed order, a machine that slows down steadily would favour the first job of each round.
+    """
+    jobs = _job_batch(self)
+    if self.config is None or self.config.repeats == 1:
+        return jobs
+    draw = Random(f"{self.config.seed} {self.batch_index}")
+    # `repeat=N` is the first override of each job.
+    return sorted(jobs, key=lambda job: (int(job[0].partition("=")[2]), draw.random()))
+
+
+BasicSweeper.get_job_batch = _job_batch_in_drawn_order  # Hydra takes a subclass only from an installed plugin
 
 
 def apply_repeats(config: DictConfig) -> None:
