@@ -89,7 +89,8 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
             "takes 2.00 (2.00–2.00) times as long.",
             "The configuration matters: batch_size=1 data/loader=ram is the fastest, 1.00 s per epoch (range "
             "1.00–1.00, n=3). batch_size=1 data/loader=disk takes 2.00 (2.00–2.00) times as long; batch_size=2 "
-            "data/loader=ram takes 2.00 (2.00–2.00) times as long; batch_size=2 data/loader=disk takes 4.00 (4.00–4.00) times as long.",
+            "data/loader=ram takes 2.00 (2.00–2.00) times as long; batch_size=2 data/loader=disk "
+            "takes 4.00 (4.00–4.00) times as long.",
         ],
     ),
 }
