@@ -133,15 +133,21 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert learnt[0] == learnt[1]
 
 
-def test_repeats_are_run_in_rounds(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+def test_repeats_are_run_in_rounds_each_in_an_order_drawn_from_the_seed(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
     # Overrides may stand on both sides of an option.
-    ended = train_here(*quick, "-m", "epochs=1", "repeats=2", "data/loader=ram,gpu_slice", "hydra.sweep.dir=here")
-    assert ended.returncode == 0, ended.stderr
-    sampler = [
-        (result["config"]["repeat"], result["choices"]["loader"]) for result in map(result_of, jobs(tmp_path / "here"))
-    ]
-    assert sampler == [(1, "ram"), (1, "gpu_slice"), (2, "ram"), (2, "gpu_slice")]
-    assert [(row["data/loader"], row["runs"]) for row in rows(tmp_path / "here")] == [("ram", "2"), ("gpu_slice", "2")]
+    swept = [*quick, "-m", "epochs=1", "repeats=2", "batch_size=2,3,6"]
+    orders = []
+    for folder, seed in (("here", 1), ("again", 1), ("other", 3)):
+        ended = train_here(*swept, f"seed={seed}", f"hydra.sweep.dir={folder}", "data.dataset.train_size=6")
+        assert ended.returncode == 0, ended.stderr
+        configs = [result_of(job)["config"] for job in jobs(tmp_path / folder)]
+        assert [config["repeat"] for config in configs] == [1] * 3 + [2] * 3
+        orders.append([config["batch_size"] for config in configs])
+        assert [sorted(orders[-1][start : start + 3]) for start in (0, 3)] == [[2, 3, 6]] * 2
+    assert orders[0] == orders[1] != orders[2]
+    assert {row["runs"] for row in rows(tmp_path / "here")} == {"2"}
 
 
 def test_an_experiment_is_a_sweep_by_itself(train_here: Train, quick: list[str], tmp_path: Path) -> None:
@@ -173,7 +179,7 @@ def test_a_job_that_failed_leaves_no_model_to_the_next(
 def test_memory_peaks_are_those_of_each_job(train: Train, tmp_path: Path) -> None:
     """A job with small batches takes as much after one with large batches as before it; on Linux with glibc."""
     few = ["data.dataset.train_size=3000", "data.dataset.test_size=100", "epochs=1", "model.depth=1"]
-    ended = train("-m", *few, "batch_size=30,3000", "repeats=2", "hydra.sweep.dir=here")
+    ended = train("-m", *few, "seed=1,2", "batch_size=30,3000", "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     small, large, again, _ = (result_of(folder)["epochs"][0]["host_peak_mib"] for folder in jobs(tmp_path / "here"))
     assert small is None or large - small > 2 * abs(again - small)

@@ -7,7 +7,7 @@ import matplotlib.backends.backend_agg  # noqa: F401
 import torch._dynamo
 import torch.nn.parallel  # noqa: F401
 
-import vitmnist.report.plot
+import vitmnist.report.plots
 import vitmnist.run  # noqa: F401
 
 atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks

@@ -1,4 +1,4 @@
-"""Reading records: one that cannot be read, or contradicts itself, is a row that says why, and stops no report."""
+"""Reading records: one that cannot be read is a row that says why, and stops no report."""
 
 from __future__ import annotations
 
@@ -43,15 +43,12 @@ from vitmnist.tracking.runs import METRIC_BY_NAME, Run, find_runs, read_run
         ({"config": [3]}, "config is not an object"),
         ({"choices": "ram"}, "choices is not an object"),
         ({"began_at": "now"}, "began_at is now"),
-        ({"epochs": [epoch(2.0, train_s=0.0, data_wait_s=0.0, compute_s=0.0)]}, "epoch 1: train_s is 0"),
+        ({"epochs": [epoch(2.0, epoch_s=0.0)]}, "epoch 1: epoch_s is 0"),
         ({"epochs": [epoch(2.0), epoch(2.0, eval_acc="high")]}, "epoch 2: eval_acc is high"),
         ({"epochs": [epoch(2.0, epoch_s=True)]}, "epoch 1: epoch_s is True"),
         ({"epochs": [epoch(float("nan"))]}, "epoch 1: epoch_s is nan"),
         ({"epochs": [epoch(2.0, eval_loss=float("inf"))]}, "epoch 1: eval_loss is inf"),
         ({"epochs": [epoch(2.0, data_wait_s=-1.0)]}, "epoch 1: data_wait_s is -1.0"),
-        ({"epochs": [epoch(2.0, data_wait_s=3.0)]}, "epoch 1: data_wait_s is 3, above train_s, which is 1.6"),
-        ({"epochs": [epoch(2.0, compute_s=3.0)]}, "epoch 1: compute_s is 3, above train_s, which is 1.6"),
-        ({"epochs": [epoch(2.0, train_s=3.0)]}, "epoch 1: train_s is 3, above epoch_s, which is 2"),
     ],
 )
 def test_what_cannot_be_read_is_a_row_with_the_reason(content: Any, reason: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from PIL import ImageOps
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.evaluate import run_parser
-from vitmnist.data.image_io import Mode, find_pictures, read_picture, to_tensor
+from vitmnist.data.image_io import Mode, find_pictures, has_alpha, read_picture, to_tensor
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import DataError, UserError, printable
 from vitmnist.runtime.device import choose_device
@@ -33,7 +33,7 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """File, class, its probability, and the probabilities of all classes, for each image.
 
-    Of a file that cannot be read as an image: file and error.
+    Of a file that cannot be read as an image: file and error. A warning, if it has transparent pixels.
     """
     preprocess = Preprocess(mean=trained.mean, std=trained.std).to(device)
     channels, height, width = trained.shape
@@ -46,6 +46,8 @@ def predict(
             try:
                 image = read_picture(path, (width, height), mode)
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
+                if has_alpha(path):
+                    rows[path]["warning"] = "transparent pixels become white, so that white ink on them disappears"
             except DataError as error:
                 rows[path]["error"] = str(error)
         if images:
@@ -77,6 +79,9 @@ def main() -> None:
         for row in rows:
             if "class" in row:
                 print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
+    for row in rows:
+        if "warning" in row:
+            print(f"warning: {printable(row['file'])}: {row['warning']}", file=sys.stderr)
     if unreadable := [row["error"] for row in rows if "error" in row]:
         sys.exit("\n".join(f"error: {message}" for message in unreadable))
 

@@ -11,11 +11,14 @@ import logging
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from random import Random
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict, read_write
 
@@ -41,6 +44,22 @@ def is_search(config: DictConfig) -> bool:
     return not str(config.hydra.sweeper._target_).endswith("BasicSweeper")
 
 
+def _jobs_in_drawn_order(self: BasicSweeper) -> Sequence[Sequence[str]]:
+    """The overrides of the next jobs, those of each round in an order drawn from the seed.
+
+    In a fixed order, a machine that slows down steadily would favour the first job of each round.
+    """
+    assert self.config is not None
+    assert self.overrides is not None
+    jobs = self.overrides[self.batch_index]
+    self.batch_index += 1
+    if self.config.repeats == 1:
+        return jobs
+    draw = Random(f"{self.config.seed} {self.batch_index}")
+    # `repeat=N` is the first override of each job.
+    return sorted(jobs, key=lambda job: (int(job[0].partition("=")[2]), draw.random()))
+
+
 def apply_repeats(config: DictConfig) -> None:
     """Sweep over the rounds of `repeats`, as the slowest of all keys: a drift of the machine affects all combinations.
 
@@ -54,6 +73,9 @@ def apply_repeats(config: DictConfig) -> None:
         if is_search(config):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
         rounds = ",".join(map(str, range(1, config.repeats + 1)))
+        # Hydra takes a subclass only from an installed plugin, and imports its own plugins anew when it scans them.
+        module = import_module("hydra._internal.core_plugins.basic_sweeper")
+        module.BasicSweeper.get_job_batch = _jobs_in_drawn_order
         with read_write(config), open_dict(config):
             config.hydra.sweeper.params = {"repeat": rounds, **(config.hydra.sweeper.params or {})}
 

@@ -53,6 +53,15 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode) -> Image.Image:
         raise DataError(f"{printable(path)}: cannot be read as a picture: {error}") from error
 
 
+def has_alpha(path: Path) -> bool:
+    """Whether an image has transparent pixels, which become white. Raises `OSError` if it cannot be opened."""
+    with Image.open(path) as image:
+        if not image.has_transparency_data:
+            return False
+        low, _ = image.convert("RGBA").getchannel("A").getextrema()
+        return bool(low < 255)
+
+
 def to_tensor(image: Image.Image) -> Tensor:
     """The pixels `[C, H, W]` of an image, a copy; uint8 for 8-bit modes."""
     # As torchvision's pil_to_tensor; importing that takes 2 s.

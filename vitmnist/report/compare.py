@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any
 
-from vitmnist.report.intervals import ERROR, PairedRatio, Spread
+from vitmnist.report.statistics import Ratio, Spread, compare_all
 from vitmnist.tracking.runs import METRIC_BY_NAME, Run
 
 LOADER = "data/loader"
@@ -68,8 +68,9 @@ class Configuration:
     def spread(self, name: str) -> Spread | None:
         """A metric over the ranked runs (over all runs, if none is ranked), or its final value over the seeds."""
         if METRIC_BY_NAME[name].over_epochs == "last" and (by_seed := self.by_seed(name)):
-            return Spread.of([[value] for value in by_seed.values()])
-        return Spread.of([_values(runs, name) for runs in self.rounds.values() or [self.runs]])
+            return Spread.of(list(by_seed.values()))
+        ranked = [run for runs in self.rounds.values() for run in runs]
+        return Spread.of(_values(ranked or self.runs, name))
 
     @cached_property
     def epoch_s(self) -> Spread | None:
@@ -84,7 +85,7 @@ class Configuration:
     def seconds_to(self, target: float) -> Spread | None:
         """Seconds until an accuracy was reached, over the completed runs that reached it."""
         runs = [run for run in self.runs if run.status == "completed" and not run.overlapping]
-        return Spread.of([[seconds] for run in runs if (seconds := run.seconds_to(target)) is not None])
+        return Spread.of([seconds for run in runs if (seconds := run.seconds_to(target)) is not None])
 
     @property
     def status(self) -> str:
@@ -105,19 +106,29 @@ class Comparison:
         columns: the configuration keys that vary, then the facts about the software that vary.
         rows: one for each combination of their values.
         facts: machine, software and data that all runs have in common, by title.
-        error: the probability that the interval of one pair may miss: 5% divided by the number of pairs in the report
-            (Bonferroni), so that at most 5% of reports name a false difference.
     """
 
     columns: Sequence[str]
     rows: Sequence[Configuration]
     facts: Mapping[str, str]
-    error: float = ERROR
 
     @cached_property
     def ranked(self) -> list[Configuration]:
         """The rows whose times are compared, lowest median first."""
-        return by_time(self.rows, "epoch_s")
+        timed = [row for row in self.rows if row.rounds and row.epoch_s]
+        return sorted(timed, key=lambda row: row.epoch_s.median if row.epoch_s else 0.0)
+
+    @cached_property
+    def _ratios(self) -> dict[tuple[int, int], Ratio]:
+        """The ratios of all pairs, by their positions in `ranked`."""
+        # Runs of several seeds in a round share the state of the machine: they count as one.
+        return compare_all(
+            [{key: median(_values(runs, "epoch_s")) for key, runs in row.rounds.items()} for row in self.ranked]
+        )
+
+    def ratio(self, row: Configuration, other: Configuration) -> Ratio | None:
+        """How many times as long an epoch of `row` takes as one of `other`; None without a common round."""
+        return self._ratios.get((self.ranked.index(row), self.ranked.index(other)))
 
     @property
     def target_acc(self) -> float | None:
@@ -133,35 +144,6 @@ class Comparison:
         """Machine and data in one line."""
         known = (self.facts.get(title) for title in ("gpu", "cpu", "host", "data"))
         return ", ".join(filter(None, known)) or "unknown machine and data"
-
-    def loader_groups(self) -> dict[str, list[Configuration]]:
-        """Rows that differ only in the loader and its options, by what they share."""
-        groups: dict[str, list[Configuration]] = {}
-        for row in self.rows:
-            shared = {key: row.values[key] for key in row.values if key != LOADER and not key.startswith(OPTION)}
-            groups.setdefault(overrides(shared), []).append(row)
-        return groups
-
-    def ratio(self, slower: Configuration, faster: Configuration, name: str = "epoch_s") -> PairedRatio | None:
-        """How many times as long `slower` takes over the rounds that both have; None if there are none.
-
-        `train_s` is called different only where `epoch_s` is too, which makes both a single test.
-        """
-        pairs = [(runs, faster.rounds[key]) for key, runs in slower.rounds.items() if key in faster.rounds]
-        if not pairs:
-            return None
-        ratios = [median(_values(runs, name)) / median(_values(others, name)) for runs, others in pairs]
-        found = PairedRatio.of(ratios, self.error)
-        if name == "epoch_s" or not found.is_difference:
-            return found
-        whole = self.ratio(slower, faster)
-        return replace(found, is_difference=whole is not None and whole.is_difference)
-
-
-def by_time(rows: Iterable[Configuration], name: str) -> list[Configuration]:
-    """The rows that are ranked, sorted by the median of a time."""
-    timed = [(spread.median, row) for row in rows if row.rounds and (spread := row.spread(name))]
-    return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
 
 
 def _values(runs: Iterable[Run], name: str) -> list[float]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from vitmnist.config.labels import NOT_COMPARED, is_under, trainer_label
 from vitmnist.report.compare import NOTHING, Comparison, Configuration
-from vitmnist.report.intervals import ERROR
 from vitmnist.tracking.runs import Run
 
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
@@ -29,10 +28,7 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
             other for other in runs if other.folder.parent == run.folder.parent and other.section("environment")
         )
         groups[_identity(run if run.section("environment") else next(siblings, run))].append(run)
-    comparisons = [_comparison(group) for group in groups.values()]
-    counts = [sum(any(run.status == "completed" for run in row.runs) for row in one.rows) for one in comparisons]
-    pairs = sum(count * (count - 1) // 2 for count in counts)
-    return [replace(comparison, error=ERROR / max(pairs, 1)) for comparison in comparisons]
+    return [_comparison(group) for group in groups.values()]
 
 
 def mark_overlapping(runs: Sequence[Run]) -> list[Run]:
@@ -125,7 +121,7 @@ def _title(key: str) -> str:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Machine, facts_by_run and data of a run by title; empty if it never started."""
+    """Machine, software and data of a run, by title; empty if it never started."""
     environment, dataset = run.section("environment"), run.section("dataset")
     if not environment:
         return {}

@@ -1,4 +1,4 @@
-"""Summarises a comparison in a few sentences: fastest configuration, effect of the loader, losses, accuracy.
+"""Summarises a comparison in a few sentences: which loader, and does it matter; losses; accuracy.
 
 A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison.
 """
@@ -6,11 +6,11 @@ A difference is stated only where its interval excludes equality. Each sentence 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
-from vitmnist.report.compare import Comparison, by_time
-from vitmnist.report.intervals import required_rounds, seconds, wilson
+from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides
+from vitmnist.report.statistics import MIN_ROUNDS, seconds, wilson
 from vitmnist.tracking.runs import Run
 
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
@@ -20,9 +20,8 @@ def summary(comparison: Comparison) -> list[str]:
     """The sentences, the most important one first."""
     sentences = [
         fastest_to_target(comparison),
-        fastest(comparison),
-        effect_of_loader(comparison),
-        overlapping(comparison),
+        *fastest(comparison),
+        not_ranked(comparison),
         *loss_sentences(comparison),
         highest_accuracy(comparison),
     ]
@@ -42,30 +41,69 @@ def fastest_to_target(comparison: Comparison) -> str:
     return f"Lowest median time to {target:g}%: {row.label}, {seconds(spread.median)} s ({runs})."
 
 
-def fastest(comparison: Comparison) -> str:
-    """The row with the lowest median epoch time, and how the others compare with it."""
-    if not comparison.ranked:
-        return "No run can be ranked: a run must be completed, alone on the machine, and have more than one epoch."
-    best = comparison.ranked[0]
-    assert best.epoch_s
-    tied = [row for row in comparison.ranked if row.epoch_s and row.epoch_s.median == best.epoch_s.median]
-    ratios = [(row.label, comparison.ratio(row, best)) for row in comparison.ranked[len(tied) :]]
-    different = [f"{label} takes {ratio} times as long" for label, ratio in ratios if ratio and ratio.is_difference]
-    equal = [label for label, ratio in ratios if ratio and ratio.interval and not ratio.is_difference]
-    unknown = [label for label, ratio in ratios if not ratio or not ratio.interval]
-    unranked = [f"{row.label or 'a run'} ({row.status:.60})" for row in comparison.rows if not row.rounds]
-    is_fastest = len(tied) == 1 and all(ratio and ratio.is_difference and ratio.ratio > 1 for _, ratio in ratios)
-    head = "" if len(comparison.ranked) == 1 else "Fastest: " if is_fastest else "Lowest median: "
-    label = " and ".join(row.label for row in tied if row.label)
-    needed = required_rounds(comparison.error)
+def fastest(comparison: Comparison) -> list[str]:
+    """Which loader is the fastest, and whether it matters, for each combination of the other values that vary.
+
+    Without a choice of loaders, the same of all configurations.
+    """
+    ranked = comparison.ranked
+    if len(ranked) < 2:
+        alone = [f"{row.label} took " * bool(row.label) + _time(row) for row in ranked]
+        return alone or [
+            "No run can be ranked: a run must be completed, alone on the machine, and have a second epoch."
+        ]
+    groups = [(shared, rows) for shared, rows in loader_groups(ranked).items() if len(rows) > 1]
+    answers = [_answer(comparison, rows, "loader", f" at {shared}" * bool(shared)) for shared, rows in groups]
+    if groups and len(groups[0][1]) == len(ranked):
+        return answers
+    return [*answers, _answer(comparison, ranked, "configuration")]
+
+
+def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
+    """Rows that differ only in the loader and its options, by what they share."""
+    groups: dict[str, list[Configuration]] = {}
+    for row in rows:
+        shared = {key: row.values[key] for key in row.values if key != LOADER and not key.startswith(OPTION)}
+        groups.setdefault(overrides(shared), []).append(row)
+    return groups
+
+
+def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, where: str = "") -> str:
+    """Whether a choice matters, the row with the lowest median, and how the others compare with it."""
+    best, *others = ((row.loader if noun == "loader" else row.label, row) for row in rows)
+    different, equal, unknown, is_fastest = [], [], [], True
+    for name, row in others:
+        ratio = comparison.ratio(row, best[1])
+        is_fastest = is_fastest and ratio is not None and ratio.is_difference and ratio.ratio > 1
+        if ratio is None:
+            unknown.append(f"{name} has no common round with it")
+        elif ratio.low is None:
+            unknown.append(f"{name} takes {ratio} times as long")
+        elif ratio.is_difference:
+            different.append(f"{name} takes {ratio} times as long")
+        else:
+            equal.append(f"{name} ({ratio.ratio:.2f}, {ratio.low:.2f}–{ratio.high:.2f})")
+    unsure = f"Whether the {noun} matters{where} takes {MIN_ROUNDS} rounds to tell (repeats={MIN_ROUNDS})"
+    matters = f"The {noun} matters{where}" if different else unsure
     sentences = [
-        f"{head}{label}{', ' if label else ''}{seconds(best.epoch_s.median)} s per epoch ({best.epoch_s}).",
-        f"In comparison, {_listed(different)}." if different else "",
+        f"{matters if different or unknown else f'The {noun} makes no measurable difference{where}'}: {best[0]} "
+        f"{'is the fastest' if is_fastest else 'has the lowest median'}, {_time(best[1])}",
+        f"{_listed(different + unknown)}." if different or unknown else "",
         f"Not distinguishable from it: {_listed(equal)}." if equal else "",
-        f"At least {needed} common rounds are needed to compare it with {_listed(unknown)}." if unknown else "",
-        f"Not ranked: {_listed(unranked)}." if unranked else "",
     ]
     return " ".join(filter(None, sentences))
+
+
+def _time(row: Configuration) -> str:
+    return f"{seconds(row.epoch_s.median)} s per epoch ({row.epoch_s})." if row.epoch_s else ""
+
+
+def not_ranked(comparison: Comparison) -> str:
+    """The rows without a time that is compared, and how to measure those whose runs overlapped."""
+    rows = [f"{row.label or 'a run'} ({row.status:.60})" for row in comparison.rows if not row.rounds]
+    count = sum(run.overlapping for row in comparison.rows for run in row.runs)
+    advice = f" {count} runs overlapped with another, which slows both down: sweep without a launcher." if count else ""
+    return (f"Not ranked: {_listed(rows)}." if rows else "") + advice
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -75,77 +113,44 @@ def _listed(texts: Sequence[str]) -> str:
     return "; ".join(texts)
 
 
-def effect_of_loader(comparison: Comparison) -> str:
-    """How the slowest loader compares with the fastest by the training pass alone, all else being equal."""
-    parts = []
-    for shared, rows in comparison.loader_groups().items():
-        ordered = by_time(rows, "train_s")
-        if len(ordered) > 1 and (ratio := comparison.ratio(ordered[-1], ordered[0], "train_s")):
-            where = f" at {shared}" if shared else ""
-            parts.append(f"{ordered[-1].loader} takes {ratio} times as long as {ordered[0].loader}{where}")
-    return f"Effect of the loader on the training pass (train_s): {'; '.join(parts)}." if parts else ""
-
-
-def overlapping(comparison: Comparison) -> str:
-    """How many runs were active while another one was."""
-    count = sum(run.overlapping for row in comparison.rows for run in row.runs)
-    if not count:
-        return ""
-    return (
-        f"{count} run{'s' if count > 1 else ''} overlapped with another run on the same machine. Their times are not "
-        "ranked, because runs slow each other down. To measure times, run the sweep without a launcher."
-    )
-
-
 def loss_sentences(comparison: Comparison) -> list[str]:
-    """Which loaders have equal losses, as they promise, and the first difference where they do not.
+    """Whether runs that differ only in loader or round have equal losses, as they promise; if not, where they differ.
 
-    Loaders are compared with all else being equal, seed included. Equality is stated only of completed runs.
+    Equality is stated only of completed runs.
     """
-    differences: list[str] = []
-    equal: dict[str, list[str]] = defaultdict(list)  # where each statement holds
-    for shared, rows in comparison.loader_groups().items():
+    sentences: dict[str, list[str]] = defaultdict(list)  # where each holds
+    for shared, rows in loader_groups(comparison.rows).items():
         for seed in dict.fromkeys(run.config.get("seed") for row in rows for run in row.runs):
-            where = f"with seed={seed} at {shared}".removesuffix(" at ")
-            runs: dict[str, Run] = {}
-            for row in rows:
-                repeats = [run for run in row.runs if run.config.get("seed") == seed]
-                if found := _first_difference([(row.label, run) for run in repeats]):
-                    # The loader is not the cause, so these runs are not compared with those of other loaders.
-                    differences.append(f"Repeats of {row.label or 'the run'} with seed={seed} {found[2]}.")
-                elif repeats:
-                    runs[row.loader] = max(repeats, key=lambda run: (run.status == "completed", len(run.epochs)))
-            if found := _first_difference(list(runs.items())):
-                differences.append(f"{found[0]} and {found[1]} {where} {found[2]}.")
-            for statement in _equalities(runs):
-                equal[statement].append(where)
-    return [f"{statement}, {_listed(places)}." for statement, places in equal.items()] + differences
+            runs = [(row, run) for row in rows for run in row.runs if run.config.get("seed") == seed]
+            if sentence := _first_difference(runs) or _equality(runs):
+                sentences[sentence].append(f"with seed={seed} at {shared}".removesuffix(" at "))
+    return [f"{sentence}, {_listed(where)}." for sentence, where in sentences.items()]
 
 
-def _first_difference(runs: Sequence[tuple[str, Run]]) -> tuple[str, str, str] | None:
-    """The earliest epoch in which losses of runs differ: the names of the two furthest apart, and a description."""
-    for number in range(max((len(run.epochs) for _, run in runs), default=0)):
+def _first_difference(runs: Sequence[tuple[Configuration, Run]]) -> str:
+    """The earliest epoch in which losses differ, and the two runs that are furthest apart there."""
+    for number in range(max(len(run.epochs) for _, run in runs)):
         for key, loss in LOSSES.items():
-            epochs = [(name, run.epochs[number]) for name, run in runs if number < len(run.epochs)]
-            values = sorted((epoch[key], name) for name, epoch in epochs if epoch.get(key) is not None)
+            known = [(row.loader, run.epochs[number].get(key)) for row, run in runs if number < len(run.epochs)]
+            values = sorted((value, loader) for loader, value in known if value is not None)
             if values and values[0][0] != values[-1][0]:
-                (low, name), (high, other) = values[0], values[-1]
-                return name, other, f"first differ in epoch {number + 1}, in the {loss} by {high - low:.2g}"
-    return None
+                (low, one), (high, other) = values[0], values[-1]
+                names = f"{one} and {other}" if one != other else f"Rounds of {one or 'one configuration'}"
+                return f"{names} first differ in epoch {number + 1}, in the {loss} by {high - low:.2g}"
+    return ""
 
 
-def _equalities(runs: Mapping[str, Run]) -> Iterator[str]:
-    """A statement for each set of loaders whose completed runs have the same losses in all epochs."""
-    loaders: dict[tuple[float | None, ...], list[str]] = defaultdict(list)
-    for loader, run in runs.items():
-        if run.status == "completed":
-            loaders[tuple(epoch.get(key) for epoch in run.epochs for key in LOSSES)].append(loader)
-    for losses, (*names, last) in loaders.items():
-        if names and None not in losses:
-            number = len(losses) // len(LOSSES)
-            epochs = f"all {number} epochs" if number > 1 else "their only epoch"
-            same = "have the same training and evaluation losses, to the last bit, in"
-            yield f"{', '.join(names)} and {last} {same} {epochs}"
+def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
+    """A statement if several loaders have completed the same epochs; their losses do not differ."""
+    completed = [(row.loader, len(run.epochs)) for row, run in runs if run.status == "completed"]
+    number = max((epochs for _, epochs in completed), default=0)
+    loaders = list(dict.fromkeys(loader for loader, epochs in completed if epochs == number))
+    measured = all(epoch.get(key) is not None for _, run in runs for epoch in run.epochs for key in LOSSES)
+    if len(loaders) < 2 or not measured:
+        return ""
+    epochs = f"all {number} epochs" if number > 1 else "their only epoch"
+    same = "have the same training and evaluation losses, to the last bit, in"
+    return f"{', '.join(loaders[:-1])} and {loaders[-1]} {same} {epochs}"
 
 
 def highest_accuracy(comparison: Comparison) -> str:

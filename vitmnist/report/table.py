@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, value_text
-from vitmnist.report.intervals import PairedRatio, Spread, seconds
+from vitmnist.report.statistics import Ratio, Spread, seconds
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.metrics import METRICS
 
@@ -47,7 +47,7 @@ def _median(spread: Spread | None, digits: int | None = None) -> str:
     return seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
 
 
-def to_fastest(comparison: Comparison, row: Configuration) -> PairedRatio | None:
+def to_fastest(comparison: Comparison, row: Configuration) -> Ratio | None:
     """The ratio of a row's epoch time to the lowest; None for the fastest row, and if the two have no common round."""
     ranked = comparison.ranked
     return comparison.ratio(row, ranked[0]) if row in ranked[1:] else None
@@ -86,10 +86,8 @@ def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
     """Median, lowest and highest run of each metric, and how the time compares with the fastest."""
     values: dict[str, Any] = {"runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
     ratio = to_fastest(comparison, row)
-    values["ratio_to_fastest"] = ratio and ratio.ratio
-    parts = {"ratio": ratio and ratio.interval, "epoch_s_interval": row.epoch_s and row.epoch_s.interval}
-    for name, interval in parts.items():
-        values |= {f"{name}_{part}": getattr(interval, part, None) for part in ("low", "high", "coverage")}
+    values |= {"ratio_to_fastest": ratio and ratio.ratio, "ratio_low": ratio and ratio.low}
+    values |= {"ratio_high": ratio and ratio.high}
     for metric in METRICS:
         spread = row.spread(metric.name)
         values[metric.name] = spread and spread.median

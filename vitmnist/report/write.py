@@ -21,12 +21,11 @@ from vitmnist.tracking.runs import find_runs, read_run
 
 LEGEND = """
 An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
-after each start or resume, which warms up; a row shows the median over its runs. Spread: their range or, from six
-rounds on, an interval for the true median if rounds are independent. × fastest: median ratio to the row with the lowest
-time, over the rounds that both have; it counts as a difference if its interval lies outside 0.99 to 1.01. With a
-probability of at least 95%, the intervals of all pairs of rows are right at once. Waiting: time without a batch, as a
-share of the training pass. Accuracy: after the last epoch, median over the seeds. Memory: peak resident memory (host),
-peak tensor memory (GPU).
+after each start or resume, which warms up; a row shows median and range over its runs. × fastest: geometric mean of the
+ratios to the row with the lowest median, over the rounds that both have; it counts as a difference if its interval lies
+outside 0.99 to 1.01. With a probability of about 95%, the intervals of all pairs of rows are right at once (Tukey's
+studentised range, rounds as blocks). Waiting: time without a batch, as a share of the training pass. Accuracy: after
+the last epoch, median over the seeds. Memory: peak resident memory (host), peak tensor memory (GPU).
 """
 
 
@@ -47,7 +46,7 @@ def write_report(folders: Iterable[Path], output: Path, with_chart: bool = True)
         text, svg = as_markdown(comparisons, with_chart), None
         (output / "report.png").unlink(missing_ok=True)
         if with_chart:
-            from vitmnist.report.plot import draw  # imports matplotlib, which takes a second
+            from vitmnist.report.plots import draw  # imports matplotlib, which takes a second
 
             png, svg = draw(comparisons)
             write_atomic(output / "report.png", png)

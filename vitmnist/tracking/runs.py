@@ -18,9 +18,7 @@ from vitmnist.tracking.metrics import METRICS, EpochRecord, check_epoch, check_n
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
-PARTS = (("data_wait_s", "train_s"), ("compute_s", "train_s"), ("train_s", "epoch_s"))  # part, whole
 MAX_REASON = 2000  # characters
-ROUNDING = 1 + 1e-6
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def read_run(folder: Path) -> Run:
 
 
 def check_result(result: Any) -> None:
-    """Check the structure of a `result.json`, and that its numbers do not contradict each other.
+    """Check the structure of a `result.json`.
 
     Raises:
         ValueError: names the key and what is wrong.
@@ -150,11 +148,7 @@ def check_result(result: Any) -> None:
             check_epoch(epoch)
         except ValueError as error:
             raise ValueError(f"epoch {number}: {error}") from error
-        _require(epoch["train_s"] >= 1e-9, f"epoch {number}: train_s is {epoch['train_s']:.4g}")  # a divisor
-        for part, whole in PARTS:
-            small, large = epoch.get(part) or 0, epoch[whole]
-            message = f"epoch {number}: {part} is {small:.4g}, above {whole}, which is {large:.4g}"
-            _require(small <= large * ROUNDING, message)
+        _require(epoch["epoch_s"] >= 1e-9, f"epoch {number}: epoch_s is {epoch['epoch_s']:.4g}")  # a divisor
 
 
 def _require(condition: bool, message: str) -> None:

@@ -1,10 +1,10 @@
-"""Draws the time per epoch of each configuration, divided into its phases, and how it compares with the fastest."""
+"""Draws the plots of a report. A second one is one more function in `PLOTS`; its axes take their room by themselves."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib import rc_context
@@ -14,21 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitmnist.report.compare import NOTHING, Comparison, Configuration, value_text
-from vitmnist.report.intervals import seconds
+from vitmnist.report.statistics import seconds
 from vitmnist.report.table import to_fastest
 
-OTHER = "another loader"
-# Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. A loader has the same colour in
-# every chart.
-COLOURS = {
-    "disk": "#E69F00",
-    "ram": "#0072B2",
-    "cache": "#56B4E9",
-    "gpu_slice": "#009E73",
-    "prefetch": "#CC79A7",
-    "auto": "#D55E00",
-    OTHER: "#999999",
-}
+# Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 PHASES: dict[str, dict[str, Any]] = {
     "waiting for data": {"fill": False, "hatch": "/////"},
     "computing": {},
@@ -51,32 +41,38 @@ def draw(comparisons: Sequence[Comparison]) -> tuple[bytes, str]:
 
 
 def chart(comparisons: Sequence[Comparison]) -> Figure:
-    """A chart for each comparison that has times."""
-    shown = []
-    for comparison in comparisons:
-        # By batch size; within a batch size the ranked rows first, then by time.
-        timed = [(row.batch_size, not row.rounds, row.epoch_s.median, row) for row in comparison.rows if row.epoch_s]
-        if timed:
-            shown.append((comparison, [row for *_, row in sorted(timed, key=lambda entry: entry[:3])]))
-    heights = [1.6 + BAR_HEIGHT * len(rows) for _, rows in shown]
+    """All plots of each comparison that has times, one below the other, with one legend."""
+    shown = [(comparison, rows) for comparison in comparisons if (rows := _timed(comparison))]
+    heights = [1.6 + BAR_HEIGHT * len(rows) for _, rows in shown for _ in PLOTS]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
     FigureCanvasAgg(figure)
     if not shown:
         figure.text(0.02, 0.5, "no epoch has been measured yet", va="center")
         return figure
-    axes = figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False).flat
-    for axis, (comparison, rows) in zip(axes, shown, strict=True):
-        _draw_comparison(axis, comparison, rows)
-    used = {_loader(row) for _, rows in shown for row in rows}
-    handles = [Patch(facecolor=colour, label=name) for name, colour in COLOURS.items() if name in used]
-    handles += [Patch(facecolor="#777777", edgecolor="#777777", label=name, **style) for name, style in PHASES.items()]
-    figure.legend(handles=handles, fontsize=9, loc="outside upper left", ncols=5, frameon=False)
+    loaders = dict.fromkeys(_loader(row) for comparison, _ in shown for row in comparison.rows)
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(loaders)}
+    handles = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
+    axes = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat)
+    for comparison, rows in shown:
+        for plot in PLOTS:
+            handles += plot(next(axes), comparison, rows, colours)
+    legend = {handle.get_label(): handle for handle in handles}
+    figure.legend(handles=[*legend.values()], fontsize=9, loc="outside upper left", ncols=5, frameon=False)
     return figure
 
 
-def _draw_comparison(axis: Axes, comparison: Comparison, rows: list[Configuration]) -> None:
+def _timed(comparison: Comparison) -> list[Configuration]:
+    """The rows with a time: by batch size; within a batch size the ranked rows first, then by time."""
+    timed = [(row.batch_size, not row.rounds, row.epoch_s.median, row) for row in comparison.rows if row.epoch_s]
+    return [row for *_, row in sorted(timed, key=lambda entry: entry[:3])]
+
+
+def epoch_times(
+    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]
+) -> list[Patch]:
+    """A bar for each row: its time per epoch, divided into phases, and how it compares with the fastest."""
     for y, row in enumerate(rows):
-        time, colour, start = row.epoch_s, COLOURS[_loader(row)], 0.0
+        time, colour, start = row.epoch_s, colours[_loader(row)], 0.0
         assert time
         for style, width in zip(PHASES.values(), _phases(row), strict=True):
             axis.barh(y, width, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
@@ -99,12 +95,17 @@ def _draw_comparison(axis: Axes, comparison: Comparison, rows: list[Configuratio
     axis.set_title("\n".join(lines), fontsize=10, loc="left")
     axis.grid(True, axis="x", color="#777777", alpha=0.3)
     axis.set_axisbelow(True)
+    grey = {"facecolor": "#777777", "edgecolor": "#777777"}
+    return [Patch(label=name, **grey, **style) for name, style in PHASES.items()]
+
+
+Plot = Callable[[Axes, Comparison, Sequence[Configuration], Mapping[str, str]], list[Patch]]
+PLOTS: list[Plot] = [epoch_times]
+"""Each draws the timed rows of a comparison, with the colours of the loaders, and returns its entries of the legend."""
 
 
 def _loader(row: Configuration) -> str:
-    """The loader of a row as a key of `COLOURS`."""
-    name = str(row.runs[0].config.get("data.loader.name"))
-    return name if name in COLOURS else OTHER
+    return textwrap.shorten(str(row.runs[0].config.get("data.loader.name")), LABEL, placeholder=" …")
 
 
 def _phases(row: Configuration) -> tuple[float, float, float]:

@@ -9,7 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from tests.support.records import compared, epoch, run
-from vitmnist.report.plot import COLOURS, PHASES, chart
+from vitmnist.report import plots
+from vitmnist.report.compare import Comparison, Configuration
+from vitmnist.report.plots import COLOURS, PHASES, chart
 
 
 def drawn(folder: Path) -> Axes:
@@ -39,17 +41,27 @@ def test_bars_are_sorted_within_a_batch_size_and_say_how_certain_they_are(tmp_pa
     assert axis.get_xscale() == "linear"
 
 
-def test_a_loader_has_the_same_colour_in_every_chart(tmp_path: Path) -> None:
-    run(tmp_path / "one" / "0", "ram", times=(9.0, 4.0))
-    for number, loader in enumerate(("gpu_slice", "disk", "ram", "mine")):
-        run(tmp_path / "four" / str(number), loader, times=(9.0, 4.0))
-    assert to_hex(drawn(tmp_path / "one").patches[0].get_facecolor()).upper() == COLOURS["ram"]
-    (legend,) = chart(compared(tmp_path / "four")).legends
-    colours = [to_hex(patch.get_facecolor()).upper() for patch in legend.get_patches()[:4]]
-    assert dict(zip((text.get_text() for text in legend.texts), colours, strict=False)) == {
-        **{name: COLOURS[name] for name in ("disk", "ram", "gpu_slice")},
-        "another loader": "#999999",
-    }
+def test_loaders_take_colours_by_order_of_appearance_and_the_legend_names_them(tmp_path: Path) -> None:
+    for number, loader in enumerate(("gpu_slice", "mine", "ram")):
+        run(tmp_path / str(number), loader, times=(9.0, 4.0 + number))
+    figure = chart(compared(tmp_path))
+    (legend,) = figure.legends
+    colours = [to_hex(patch.get_facecolor()).upper() for patch in legend.get_patches()[:3]]
+    assert colours == list(COLOURS[:3])
+    assert [text.get_text() for text in legend.texts[:3]] == ["gpu_slice", "mine", "ram"]
+    assert [to_hex(bar.get_facecolor()).upper() for bar in figure.axes[0].patches[1::3]] == colours
+
+
+def test_a_second_plot_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def accuracies(axis: Axes, comparison: Comparison, rows: list[Configuration], colours: dict[str, str]) -> list:
+        axis.scatter([row.spread("eval_acc").median for row in rows], range(len(rows)), label="accuracy")
+        return axis.get_legend_handles_labels()[0]
+
+    monkeypatch.setattr(plots, "PLOTS", [*plots.PLOTS, accuracies])
+    run(tmp_path / "0", "ram")
+    figure = chart(compared(tmp_path))
+    assert [len(axis.patches) for axis in figure.axes] == [3, 0]
+    assert figure.legends[0].texts[-1].get_text() == "accuracy"
 
 
 def test_a_bar_is_divided_into_waiting_computing_and_other_as_the_legend_says(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""What the report calls a difference is one, and real differences are found with three rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vitmnist.report.statistics import Spread, compare_all, wilson
+
+
+def simulated(random: np.random.Generator, number: int, rounds: int, noise: list[float]) -> np.ndarray:
+    """Log times [configuration, round] of equal configurations, in a drawn order, on a machine whose speed drifts.
+
+    The drift is AR(1) over the runs, with a standard deviation of 4% and a correlation of 0.9.
+    """
+    log_times, drift = np.empty((number, rounds)), random.normal(0, 0.04)
+    for place in range(rounds):
+        for one in random.permutation(number):
+            log_times[one, place] = drift + random.normal(0, noise[one])
+            drift = 0.9 * drift + random.normal(0, 0.04 * (1 - 0.9**2) ** 0.5)
+    return log_times
+
+
+def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
+    """The pairs that are called different."""
+    found = compare_all([dict(enumerate(row)) for row in np.exp(log_times).tolist()])
+    return {pair for pair, ratio in found.items() if ratio.is_difference}
+
+
+@pytest.mark.parametrize("noisiest", [1, 6])
+@pytest.mark.parametrize(
+    ("simulations", "number", "rounds"),
+    [
+        *((300, number, 3) for number in (2, 4, 12)),
+        *(pytest.param(2000, n, r, marks=pytest.mark.slow) for n in (2, 3, 4, 6, 8, 12) for r in (3, 4, 8)),
+    ],
+)
+def test_a_report_on_equal_configurations_names_a_difference_in_about_one_of_twenty(
+    noisiest: int, simulations: int, number: int, rounds: int
+) -> None:
+    """Also if one configuration is six times as noisy as the others."""
+    random = np.random.default_rng(number)
+    noise = [0.02 * noisiest, *[0.02] * (number - 1)]
+    wrong = sum(bool(named_pairs(simulated(random, number, rounds, noise))) for _ in range(simulations))
+    assert wrong / simulations <= 0.07
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1.84, 1.0), (1.2, 0.95)])
+@pytest.mark.parametrize(
+    ("simulations", "number"),
+    [*((100, n) for n in (2, 5)), *(pytest.param(2000, n, marks=pytest.mark.slow) for n in (2, 4, 8, 12))],
+)
+def test_a_difference_is_found_with_three_rounds(factor: float, found: float, simulations: int, number: int) -> None:
+    random, named = np.random.default_rng(number), 0
+    for _ in range(simulations):
+        log_times = simulated(random, number, 3, [0.02] * number)
+        log_times[-1] += np.log(factor)
+        named += (number - 1, 0) in named_pairs(log_times)
+    assert named / simulations >= found
+
+
+def test_the_interval_of_two_configurations_is_that_of_a_paired_t_test() -> None:
+    ratio = compare_all([{1: 2.0, 2: 2.2, 3: 2.3}, {1: 1.0, 2: 1.0, 3: 1.0}])[0, 1]
+    logs = np.log([2.0, 2.2, 2.3])
+    half = 4.30265 * logs.std(ddof=1) / 3**0.5  # Student's t, two degrees of freedom
+    assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp([logs.mean() - half, logs.mean() + half])), rel=1e-3)
+
+
+def test_pairs_are_compared_over_the_rounds_that_both_have() -> None:
+    everywhere, often, once, apart = compare_all([]), dict.fromkeys(range(3), 2.0), {7: 3.0}, {9: 1.0}
+    assert everywhere == {}
+    found = compare_all([dict.fromkeys(range(8), 1.0), often, once, apart])
+    assert {pair for pair in found if pair[0] < pair[1]} == {(0, 1), (0, 2)}
+    assert (str(found[0, 1]), str(found[1, 0])) == ("0.50 (0.50–0.50)", "2.00 (2.00–2.00)")
+    assert str(found[2, 0]) == "3.00 (single round)"
+
+
+def test_two_rounds_give_the_ratio_and_whether_the_ranges_overlap() -> None:
+    found = compare_all([{1: 0.388, 2: 0.391}, {1: 0.205, 2: 0.207}, {1: 0.2, 2: 0.206}])
+    assert str(found[0, 1]) == "1.89 (2 rounds, ranges do not overlap)"
+    assert str(found[1, 2]) == "1.01 (2 rounds, ranges overlap)"
+    assert str(compare_all([{1: 1.0, 2: 107.0}, {1: 107.0, 2: 1.0}])[0, 1]) == "1.00 (2 rounds, ranges overlap)"
+
+
+def test_a_difference_below_one_percent_is_none() -> None:
+    for factor, expected in ((1.009, set()), (1.011, {(0, 1), (1, 0)})):
+        assert named_pairs(np.log([[factor] * 3, [1.0] * 3])) == expected
+
+
+def test_wilson_and_spread_are_those_of_the_textbook() -> None:
+    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert Spread.of([]) is None
+    assert Spread.of([1.0, 2.0, 4.0, 4.0, 5.0]) == Spread(4.0, 1.0, 5.0, 5)

@@ -1,0 +1,151 @@
+"""How many times as long one configuration takes as another, and how certain that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist, median
+
+import numpy as np
+
+NEGLIGIBLE = 1.01  # factors closer to 1 than this are not called a difference
+ERROR = 0.05  # probability of a false difference among all pairs of a table, and that an interval misses
+MIN_ROUNDS = 3  # two rounds do not tell noise from a difference
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range of the values of `n` runs."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """Summarise values. None if there are none."""
+        return cls(median(values), min(values), max(values), len(values)) if values else None
+
+    def __str__(self) -> str:
+        return "single run" if self.n == 1 else f"range {seconds(self.low)}–{seconds(self.high)}, n={self.n}"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long one configuration takes as another.
+
+    Args:
+        ratio: geometric mean of the ratios of the rounds that both have.
+        rounds: number of these.
+        low, high: simultaneous 95% interval; None with fewer than three rounds.
+        overlap: whether the ranges of the two overlap in these rounds.
+    """
+
+    ratio: float
+    rounds: int
+    low: float | None
+    high: float | None
+    overlap: bool
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether the interval lies outside 0.99 to 1.01."""
+        return self.low is not None and self.high is not None and max(self.low, 1 / self.high) > NEGLIGIBLE
+
+    def __str__(self) -> str:
+        if self.low is not None:
+            remark = "" if self.is_difference else ", not distinguishable"
+            return f"{self.ratio:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
+        ranges = f"{self.rounds} rounds, ranges {'overlap' if self.overlap else 'do not overlap'}"
+        return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else ranges})"
+
+
+def compare_all(times: Sequence[Mapping[Hashable, float]]) -> dict[tuple[int, int], Ratio]:
+    """The ratio of each pair of configurations that have a round in common, by their positions.
+
+    A two-way analysis of the log times: configurations are treatments, rounds are blocks. Each pair is compared over
+    its common rounds, with Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments,
+    2017, 3.5 and 4.1). The variance of a configuration is estimated from its differences from the others (Grubbs, JASA
+    43, 1948), and is at least the pooled one: a noisy configuration widens its own intervals.
+    `tests/report/test_statistics.py` simulates how often a report is wrong.
+
+    Args:
+        times: seconds by round, for each configuration.
+    """
+    if len(times) < 2:
+        return {}
+    rounds = list(dict.fromkeys(key for by_round in times for key in by_round))
+    logs = np.array(
+        [[math.log(by_round[key]) if key in by_round else math.nan for key in rounds] for by_round in times]
+    )
+    differences = logs[:, None] - logs[None]  # [configuration, configuration, round]
+    common = np.isfinite(differences)
+    counts = common.sum(-1)
+    means = np.where(common, differences, 0).sum(-1) / np.maximum(counts, 1)
+    squares = (np.where(common, differences - means[..., None], 0) ** 2).sum(-1)
+    margins = _margins(np.isfinite(logs), squares, counts)
+    pairs = [(one, other) for one, other in zip(*np.nonzero(counts), strict=True) if one != other]
+    return {
+        (int(one), int(other)): _ratio(
+            means[one, other], margins[one, other], np.where(common[one, other], logs[[one, other]], math.nan)
+        )
+        for one, other in pairs
+    }
+
+
+def _ratio(mean: float, margin: float, logs: np.ndarray) -> Ratio:
+    """The ratio of a pair from its mean and margin, and from the log times of both `[2, round]`."""
+    low, high = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
+    (min_one, min_other), (max_one, max_other) = np.nanmin(logs, 1), np.nanmax(logs, 1)
+    overlap = bool(min_one <= max_other and min_other <= max_one)
+    return Ratio(math.exp(mean), int(np.isfinite(logs[0]).sum()), low, high, overlap)
+
+
+def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Half the widths of the simultaneous intervals of the mean log ratios; infinite with too few rounds.
+
+    Args:
+        present: `[configuration, round]`, whether there is a time.
+        squares: `[configuration, configuration]`, squared deviations of the differences from their mean, summed.
+        counts: `[configuration, configuration]`, common rounds.
+    """
+    number, freedoms = len(present), np.maximum(counts - 1, 0)
+    np.fill_diagonal(freedoms, 0)
+    if not (counts[~np.eye(number, dtype=bool)] >= MIN_ROUNDS).any():
+        return np.full(counts.shape, math.inf)
+    pooled = squares.sum() / freedoms.sum() / 2  # a difference has the variances of both
+    variances = np.full(number, pooled)
+    if number > 2:
+        of_differences = squares.sum(1) / np.maximum(freedoms.sum(1), 1)
+        own = ((number - 1) * of_differences - number * pooled) / (number - 2)
+        variances = np.maximum(own, pooled)
+    rows, columns = np.nonzero(present)
+    design = np.concatenate([np.eye(number)[rows], np.eye(present.shape[1])[columns]], axis=1)
+    freedom = len(rows) - int(np.linalg.matrix_rank(design))
+    errors = np.sqrt((variances[:, None] + variances) / 2 / np.maximum(counts, 1))
+    return np.where(counts >= MIN_ROUNDS, _studentized_range(number, freedom) * errors, math.inf)
+
+
+@lru_cache
+def _studentized_range(number: int, freedom: int) -> float:
+    from scipy.stats import studentized_range  # takes half a second
+
+    return float(studentized_range.ppf(1 - ERROR, number, freedom))
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95% interval of a binomial proportion (Wilson, 1927, doi:10.1080/01621459.1927.10502953)."""
+    z = NormalDist().inv_cdf(1 - ERROR / 2)
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def seconds(value: float) -> str:
+    """Three significant digits, but never finer than a millisecond."""
+    if 0 < value < 0.001:
+        return "<0.001"
+    return f"{value:.{3 - min(3, len(str(int(value))))}f}" if value >= 1 else f"{value:.3f}"
