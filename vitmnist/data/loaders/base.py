@@ -45,6 +45,9 @@ class Loader(ABC):
     buffered: int = 0
     """How many batches may be ready ahead of the consumer."""
 
+    num_workers: int = 0
+    """Processes that make batches, which they deliver in turn."""
+
     epochs: int | None = None
     """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
     may use it to begin the next epoch early. Any other epoch may still be asked for."""
@@ -76,6 +79,11 @@ class Loader(ABC):
     def _hold(self, number: int, start: int) -> Batches:
         """The batches; the generator's reference to `self` keeps the loader from being collected, and closed."""
         yield from self.batches(number, start)
+
+    @classmethod
+    def suits(cls, data: Data) -> bool:
+        """Whether `auto` tries the loader for such data."""
+        return True
 
     @classmethod
     def needs(cls, options: Any, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
