@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -37,7 +38,10 @@ def with_workers(dataloader: DataLoader[Any], workers: int, **changed: Any) -> D
         "prefetch_factor": (dataloader.prefetch_factor or 2) if workers else None,
         "persistent_workers": dataloader.persistent_workers and workers > 0,
     }
-    return DataLoader(num_workers=workers, **{**arguments, **changed})
+    with warnings.catch_warnings():
+        # torch warns of more workers than cores, but samples that wait for a disk gain from them.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        return DataLoader(num_workers=workers, **{**arguments, **changed})
 
 
 @dataclass
