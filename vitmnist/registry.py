@@ -54,10 +54,6 @@ class Registry(Generic[Built]):
         """The options dataclass of `name`."""
         return self._members[name][0]
 
-    def builder_of(self, name: str) -> Callable[..., Built]:
-        """What builds `name`."""
-        return self._members[name][1]
-
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` with the defaults of its member's options; an unknown name is left for `build` to refuse."""
         member = self._members.get(str(values.get("name")))

@@ -74,19 +74,16 @@ class Alternatives(Bench):
         batch_size = dataloader.batch_size or max(size // max(len(dataloader), 1), 1)
         decoded = min(size, (int(SHARE_OF_TIME * seconds / loading_s) + 2) * batch_size)
         # Copies, because a DataLoader with persistent workers has a single iterator.
-        whole, part = (
-            with_workers(dataloader, dataloader.num_workers, **changed)
-            for changed in (
-                {},
-                {
-                    "dataset": Subset(dataloader.dataset, range(decoded)),
-                    "batch_sampler": None,
-                    "batch_size": batch_size,
-                    "shuffle": True,
-                    "drop_last": decoded >= batch_size,
-                    "generator": torch.Generator(),
-                },
-            )
+        whole = with_workers(dataloader, dataloader.num_workers)
+        part = with_workers(
+            dataloader,
+            dataloader.num_workers,
+            dataset=Subset(dataloader.dataset, range(decoded)),
+            batch_sampler=None,
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=decoded >= batch_size,
+            generator=torch.Generator(),
         )
 
         def build(row: Alternative, stack: ExitStack) -> Timed:
@@ -108,7 +105,8 @@ class Alternatives(Bench):
         """The rows, with what was measured; for as many batches per epoch as the DataLoader has."""
         for timed in self.turns:
             row, first_batch_s = timed.row, timed.stream.first_batch_s
-            if timed.complete_row() and row and row.batch_s:
+            timed.complete_row()
+            if row and row.batch_s:
                 row.epoch_s = median(first_batch_s) + row.batch_s.median * (len(self.dataloader) - 1)
                 row.set_up_s = first_batch_s[0] if row.set_up_s is None else row.set_up_s
                 row.identical = row.identical if self.is_order_known else "not compared"

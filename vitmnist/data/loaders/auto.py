@@ -147,12 +147,12 @@ def choose(
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
     """
-    names = _candidates(options, data, key)
+    names = _candidates(options, key)
     with ExitStack() as stack:
         bench = Candidates(stack, data=data, sampler=sampler, device=device, timed_of=timed_of, also=also)
         model = bench.add_model(timed_of) if timed_of and len(sampler) else None
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
-            # What `ram` holds in memory already, `cache` would only decode again.
+            # What `ram` holds in memory already, `cache` would only write to the disk.
             if options.candidates or name != "cache" or bench.decoded is None:
                 bench.add_loader(name, {"name": name})
         bench.add_workers(options.worker_counts)
@@ -170,17 +170,16 @@ def choose(
     return Choice(name, bench.values[name], explained, bench.rows, len(sampler), model_alone_s, decoded)
 
 
-def _candidates(options: AutoOptions, data: Data, key: str) -> list[str]:
-    """The names of the loaders to try: those asked for, or all registered ones that suit the data."""
+def _candidates(options: AutoOptions, key: str) -> list[str]:
+    """The names of the loaders to try: those asked for, or all that are registered."""
     if negative := [workers for workers in options.worker_counts or () if workers < 0]:
         raise ConfigError(f"{join(key, 'worker_counts')}: {negative[0]} must be at least 0")
     known = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in known:
             raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {choices(name, known)}")
-    suited = [name for name in known if getattr(LOADERS.builder_of(name), "suits", Loader.suits)(data)]
     # What `ram` has decoded serves those after it, and `cache` may not be needed then.
-    return sorted(options.candidates or suited, key=lambda name: (name == "cache", name != "ram"))
+    return sorted(options.candidates or known, key=lambda name: (name == "cache", name != "ram"))
 
 
 @dataclass

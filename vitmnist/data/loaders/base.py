@@ -81,11 +81,6 @@ class Loader(ABC):
         yield from self.batches(number, start)
 
     @classmethod
-    def suits(cls, data: Data) -> bool:
-        """Whether `auto` tries the loader for such data."""
-        return True
-
-    @classmethod
     def needs(cls, options: Any, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """The memory that the loader would allocate, apart from a few batches."""
         return Memory()

@@ -40,11 +40,6 @@ class CacheLoader(HostLoader):
     def __init__(self, options: CacheOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(map_from_cache(data, options, sampler.seed), sampler, device)
 
-    @classmethod
-    def suits(cls, data: Data) -> bool:
-        """Not tensors in memory, of which it would write a copy to the disk."""
-        return not isinstance(data, TensorSet) or data.mapped
-
 
 def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     """The set as a memory-mapped file.

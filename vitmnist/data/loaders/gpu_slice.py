@@ -64,11 +64,6 @@ class GpuSliceLoader(Loader):
             self.buffered = UPLOADED_AHEAD
 
     @classmethod
-    def suits(cls, data: Data) -> bool:
-        """Tensors only."""
-        return isinstance(data, TensorSet)
-
-    @classmethod
     def needs(cls, options: GpuSliceOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """The resident part and the indices of an epoch; only the indices if the set is already on the device."""
         if not isinstance(data, TensorSet):

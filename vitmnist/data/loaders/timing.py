@@ -134,15 +134,13 @@ class Timed:
         self.first = self.first or block
         return block
 
-    def complete_row(self) -> bool:
-        """Fill in what was measured; whether there is anything."""
+    def complete_row(self) -> None:
+        """Fill in what was measured."""
         if self.row and not self.blocks:
             self.row.refused = self.row.refused or "it gave no batch"
-        if not self.row or self.row.refused:
-            return False
-        self.row.batch_s = Figure.of(block.batch_s for block in self.blocks)
-        self.row.waiting_s = Figure.of(block.waiting_s for block in self.blocks)
-        return True
+        if self.row and not self.row.refused:
+            self.row.batch_s = Figure.of(block.batch_s for block in self.blocks)
+            self.row.waiting_s = Figure.of(block.waiting_s for block in self.blocks)
 
 
 @dataclass
