@@ -14,20 +14,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.from_dataloader import check_replaceable
 from vitmnist.data.loaders.base import Loader
-from vitmnist.data.loaders.timing import BLOCKS, Step, calling
+from vitmnist.data.loaders.batch_stream import BatchStream
+from vitmnist.data.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.alternatives import alternatives, with_workers
-from vitmnist.diagnosis.result import Alternative, Diagnosis, Figure
-from vitmnist.diagnosis.stream import BatchStream, Timed
+from vitmnist.diagnosis.alternatives import Alternatives, with_workers
+from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.runtime.device import accelerator_of, choose_device
-
-MOST_SETTLE_S = 0.5
 
 
 def diagnose(
@@ -99,30 +96,21 @@ def _measure(
     if not stream.taken:
         raise DataError("the loader has no batches")
     resident = repeat(map_tensors(accelerator_of(device).to_device, first))
-    loading, alone, both = Timed(stream), Timed(BatchStream(resident, device), step), Timed(stream, step)
-    loaded, trained = stream.time_block(2), stream.time_block(2, step)
-    if not loaded or not trained:
-        raise DataError(_too_few(stream))
-    (loading_s, _), (batch_s, waiting_s) = loaded, trained
-    is_compared = dataloader is not None
-    if dataloader is None and data is not None:
-        dataloader = _dataloader_over(data, first)
-    rows, turns = [], [loading, alone, both]
-    if dataloader is not None:
-        for row, other in alternatives(dataloader, loading_s, waiting_s / batch_s, seconds, device, stack):
-            rows.append(row)
-            if other is not None:
-                turns.append(Timed(BatchStream(other, device), step, row))
-                stack.callback(turns[-1].stream.close)
-            if not is_compared:
-                row.identical = "not compared"  # nothing is known of the order of the loader's batches
-    affordable = int(seconds / (BLOCKS * len(turns) * batch_s))
-    rounds = _take_turns(turns, min(max(affordable, 1), -(-batches // BLOCKS)), loading_s, deadline)
+    turns = [Timed(stream), Timed(BatchStream(resident, device), step), Timed(stream, step)]
+    loading, _, both = turns
+    warm_up = [timed.time_block() for timed in turns]
+    others = None
+    if all(warm_up) and (dataloader is not None or data is not None):
+        source = dataloader if dataloader is not None else _dataloader_over(data, first)  # type: ignore[arg-type]
+        is_order_known = dataloader is not None
+        others = Alternatives(stack, dataloader=source, step=step, device=device, is_order_known=is_order_known)
+        try_workers(both, source.num_workers, others.add_workers)
+        others.add_our_loaders(warm_up[0].batch_s, seconds)  # type: ignore[union-attr]
+        turns += others.turns
+    rounds = take_turns(turns, batches, deadline - time.perf_counter())
     if not loading.blocks or not both.blocks:
         raise DataError(_too_few(stream))
-    for timed in turns:
-        timed.complete_row(dataloader)
-    diagnosis = _diagnosis(loading, alone, both, rows)
+    diagnosis = _diagnosis(turns, others.complete() if others else [])
     if rounds < BLOCKS:
         diagnosis.notes.append(
             f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these"
@@ -136,31 +124,12 @@ def _dataloader_over(data: Dataset[Any], batch: Any) -> DataLoader[Any]:
     return DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
 
 
-def _take_turns(turns: list[Timed], size: int, loading_s: float, deadline: float) -> int:
-    """Time a block of `size` batches of each, in several rounds; each round begins with another.
-
-    Returns:
-        The number of rounds: fewer than `BLOCKS` if the time is over.
-    """
-    for number in range(BLOCKS):
-        if number and time.perf_counter() > deadline:
-            return number
-        first = number % len(turns)
-        ordered = [*turns[first:], *turns[:first]]
-        for timed in tqdm(ordered, f"round {number + 1} of {BLOCKS}", leave=False, disable=None):
-            timed.time_block(size)
-            # Its queues fill again, which must not disturb what is timed next.
-            time.sleep(min(timed.stream.buffered * loading_s, MOST_SETTLE_S))
-    return BLOCKS
-
-
-def _diagnosis(loading: Timed, alone: Timed, both: Timed, rows: list[Alternative]) -> Diagnosis:
-    stream = both.stream
-    loading_s, step_s, batch_s = (Figure.of([block for block, _ in timed.blocks]) for timed in (loading, alone, both))
-    overlaps = [
-        100 * min(max((t1 + t2 - t) / min(t1, t2), 0.0), 1.0)
-        for (t1, _), (t2, _), (t, _) in zip(loading.blocks, alone.blocks, both.blocks, strict=False)
-    ]
+def _diagnosis(turns: list[Timed], rows: list[Alternative]) -> Diagnosis:
+    """The diagnosis; the first three of `turns` are loading alone, the step alone, and both."""
+    times = [[block.batch_s for block in timed.blocks] for timed in turns[:3]]
+    stream, blocks = turns[2].stream, turns[2].blocks
+    loading_s, step_s, batch_s = map(Figure.of, times)
+    overlaps = [100 * min(max((t1 + t2 - t) / min(t1, t2), 0.0), 1.0) for t1, t2, t in zip(*times, strict=False)]
     can_tell = batch_s.high - batch_s.low < min(loading_s.median, step_s.median) / 2
     notes = []
     if stream.has_ended:
@@ -171,11 +140,11 @@ def _diagnosis(loading: Timed, alone: Timed, both: Timed, rows: list[Alternative
         loading_s,
         step_s,
         batch_s,
-        waiting_s=Figure.of([waiting for _, waiting in both.blocks]),
-        waiting_pct=Figure.of([100 * waiting / batch for batch, waiting in both.blocks]),
+        waiting_s=Figure.of(block.waiting_s for block in blocks),
+        waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in blocks),
         overlap_pct=Figure.of(overlaps) if can_tell else None,
         first_batch_s=Figure.of(stream.first_batch_s),
-        cores_busy=Figure.of(both.cores),
+        cores_busy=Figure.of(block.cores for block in blocks),
         device=str(stream.device),
         batches_per_epoch=len(stream.source) if isinstance(stream.source, Sized) else None,
         alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
@@ -223,7 +192,7 @@ def _restored(
     generators = {one for owner in owners if isinstance(one := getattr(owner, "generator", None), torch.Generator)}
     drawn = [(generator, generator.get_state()) for generator in generators]
     try:
-        with preserved_generators(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with preserved_generators(device):
             yield
     finally:
         for generator, generator_state in drawn:

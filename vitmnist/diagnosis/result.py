@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
 from typing import Any
 
 from tabulate import tabulate
 
+from vitmnist.data.loaders.timing import Alternative, Figure
 from vitmnist.diagnosis.verdict import milliseconds, verdict
 
 NOTICEABLE_STALL_PCT = 5.0  # of an epoch
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A measured value: the median over blocks of batches, the lowest and the highest."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Figure:
-        """The figure of the values of all blocks."""
-        return cls(median(values), min(values), max(values))
-
-    def text(self, write: Callable[[float], str] = "{:.3g}".format) -> str:
-        """`median (low–high)`; without the range if it is a single value."""
-        return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
-
-
-@dataclass
-class Alternative:
-    """Another way to load the same batches, timed with the same step; or the reason why it cannot be used.
-
-    Args:
-        batch_s: seconds per batch, loading and step together.
-        waiting_s: the part of them that is spent waiting for the batch.
-        set_up_s: seconds before the first batch; for loaders that decode once, those of the whole set.
-        memory_bytes: what it keeps in memory, or on the device.
-        identical: whether its batches are those of the DataLoader, bit for bit; otherwise why not.
-    """
-
-    name: str
-    batch_s: Figure | None = None
-    waiting_s: Figure | None = None
-    epoch_s: float | None = None
-    set_up_s: float | None = None
-    memory_bytes: int | None = None
-    identical: str = ""
-    refused: str | None = None
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
+from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.residency import with_resident_fraction
-from vitmnist.data.loaders.timing import ResidentBatch, Trial, time_batches
+from vitmnist.data.loaders.timing import ResidentBatch, Timed
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, UnsupportedStepError
@@ -196,22 +197,23 @@ def choose_loader(
     def setup_with(loader: Loader) -> TrainSetup:
         return TrainSetup(dataset, step, step_config, loader, loader, step.preprocess)
 
-    def trial_of(loader: Loader) -> Trial:
-        step.load_state_dict(initial)
+    def timed_of(loader: Loader) -> Timed:
         trial_setup = setup_with(loader)
         trial_setup.compile_step()  # again for a loader that delivers floats
-        trial_setup.capture_graph()
-        return Trial(
-            lambda number: step.batches(loader, number),
-            lambda batches: time_batches(batches, step.device, lambda batch: step(*batch)),
-        )
+
+        def prepare() -> None:
+            step.graph = None  # that of the loader before; the memory of a graph is its own
+            trial_setup.capture_graph()
+
+        stream = BatchStream(loader, step.device, lambda number: step.batches(loader, number))
+        return Timed(stream, lambda batch: step(*batch), prepare)
 
     # Here, because its memory is not what a loader must leave free.
     setup_with(ResidentBatch(dataset.train, sampler, step.device)).compile_step()
-    log.info("timing %s for a few batches each", ", ".join(options.candidates) or "all loaders")
+    log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
         choice = choose(
-            options, dataset.train, sampler, step.device, trial_of=trial_of, also=[(dataset.test, eval_sampler)]
+            options, dataset.train, sampler, step.device, timed_of=timed_of, also=[(dataset.test, eval_sampler)]
         )
     finally:
         step.load_state_dict(initial)

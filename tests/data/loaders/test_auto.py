@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from tests.conftest import BRIEF, Train, assert_same_run, result_of
 from vitmnist import make_loader
-from vitmnist.data.loaders import LOADERS, Loader, auto
-from vitmnist.data.loaders.auto import AutoOptions, Candidate, Choice, choose
+from vitmnist.data.loaders import LOADERS, Loader, timing
+from vitmnist.data.loaders import auto as auto_module
+from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
 from vitmnist.data.loaders.base import Batches
-from vitmnist.data.loaders.timing import Trial
+from vitmnist.data.loaders.batch_stream import BatchStream
+from vitmnist.data.loaders.timing import Block, Timed
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -56,12 +59,12 @@ def slow() -> Iterator[None]:
         del LOADERS._members[name]
 
 
-def complete(name: str) -> dict[str, object]:
-    return LOADERS.complete({"name": name})
-
-
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> Choice:
-    return choose(AutoOptions(candidates={name: complete(name) for name in names}, **options), data, SAMPLER, CPU)
+    return choose(AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU)
+
+
+def stepping(step: Callable[[object], object]) -> Callable[[Loader], Timed]:
+    return lambda loader: Timed(BatchStream(loader, CPU), step)
 
 
 @pytest.mark.usefixtures("slow")
@@ -69,24 +72,15 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     choice = chosen("slow_30", "broken", "slow_10")
     assert choice.name == "slow_10"
     assert choice.values == {"name": "slow_10"}
-    slow, broken, fast = choice.candidates
-    assert slow.epoch_s > 12 * 0.03
-    assert fast.epoch_s > 12 * 0.01
-    assert broken.refused == "broken: its disk is gone"
-    assert choice.record()["candidates"][1] == {"name": "broken", "refused": "broken: its disk is gone"}
+    slow, broken, fast = choice.record()["candidates"]
+    assert slow["epoch_s_low"] > 12 * 0.03
+    assert slow["epoch_s_high"] >= slow["epoch_s"] >= slow["epoch_s_low"] > fast["epoch_s_low"] > 12 * 0.01
+    assert broken == {"name": "broken", "refused": "broken: its disk is gone"}
     table = choice.table()
     assert re.search(r"slow_30 +0\.\d+ +0\.\d+ +0\.\d+–0\.\d+$", table, re.MULTILINE)
     assert re.search(r"^refused: broken: its disk is gone$", table, re.MULTILINE)
     assert re.search(r"chosen: slow_10, 0\.\d+ s an epoch expected, the least$", table)
     assert "waiting" not in table, "without a model there is nothing that waits"
-
-
-def test_among_equals_the_first_is_chosen() -> None:
-    def run(batches: Iterable[object]) -> tuple[float, float]:
-        return 0.1 * len(list(batches)), 0.0
-
-    same = AutoOptions(candidates={label: complete("ram") for label in "abc"}, batches=4)
-    assert choose(same, TENSORS, SAMPLER, CPU, trial_of=lambda loader: Trial(loader.epoch, run)).name == "a"
 
 
 @pytest.mark.usefixtures("slow")
@@ -96,10 +90,11 @@ def test_no_candidate_at_all_is_an_error_with_all_reasons() -> None:
 
 
 def test_mistaken_candidates_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"data\.loader\.candidates\.rem\.name=rem: not known; did you mean 'ram'"):
-        chosen("rem")
-    with pytest.raises(ConfigError, match=r"candidates\.auto: auto cannot be its own candidate"):
-        choose(AutoOptions(candidates={"auto": LOADERS.complete({"name": "auto"})}), TENSORS, SAMPLER, CPU)
+    for name in ("rem", "auto"):
+        with pytest.raises(
+            ConfigError, match=rf"data\.loader\.candidates={name}: not known; .*allowed: cache, disk, gpu"
+        ):
+            chosen(name)
     with pytest.raises(ConfigError, match=r"^worker_counts: -1 must be at least 0"):
         make_loader("auto", TENSORS, worker_counts=[2, -1], batch_size=1, device="cpu", seed=0)
     with pytest.raises(
@@ -113,31 +108,28 @@ def test_mistaken_candidates_are_named() -> None:
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ram` would fit by itself, but not beside the model's step, which is measured."""
     size = MAPPED.nbytes
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**26))
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**24))
 
-    def run(batches: Iterable[object]) -> tuple[float, float]:
-        torch.ones(2**25)  # 128 MiB
-        return float(len(list(batches))), 0.0
+    def step(batch: object) -> None:
+        torch.ones(2**23)  # 32 MiB
 
-    wanted: list[dict[str, object]] = [{"name": "ram"}, {"name": "gpu_slice"}, {"name": "disk", "num_workers": 0}]
-    values = {values["name"]: LOADERS.complete(values) for values in wanted}
-    options = AutoOptions(candidates=values)
-    choice = choose(options, MAPPED, SAMPLER, CPU, trial_of=lambda loader: Trial(loader.epoch, run))
+    options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "disk"], worker_counts=[])
+    choice = choose(options, MAPPED, SAMPLER, CPU, timed_of=stepping(step))
     assert choice.name == "disk"
-    assert re.search(r"refused: ram: the set takes .*, and the model needs 1\d\d\.\d MiB too", choice.table())
+    assert re.search(r"refused: ram: the set takes .*, and the model needs \d\d\.\d MiB too", choice.table())
     assert choose(options, MAPPED, SAMPLER, CPU).name != "disk"
 
 
 def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
-    automatic = ["data/loader=auto", "data.loader.candidates.disk.num_workers=0", *BRIEF]
+    automatic = ["data/loader=auto", *BRIEF]
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")
     assert ended.returncode == 0, ended.stderr
     assert "waiting for data" in ended.stdout
     assert "(the model alone, without loading: " in ended.stdout
     found = result_of(tmp_path / "automatic")
-    assert {"gpu_slice", "ram", "prefetch", "cache", "disk"} <= {row["name"] for row in found["auto"]["candidates"]}
+    assert {"gpu_slice", "ram", "prefetch", "disk"} == {row["name"] for row in found["auto"]["candidates"]}
     assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
     assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
@@ -147,67 +139,85 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: li
 
 def test_the_test_sets_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes + 1))
-    options = AutoOptions(candidates={name: complete(name) for name in ("ram", "cache")})
+    options = AutoOptions(batches=5, candidates=["ram", "cache"])
     assert choose(options, MAPPED, SAMPLER, CPU, also=[(MAPPED, SAMPLER)]).name == "cache"
 
 
-def test_differences_within_the_noise_are_called_that() -> None:
+class Pretended(Timed):
+    """Takes as long as the test says, without loading."""
+
+    cores: ClassVar[float] = 0.0
+    waiting: ClassVar[float] = 0.5
+    pace: ClassVar[Callable[[Loader, int], float]]
+
+    def time_block(self, size: int = 2) -> Block | None:
+        seconds = Pretended.pace(self.stream.source, len(self.blocks) + 1 if self.first else 0)
+        block = Block(seconds, seconds * Pretended.waiting, Pretended.cores)
+        self.blocks += [block] if self.first else []
+        self.first = self.first or block
+        return block
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float], cores: float = 0.0, waiting: float = 0.5
+) -> None:
+    """Candidates take `pace(loader, block)` seconds a batch, a share of them waiting, with so many cores busy."""
+    monkeypatch.setattr(Pretended, "pace", staticmethod(pace), raising=False)
+    monkeypatch.setattr(Pretended, "cores", cores)
+    monkeypatch.setattr(Pretended, "waiting", waiting)
+    monkeypatch.setattr(auto_module, "Timed", Pretended)
+    monkeypatch.setattr(timing, "MOST_SETTLE_S", 0.0)
+
+
+def test_the_median_decides_and_differences_within_the_noise_are_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two loaders whose blocks take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
-    durations = {"noisy": [2.0, 1.0, 3.0, 1.0, 3.0, 2.0], "also": [3.0, 2.0, 4.0, 2.0, 4.0, 3.0], "slow": [9.0] * 6}
-    trials = iter([[0.0] * 6, *durations.values()])  # the model alone comes first
-
-    def trial_of(loader: Loader) -> Trial:
-        following = iter(next(trials))
-        return Trial(loader.epoch, lambda batches: (next(following) * len(list(batches)), 0.0))
-
-    options = AutoOptions(candidates={label: complete("ram") for label in durations}, batches=5, worker_counts=[])
-    choice = choose(options, TENSORS, SAMPLER, CPU, trial_of=trial_of)
-    assert (choice.name, choice.model_alone_s) == ("noisy", 0.0)
-    assert choice.reason.endswith("the least; within noise of it: also")
-    assert [(row.epoch_s_low, row.epoch_s_high) for row in choice.candidates[:2]] == [(12.0, 36.0), (24.0, 48.0)]
+    blocks = {"RamLoader": [0, 2, 1, 3, 1, 3], "GpuSliceLoader": [0, 3, 2, 4, 2, 4], "DiskLoader": [9] * 6}
+    pretend(monkeypatch, lambda loader, number: blocks[type(loader).__name__][number])
+    choice = chosen("disk", "gpu_slice", "ram", worker_counts=[])
+    assert choice.name == "ram"
+    assert choice.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
+    rows = {row["name"]: row for row in choice.record()["candidates"]}
+    assert (rows["ram"]["epoch_s_low"], rows["ram"]["epoch_s_high"]) == (12.0, 36.0)
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds", "tried"),
+    ("asked", "seconds", "cores", "tried"),
     [
         # Samples that wait for something: twice as many workers take half of the time, up to 32.
-        (None, lambda workers: 8 / min(workers or 0.5, 32), [0, 4, 8, 16, 32, 64]),
+        (None, lambda workers: 8 / min(workers or 0.5, 32), 0.5, [0, 4, 8, 16, 32, 64]),
+        (None, lambda workers: 8 / min(workers or 0.5, 4), 0.5, [0, 4, 8]),
         # Samples that compute on four cores.
-        (None, lambda workers: 8 / min(workers or 1, 4), [0, 4, 8]),
-        ([3, 5], lambda workers: 8 / (workers or 1), [3, 5]),
-        ([], lambda workers: 1.0, []),
+        (None, lambda workers: 8 / min(workers or 1, 4), 3.9, [0, 4]),
+        ([3, 5], lambda workers: 8 / (workers or 1), 3.9, [3, 5]),
+        ([], lambda workers: 1.0, 0.0, []),
     ],
 )
-def test_more_workers_are_tried_as_long_as_that_pays(
-    asked: list[int] | None, seconds: object, tried: list[int], monkeypatch: pytest.MonkeyPatch
+def test_more_workers_than_cores_are_tried_where_cores_are_idle_and_that_pays(
+    asked: list[int] | None,
+    seconds: Callable[[int], float],
+    cores: float,
+    tried: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "available_cores", lambda: 4)
-
-    def timed(bench: auto.Bench, name: str, values: dict) -> Candidate:
-        return Candidate(name, epoch_s=seconds(values["num_workers"]))
-
-    monkeypatch.setattr(auto.Bench, "time_loader", timed)
-    choice = choose(AutoOptions(worker_counts=asked, candidates={"disk": complete("disk")}), TENSORS, SAMPLER, CPU)
-    assert [row.name for row in choice.candidates] == ["disk", *(f"disk, {workers} workers" for workers in tried)]
+    monkeypatch.setattr(timing, "available_cores", lambda: 4)
+    pretend(monkeypatch, lambda loader, number: seconds(loader.num_workers), cores)
+    choice = chosen("disk", worker_counts=asked)
+    assert [row.name for row in choice.rows] == ["disk", *(f"disk, {workers} workers" for workers in tried)]
     assert choice.values["name"] == "disk"
 
 
 def test_more_workers_are_not_tried_where_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"ram": Candidate("ram", epoch_s=1.0, data_wait_s=0.01), "disk": Candidate("disk", epoch_s=1.2)}
-    monkeypatch.setattr(auto.Bench, "time_loader", lambda bench, name, values: rows[name])
-    choice = choose(AutoOptions(candidates={name: complete(name) for name in rows}), TENSORS, SAMPLER, CPU)
-    assert choice.candidates == list(rows.values())
+    pretend(monkeypatch, lambda loader, number: 1.0, waiting=0.01)
+    assert [row.name for row in chosen("disk").rows] == ["disk"]
 
 
 def test_candidates_may_be_names(capsys: pytest.CaptureFixture[str]) -> None:
     common = {"batch_size": 5, "device": "cpu", "seed": 0}
-    for candidates in (None, ["ram", "gpu_slice"], {"a": "ram", "b": {"name": "disk", "num_workers": 0}}):
+    for candidates in (None, ["ram", "gpu_slice"]):
         given = {"candidates": candidates} if candidates else {}
         with make_loader("auto", TENSORS, **common, **given, batches=3, worker_counts=[]) as loader:
             assert len(list(loader.epoch(0))) == 5
         assert re.search(r"candidate +set-up, s +epoch, s +range\n(.*\n)+chosen: ", capsys.readouterr().err)
-    with pytest.raises(ConfigError, match=r"candidates\.a=5: must be a loader's name, or a dict"):
-        make_loader("auto", TENSORS, **common, candidates={"a": 5})
 
 
 def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ LOADER_OPTIONS = {
     "gpu_slice": {"name": "gpu_slice"},
     "gpu_slice, half resident": {"name": "gpu_slice", "resident": 0.5},
     "cache": {"name": "cache"},
-    "auto": {"name": "auto", "batches": 1, "candidates": {"first": {"name": "gpu_slice"}, "second": {"name": "ram"}}},
+    "auto": {"name": "auto", "batches": 1, "candidates": ["gpu_slice", "ram"]},
     "prefetch": {"name": "prefetch"},
     "prefetch of gpu_slice": {"name": "prefetch", "queue_size": 1, "base": "gpu_slice"},
     "prefetch of cache": {"name": "prefetch", "base": "cache"},

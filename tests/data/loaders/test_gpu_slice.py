@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from vitmnist.data import from_dataloader as from_dataloader_module
 from vitmnist.data import loaders
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, Bench, choose
+from vitmnist.data.loaders.auto import AutoOptions, Candidates, choose
 from vitmnist.data.loaders.base import needs_of
+from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
 from vitmnist.data.loaders.residency import BATCHES, resident_fraction, with_resident_fraction
-from vitmnist.data.loaders.timing import Trial
+from vitmnist.data.loaders.timing import Timed
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
@@ -143,21 +145,25 @@ def test_auto_takes_all_that_fits_next_to_the_model(
 @pytest.mark.usefixtures("accelerator")
 def test_a_measured_model_is_left_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 2 * TENSORS.nbytes)
-    options = AutoOptions(batches=3, candidates={"gpu_slice": LOADERS.complete({"name": "gpu_slice"})})
 
     def fraction_next_to(model: int) -> float:
-        bench = Bench(options, TENSORS, SAMPLER, DEVICE, lambda loader: Trial(loader.epoch, run), [])
-        bench.model_memory = Memory(host=model)
-        assert bench.time_loader("gpu_slice", options.candidates["gpu_slice"]).refused is None
-        return bench.fitted["gpu_slice"]["resident"]
-
-    def run(batches: object) -> tuple[float, float]:
-        return float(len(list(batches))), 0.0
+        with ExitStack() as stack:
+            bench = Candidates(
+                stack,
+                data=TENSORS,
+                sampler=SAMPLER,
+                device=DEVICE,
+                timed_of=lambda loader: Timed(BatchStream(loader, DEVICE), lambda batch: None),
+                model_memory=Memory(host=model),
+            )
+            assert bench.add_loader("gpu_slice", {"name": "gpu_slice"})
+        return float(bench.values["gpu_slice"]["resident"])
 
     assert fraction_next_to(TENSORS.nbytes // 2) == 1
     staged = INDICES + BATCHES * BATCH * ROW
     assert fraction_next_to(TENSORS.nbytes) == pytest.approx(1 - staged / TENSORS.nbytes)
     assert fraction_next_to(3 * TENSORS.nbytes // 2) == pytest.approx(0.5 - staged / TENSORS.nbytes)
+    options = AutoOptions(batches=3, candidates=["gpu_slice"])
     assert choose(options, TENSORS, SAMPLER, DEVICE).values == {"name": "gpu_slice", "resident": 1.0}
 
 

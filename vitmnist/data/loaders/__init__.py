@@ -143,20 +143,9 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a loader, and of the loaders that it wraps or tries, with their defaults."""
+    """The values of a loader, and of the loader that it wraps, with their defaults."""
     if base := values.get("base"):
-        values = {**values, "base": _complete(_named("base", base))}
-    if candidates := values.get("candidates"):
-        if not isinstance(candidates, Mapping):
-            candidates = {str(name): name for name in candidates}
-        completed = {label: _complete(_named(f"candidates.{label}", inner)) for label, inner in candidates.items()}
-        values = {**values, "candidates": completed}
+        if not isinstance(base, (str, Mapping)):
+            raise ConfigError(f"base={base}: must be a loader's name, or a dict with its name and options")
+        values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
     return LOADERS.complete(values)
-
-
-def _named(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise ConfigError(f"{key}={value}: must be a loader's name, or a dict with its name and options")

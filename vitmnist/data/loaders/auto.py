@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,68 +19,52 @@ from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, join
 from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
+from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.loaders.residency import with_resident_fraction
-from vitmnist.data.loaders.timing import NOTICEABLE_WAIT, ResidentBatch, Step, Trial, measure, new_trial
+from vitmnist.data.loaders.timing import (
+    Alternative,
+    Bench,
+    Block,
+    Figure,
+    ResidentBatch,
+    Step,
+    Timed,
+    calling,
+    take_turns,
+    try_workers,
+)
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import ConfigError
-from vitmnist.runtime.cpu import available_cores
+from vitmnist.errors import ConfigError, choices
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
-
-SIMPLEST_FIRST = ("gpu_slice", "ram", "prefetch", "cache", "disk")
-TIE = 0.05  # a loader that is slower by at most this share is preferred if it is earlier in the list
-WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)
-DOUBLING_PAYS = 0.1  # the share of the time that twice as many workers must save for the next doubling to be tried
 
 
 @dataclass
 class AutoOptions:
-    """See `conf/data/loader/auto.yaml`. Without candidates, all suitable registered loaders are tried."""
+    """See `conf/data/loader/auto.yaml`."""
 
     batches: int = bounded(30, at_least=1)
     seconds: float = bounded(3.0, above=0)
     worker_counts: list[int] | None = None
-    candidates: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A row of the table: the expected times of a training epoch with a loader, in seconds, or why it was refused.
-
-    `epoch_s_low` and `epoch_s_high` are the range over blocks of batches: the noise of the measurement.
-    """
-
-    name: str
-    setup_s: float = 0.0
-    epoch_s: float = 0.0
-    epoch_s_low: float = 0.0
-    epoch_s_high: float = 0.0
-    data_wait_s: float | None = None
-    refused: str | None = None
-
-    def is_within_noise_of(self, other: Candidate) -> bool:
-        """Whether the ranges of two timed candidates overlap."""
-        return self.epoch_s_low <= other.epoch_s_high and other.epoch_s_low <= self.epoch_s_high
-
-    def record(self) -> dict[str, Any]:
-        """The row for `result.json`; without times if it was refused."""
-        return {"name": self.name, "refused": self.refused} if self.refused else asdict(self)
+    candidates: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
     """The chosen loader, the reason, and the table.
 
-    `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
-    `decoded` is the set as a trial has decoded it; None if the chosen loader does not need it.
+    `num_batches` are those of an epoch. `model_alone_s` is an epoch of the model over one batch that is already on the
+    device; None without a model. `decoded` is the set as a trial has decoded it; None if the chosen loader does not
+    need it.
     """
 
     name: str
     values: dict[str, Any]
     reason: str
-    candidates: list[Candidate]
+    rows: list[Alternative]
+    num_batches: int
     model_alone_s: float | None
     decoded: Data | None = None
 
@@ -89,22 +75,31 @@ class Choice:
         return {"loader": self.values["name"]} | ({"loader.base": base["name"]} if base else {})
 
     def record(self) -> dict[str, Any]:
-        """The table for `result.json`; times in seconds."""
-        rows = [row.record() for row in self.candidates]
+        """The table for `result.json`: expected times of an epoch in seconds, with their range over blocks."""
+        rows = [self._record(row) for row in self.rows]
         return {"name": self.name, "reason": self.reason, "candidates": rows, "model_alone_s": self.model_alone_s}
+
+    def _record(self, row: Alternative) -> dict[str, Any]:
+        if not row.batch_s or not row.waiting_s:
+            return {"name": row.name, "refused": f"{row.name}: {row.refused}"}
+        epoch, size = row.batch_s, self.num_batches
+        times = {"epoch_s": epoch.median * size, "epoch_s_low": epoch.low * size, "epoch_s_high": epoch.high * size}
+        waiting = None if self.model_alone_s is None else row.waiting_s.median * size
+        return {"name": row.name, "setup_s": row.set_up_s, **times, "data_wait_s": waiting, "refused": None}
 
     def table(self) -> str:
         """The table as text; the column of waiting times only with a model."""
-        timed = [row for row in self.candidates if not row.refused]
+        rows = self.record()["candidates"]
+        timed = [row for row in rows if not row["refused"]]
         columns = {
-            "candidate": [row.name for row in timed],
-            "set-up, s": [f"{row.setup_s:.3f}" for row in timed],
-            "epoch, s": [f"{row.epoch_s:.4g}" for row in timed],
-            "range": [f"{row.epoch_s_low:.4g}–{row.epoch_s_high:.4g}" for row in timed],
+            "candidate": [row["name"] for row in timed],
+            "set-up, s": [f"{row['setup_s']:.3f}" for row in timed],
+            "epoch, s": [f"{row['epoch_s']:.4g}" for row in timed],
+            "range": [f"{row['epoch_s_low']:.4g}–{row['epoch_s_high']:.4g}" for row in timed],
         }
-        lines = [f"refused: {row.refused}" for row in self.candidates if row.refused]
+        lines = [f"refused: {row['refused']}" for row in rows if row["refused"]]
         if self.model_alone_s is not None:
-            waits = [(row.data_wait_s or 0.0, row.epoch_s or 1.0) for row in timed]
+            waits = [(row["data_wait_s"], row["epoch_s"] or 1.0) for row in timed]
             columns["waiting for data"] = [f"{wait:.3g} s ({100 * wait / epoch:.0f}%)" for wait, epoch in waits]
             lines.append(f"(the model alone, without loading: {self.model_alone_s:.3g} s)")
         table = tabulate(columns, headers="keys", tablefmt="plain", disable_numparse=True)
@@ -123,10 +118,10 @@ def auto(
     Raises:
         ConfigError: no candidate can be used.
     """
-    trial_of = (lambda loader: new_trial(loader, device, step)) if step else None
+    timed_of = (lambda loader: Timed(BatchStream(loader, device), calling(step))) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_generators(device):
-        choice = choose(options, data, sampler, device, "", trial_of)
+        choice = choose(options, data, sampler, device, "", timed_of)
     print(choice.table(), file=sys.stderr)
     loader = LOADERS.build(choice.values, choice.decoded or data, sampler, device)
     loader.choice = replace(choice, decoded=None)
@@ -139,104 +134,109 @@ def choose(
     sampler: EpochSampler,
     device: torch.device,
     key: str = "data.loader",
-    trial_of: Callable[[Loader], Trial] | None = None,
+    timed_of: Callable[[Loader], Timed] | None = None,
     also: Sequence[tuple[Data, EpochSampler]] = (),
 ) -> Choice:
-    """Time the candidates that fit and choose the fastest; among equals, the first.
+    """Time the loaders that fit and choose the fastest.
 
     Args:
         key: where the options are in the configuration.
-        trial_of: makes a fresh model and returns its trial with a loader; without one, batches are dropped.
+        timed_of: how a training step is timed with a loader; without one, batches are dropped.
         also: other sets for which a loader of the same kind will be built, whose memory counts too.
 
     Raises:
-        ConfigError: a candidate that is unknown or misconfigured, or none that can be used.
+        ConfigError: an unknown candidate, or none that can be used.
     """
-    candidates: dict[str, Any] = dict(options.candidates) or {
-        name: LOADERS.complete({"name": name}) for name in _default_names(data)
-    }
+    names = _candidates(options, key)
+    with ExitStack() as stack:
+        bench = Candidates(stack, data=data, sampler=sampler, device=device, timed_of=timed_of, also=also)
+        model = bench.add_model(timed_of) if timed_of and len(sampler) else None
+        for name in tqdm(names, desc="building loaders", leave=False, disable=None):
+            # What `ram` holds in memory already, `cache` would only write to the disk.
+            if options.candidates or name != "cache" or bench.decoded is None:
+                bench.add_loader(name, {"name": name})
+        bench.add_workers(options.worker_counts)
+        take_turns(bench.turns, options.batches, options.seconds * len(bench.turns))
+        for timed in bench.turns:
+            timed.blocks = timed.blocks if len(sampler) else [Block(0.0, 0.0)]
+            timed.complete_row()
+    times = {row.name: row.batch_s for row in bench.rows if row.batch_s}
+    if not times:
+        raise ConfigError("no candidate can be used:\n" + "\n".join(f"{row.name}: {row.refused}" for row in bench.rows))
+    name = min(times, key=lambda name: times[name].median)
+    model_alone_s = Figure.of(block.batch_s for block in model.blocks).median * len(sampler) if model else None
+    decoded = bench.decoded if _decodes(bench.values[name]) else None
+    explained = _reason(name, times, len(sampler))
+    return Choice(name, bench.values[name], explained, bench.rows, len(sampler), model_alone_s, decoded)
+
+
+def _candidates(options: AutoOptions, key: str) -> list[str]:
+    """The names of the loaders to try: those asked for, or all that are registered."""
     if negative := [workers for workers in options.worker_counts or () if workers < 0]:
         raise ConfigError(f"{join(key, 'worker_counts')}: {negative[0]} must be at least 0")
-    for name, values in candidates.items():
-        LOADERS.member(values, join(key, f"candidates.{name}"))
-        if values["name"] == "auto":
-            raise ConfigError(f"{join(key, f'candidates.{name}')}: auto cannot be its own candidate")
-    bench = Bench(options, data, sampler, device, trial_of, also)
-    model_alone_s = bench.time_model() if trial_of and len(sampler) else None
-    table: list[Candidate] = []
-    for name, values in tqdm(candidates.items(), desc="timing loaders", leave=False, disable=None):
-        # What `ram` holds in memory already, `cache` would only decode again.
-        if options.candidates or name != "cache" or not any(row.name == "ram" and not row.refused for row in table):
-            table.append(bench.time_loader(name, values))
-    _add_worker_counts(bench, candidates, table)
-    timed = [row for row in table if not row.refused]
-    if not timed:
-        raise ConfigError("no candidate can be used:\n" + "\n".join(str(row.refused) for row in table))
-    fastest = min(timed, key=lambda row: row.epoch_s)
-    chosen = next(row for row in timed if row.epoch_s <= fastest.epoch_s * (1 + TIE))
-    reason = _reason(chosen, fastest, timed)
-    values = dict(bench.fitted.get(chosen.name, candidates[chosen.name]))
-    return Choice(chosen.name, values, reason, table, model_alone_s, bench.decoded if _decodes(values) else None)
-
-
-def _default_names(data: Data) -> list[str]:
-    """All registered loaders that suit the data, the simplest first.
-
-    `cache` is left out for tensors in memory: it would write a copy of them to the disk.
-    """
-    unsuited = ("auto", "cache") if isinstance(data, TensorSet) and not data.mapped else ("auto",)
-    names = [*SIMPLEST_FIRST, *(name for name in LOADERS.names() if name not in SIMPLEST_FIRST)]
-    return [name for name in names if name not in unsuited]
+    known = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
+    for name in options.candidates or ():
+        if name not in known:
+            raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {choices(name, known)}")
+    # What `ram` has decoded serves those after it, and `cache` may not be needed then.
+    return sorted(options.candidates or known, key=lambda name: (name == "cache", name != "ram"))
 
 
 @dataclass
-class Bench:
-    """Times loaders under the same conditions; see `choose` for the fields."""
+class Candidates(Bench):
+    """The loaders of `auto`; see `choose` for the fields."""
 
-    options: AutoOptions
-    data: Data
-    sampler: EpochSampler
-    device: torch.device
-    trial_of: Callable[[Loader], Trial] | None
-    also: Sequence[tuple[Data, EpochSampler]]
+    data: Data = field(kw_only=True)
+    sampler: EpochSampler = field(kw_only=True)
+    device: torch.device = field(kw_only=True)
+    timed_of: Callable[[Loader], Timed] | None = None
+    also: Sequence[tuple[Data, EpochSampler]] = ()
     model_memory: Memory = field(default_factory=Memory)
     decoded: TensorSet | None = None
-    """A data set that is read sample by sample, once `ram` has decoded it."""
-    fitted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The set in memory, once `ram` has read it."""
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The options that candidates were timed with, fitted to the memory that the model leaves."""
 
-    def time_model(self) -> float:
-        """Seconds of an epoch over one batch that is already on the device; also measures the model's memory."""
-        assert self.trial_of
-        loader, trial_of = ResidentBatch(self.data, self.sampler, self.device), self.trial_of
-        self.model_memory, timing = peak_memory(
-            lambda: measure(loader, self.options.batches, self.options.seconds, trial_of(loader)), self.device
-        )
-        return timing.mean * len(self.sampler)
+    def add_model(self, timed_of: Callable[[Loader], Timed]) -> Timed:
+        """The step over one batch that is already on the device; also measures the model's memory."""
+        model = timed_of(ResidentBatch(self.data, self.sampler, self.device))
+        self.model_memory, _ = peak_memory(model.time_block, self.device)
+        self.turns.append(model)
+        return model
 
-    def time_loader(self, name: str, values: Mapping[str, Any]) -> Candidate:
-        """The expected times of an epoch, or the reason why the loader cannot be used."""
-        try:
-            # Checked before the loader and a model are built for the trial: what is free now is all there is.
-            data = self.decoded if self.decoded is not None and _decodes(values) else self.data
-            sets = [(data, self.sampler), *self.also]
-            reserve = self.model_memory if self.trial_of else None
-            values = self.fitted[name] = with_resident_fraction(values, sets, self.device, reserve)
-            needs = [needs_of(values, *each, self.device) for each in sets]
-            check_fits(name, sum(needs, Memory()), self.device, self.model_memory)
-            started = time.perf_counter()
-            with LOADERS.build(values, data, self.sampler, self.device) as loader:
-                setup_s = time.perf_counter() - started
-                trial = self.trial_of(loader) if self.trial_of else new_trial(loader, self.device)
-                timing = measure(loader, self.options.batches, self.options.seconds, trial)
-            if values["name"] == "ram" and isinstance(loader, HostLoader):
-                self.decoded = loader.tensors
-        except Exception as error:  # whatever it is, the other candidates may work
-            reason = str(error) or type(error).__name__
-            return Candidate(name, refused=reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")
-        size = len(self.sampler)
-        waiting = timing.waiting * size if self.trial_of else None
-        return Candidate(name, setup_s, timing.mean * size, timing.low * size, timing.high * size, waiting)
+    def add_loader(self, name: str, values: Mapping[str, Any]) -> Timed | None:
+        """A loader with these options, as a row of this name; None if the row says why it cannot be used."""
+        row = Alternative(name)
+        return self.add(row, partial(self._build, row, values))
+
+    def add_workers(self, counts: list[int] | None) -> None:
+        """Other numbers of worker processes, unless some loader leaves nothing to wait for."""
+        timed = [(one.row.name, one, one.first) for one in self.turns if one.row and one.first]
+        if not timed or not min((first for *_, first in timed), key=lambda first: first.batch_s).waits:
+            return
+        for name, given, _ in timed:
+            values = self.values[name]
+            if "num_workers" in values:
+                try_workers(given, values["num_workers"], partial(self._add_workers, name, values), counts)
+
+    def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
+        return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
+
+    def _build(self, row: Alternative, values: Mapping[str, Any], stack: ExitStack) -> Timed:
+        """A loader, if there is memory for it next to the model and what was built before."""
+        values = LOADERS.complete(values)
+        can_share = _decodes(values) or (values["name"] == "gpu_slice" and self.device.type == "cpu")
+        data = self.decoded if self.decoded is not None and can_share else self.data
+        sets = [(data, self.sampler), *self.also]
+        values = with_resident_fraction(values, sets, self.device, self.model_memory if self.timed_of else None)
+        needs = [needs_of(values, *each, self.device) for each in sets]
+        check_fits(values["name"], sum(needs, Memory()), self.device, self.model_memory)
+        started = time.perf_counter()
+        loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
+        self.values[row.name], row.set_up_s = values, time.perf_counter() - started
+        if values["name"] == "ram" and isinstance(loader, HostLoader):
+            self.decoded = loader.tensors
+        return self.timed_of(loader) if self.timed_of else Timed(BatchStream(loader, self.device))
 
 
 def _decodes(values: Mapping[str, Any]) -> bool:
@@ -244,38 +244,11 @@ def _decodes(values: Mapping[str, Any]) -> bool:
     return bool((values.get("base") or values)["name"] == "ram")
 
 
-def _add_worker_counts(bench: Bench, candidates: dict[str, Any], table: list[Candidate]) -> None:
-    """Time the candidates that have workers with other numbers of them, and add those to `candidates` and `table`.
-
-    Does nothing if some loader leaves nothing to wait for. Beyond the number of cores, a doubling is tried only if the
-    one before paid: samples that compute gain nothing there, samples that wait for a disk or network do.
-    """
-    best = min((row for row in table if not row.refused), key=lambda row: row.epoch_s, default=None)
-    if best and best.data_wait_s is not None and best.data_wait_s <= NOTICEABLE_WAIT * best.epoch_s:
-        return
-    given = bench.options.worker_counts
-    for default in [row for row in table if not row.refused and "num_workers" in candidates[row.name]]:
-        values, best_s = candidates[default.name], default.epoch_s
-        for workers in WORKER_COUNTS if given is None else given:
-            if workers == values["num_workers"]:
-                continue
-            name = f"{default.name}, {workers} workers"
-            candidates[name] = {**values, "num_workers": workers}
-            row = bench.time_loader(name, candidates[name])
-            table.append(row)
-            pays = not row.refused and row.epoch_s < best_s * (1 - DOUBLING_PAYS)
-            if given is None and workers > available_cores() and not pays:
-                break
-            best_s = best_s if row.refused else min(best_s, row.epoch_s)
-
-
-def _reason(chosen: Candidate, fastest: Candidate, timed: list[Candidate]) -> str:
-    reason = f"{chosen.epoch_s:.3g} s an epoch expected, "
-    if len(timed) == 1:
-        return f"{reason}the only loader that fits"
-    if chosen is fastest:
-        reason += "the least"
-    else:
-        reason += f"within {TIE:.0%} of the least ({fastest.epoch_s:.3g} s) and earlier in the list"
-    equal = [other.name for other in timed if other is not chosen and other.is_within_noise_of(chosen)]
-    return reason + (f"; within noise of it: {', '.join(equal)}" if equal else "")
+def _reason(chosen: str, times: Mapping[str, Figure], num_batches: int) -> str:
+    """Why a loader was chosen, and which others are within noise of it: those whose ranges overlap with its own."""
+    best = times[chosen]
+    text = f"{best.median * num_batches:.3g} s an epoch expected, "
+    if len(times) == 1:
+        return f"{text}the only loader that fits"
+    equal = [name for name, one in times.items() if name != chosen and one.low <= best.high and best.low <= one.high]
+    return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")

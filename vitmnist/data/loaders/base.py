@@ -45,6 +45,9 @@ class Loader(ABC):
     buffered: int = 0
     """How many batches may be ready ahead of the consumer."""
 
+    num_workers: int = 0
+    """Processes that make batches, which they deliver in turn."""
+
     epochs: int | None = None
     """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
     may use it to begin the next epoch early. Any other epoch may still be asked for."""

@@ -50,7 +50,7 @@ class DiskLoader(BackgroundLoader):
 
     def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.buffered = options.num_workers * options.prefetch_factor
+        self.num_workers, self.buffered = options.num_workers, options.num_workers * options.prefetch_factor
         self.pool = DataLoaderPool(options, BatchReader(source, sampler.seed), sampler, device)
 
     def run_epochs(self, numbers: range, start: int) -> Run:

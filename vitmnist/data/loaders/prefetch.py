@@ -55,7 +55,7 @@ class PrefetchLoader(BackgroundLoader):
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # After the base: at exit the interpreter closes the younger one first, and its thread runs the base.
         super().__init__(sampler)
-        self.options = options
+        self.options, self.num_workers = options, self.base.num_workers
         self.buffered = options.queue_size + 1 + self.base.buffered  # the thread holds one for which there is no room
         self.accelerator = accelerator_of(device)
         self.stream = self.accelerator.new_stream()

@@ -1,29 +1,37 @@
-"""Times a loader over a few batches, alone or with a training step; used by `auto`."""
+"""The one harness that times a loader with a training step, in blocks that take turns; of `auto` and `diagnose`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
-from dataclasses import dataclass
-from itertools import count, islice, repeat
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import repeat
+from statistics import median
 from typing import Any
 
+import psutil
 import torch
+from tqdm import tqdm
 
 from vitmnist.data.collate import collate_samples, map_tensors
 from vitmnist.data.loaders.base import Batches, Data, Loader
+from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import UserError, first_line
+from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.device import accelerator_of
-from vitmnist.runtime.timer import EpochTimer
 
-WARM_UP = 2  # batches that are not timed: workers start, memory is touched for the first time
-LEAST = 3  # batches that are always timed
-LEAST_WAITING = 8  # and if the step waits for data: workers deliver in bursts
+BLOCKS = 5  # of each candidate are timed; their range is the noise
+WARM_UP = 2  # batches of the first block, which is not counted: workers start, memory is touched for the first time
 NOTICEABLE_WAIT = 0.05  # the share of the time from which the step counts as waiting for data
-BLOCKS = 5  # the timed batches are divided into so many blocks, whose range is the noise
+MOST_SETTLE_S = 0.5
+WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)
+BUSY = 0.75  # the share of the cores from which more workers than cores are not tried
+DOUBLING_PAYS = 0.1  # the share of the time that workers beyond the cores must save for twice as many to be tried
 
 Step = Callable[..., object]
 """A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
@@ -31,26 +39,192 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What is timed: a loader's batches, and the step that trains on each.
+class Figure:
+    """A measured value: the median over blocks of batches, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Figure:
+        """The figure of the values of all blocks."""
+        values = list(values)
+        return cls(median(values), min(values), max(values))
+
+    def text(self, write: Callable[[float], str] = "{:.3g}".format) -> str:
+        """`median (low–high)`; without the range if it is a single value."""
+        return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
+
+
+@dataclass
+class Alternative:
+    """A way to load batches, timed with the training step; or the reason why it cannot be used.
 
     Args:
-        epoch: the batches of an epoch, as the step takes them: with a CUDA graph, these may be indices.
-        run: goes through some of them; returns the seconds that it took, and how many of them it waited for data.
+        batch_s: seconds per batch, loading and step together.
+        waiting_s: the part of them that is spent waiting for the batch.
+        set_up_s: seconds before the first batch; for loaders that decode once, those of the whole set.
+        memory_bytes: what it keeps in memory, or on the device.
+        identical: whether its batches are those of the DataLoader, bit for bit; otherwise why not.
     """
 
-    epoch: Callable[[int], Iterable[Any]]
-    run: Callable[[Iterable[Any]], tuple[float, float]]
+    name: str
+    batch_s: Figure | None = None
+    waiting_s: Figure | None = None
+    epoch_s: float | None = None
+    set_up_s: float | None = None
+    memory_bytes: int | None = None
+    identical: str = ""
+    refused: str | None = None
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds per batch: the mean, the lowest and highest mean of a block, and the mean wait for data."""
+@dataclass
+class Block:
+    """Seconds per batch, how many of them were spent waiting, and the processor cores that were busy meanwhile."""
 
-    mean: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-    waiting: float = 0.0
+    batch_s: float
+    waiting_s: float
+    cores: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the step waits noticeably for data."""
+        return self.waiting_s > NOTICEABLE_WAIT * self.batch_s
+
+
+@dataclass
+class Timed:
+    """Batches, and a step over each, timed in blocks that take turns with those of others.
+
+    Args:
+        step: None to time loading alone.
+        prepare: called before each block, because the step may have worked for another loader meanwhile.
+        row: what is filled in, if this is one way to load of several; an error then refuses it alone.
+        first: the first block, which is not counted.
+    """
+
+    stream: BatchStream
+    step: Callable[[Any], object] | None = None
+    prepare: Callable[[], object] | None = None
+    row: Alternative | None = None
+    first: Block | None = None
+    blocks: list[Block] = field(default_factory=list)
+
+    def time_block(self, size: int = WARM_UP) -> Block | None:
+        """Add a block of `size` batches; None if it failed, or there are none left."""
+        if self.row and self.row.refused:
+            return None
+        try:
+            if self.prepare:
+                self.prepare()
+            started, cpu_s = time.perf_counter(), _cpu_seconds()
+            found = self.stream.time_block(size, self.step)
+        except Exception as error:  # whatever it is, the step has worked with another loader, which has no row
+            if not self.row:
+                raise
+            self.row.refused = reason(error)
+            self.stream.close()
+            return None
+        if not found:
+            return None
+        block = Block(*found, (_cpu_seconds() - cpu_s) / (time.perf_counter() - started))
+        if self.first:
+            self.blocks.append(block)
+        self.first = self.first or block
+        return block
+
+    def complete_row(self) -> None:
+        """Fill in what was measured."""
+        if self.row and not self.blocks:
+            self.row.refused = self.row.refused or "it gave no batch"
+        if self.row and not self.row.refused:
+            self.row.batch_s = Figure.of(block.batch_s for block in self.blocks)
+            self.row.waiting_s = Figure.of(block.waiting_s for block in self.blocks)
+
+
+@dataclass
+class Bench:
+    """Loaders that are built next to each other, with a row of the table each; those that fail are refused alone.
+
+    Args:
+        stack: closes what is built.
+    """
+
+    stack: ExitStack
+    rows: list[Alternative] = field(default_factory=list)
+    turns: list[Timed] = field(default_factory=list)
+
+    def add(self, row: Alternative, build: Callable[[ExitStack], Timed]) -> Timed | None:
+        """Build a candidate and time its first block; None if the row says why it cannot be used.
+
+        Args:
+            build: gives what to time, and leaves to the stack what must be closed.
+        """
+        self.rows.append(row)
+        with ExitStack() as built:
+            try:
+                timed = build(built)
+                timed.row = row
+                built.callback(timed.stream.close)
+                timed.time_block()
+            except Exception as error:  # a sample that the loop never reads may be broken
+                row.refused = reason(error)
+            if row.refused is None:
+                self.stack.push(built.pop_all())
+                self.turns.append(timed)
+                return timed
+        row.refused = row.refused.removeprefix(f"{row.name}: ")
+        return None
+
+
+def take_turns(turns: list[Timed], batches: int, seconds: float) -> int:
+    """Time blocks of each, after their first ones; in several rounds, each of which begins with another.
+
+    Args:
+        batches: how many each times in all; fewer if `seconds` would not be enough.
+
+    Returns:
+        The number of rounds: fewer than `BLOCKS` if the time is over.
+    """
+    deadline = time.perf_counter() + seconds
+    round_s = sum(timed.first.batch_s for timed in turns if timed.first)
+    affordable = int(seconds / (BLOCKS * round_s)) if round_s else batches
+    size = min(max(affordable, 1), -(-batches // BLOCKS))
+    for number in range(BLOCKS):
+        if number and time.perf_counter() > deadline:
+            return number
+        shift = number % max(len(turns), 1)
+        ordered = [*turns[shift:], *turns[:shift]]
+        for timed in tqdm(ordered, f"round {number + 1} of {BLOCKS}", leave=False, disable=None):
+            block = timed.time_block(size)
+            # Its queues fill again, which must not disturb what is timed next.
+            time.sleep(min(timed.stream.buffered * (block.batch_s if block else 0.0), MOST_SETTLE_S))
+    return BLOCKS
+
+
+def try_workers(
+    given: Timed, num_workers: int, build: Callable[[int], Timed | None], counts: list[int] | None = None
+) -> None:
+    """Warm up other numbers of worker processes: as many as there are cores, and more where those are not busy.
+
+    Samples that compute gain nothing from more workers than cores; samples that wait for a disk or a network do.
+
+    Args:
+        given: the candidate as it is, with `num_workers`.
+        build: makes a candidate with another number, and times its first block; None if that failed.
+        counts: just these; None decides by what is measured.
+    """
+    cores = available_cores()
+    last, best_s, pays = given.first, float("inf"), True
+    for workers in WORKER_COUNTS if counts is None else counts:
+        is_beyond = workers > max(cores, 2)
+        if counts is None and (not last or not last.waits or (is_beyond and (last.cores > BUSY * cores or not pays))):
+            return
+        timed = given if workers == num_workers else build(workers)
+        last = timed.first if timed else None
+        pays = not is_beyond or (last is not None and last.batch_s < (1 - DOUBLING_PAYS) * best_s)
+        best_s = min(best_s, last.batch_s) if last else best_s
 
 
 class ResidentBatch(Loader):
@@ -70,59 +244,6 @@ class ResidentBatch(Loader):
         yield from repeat(self._batch, len(self) - start)
 
 
-def measure(loader: Loader, batches: int, seconds: float, trial: Trial) -> Timing:
-    """Time the full batches of a loader, from epoch 0 on.
-
-    Batches that were ready at the start arrive faster than they are made. So as many as may be buffered are left out,
-    and if the step waits for data at least as many are timed.
-
-    Args:
-        batches: the most batches to time, unless the step waits for data.
-        seconds: about how long it may take; `LEAST` batches are always timed.
-    """
-    if not len(loader):
-        return Timing()
-    with closing(_full_batches(loader, trial)) as iterator:
-
-        def run(size: int) -> tuple[int, float, float]:
-            return size, *trial.run(islice(iterator, size))
-
-        warm_up, warm_up_s, _ = run(max(WARM_UP, loader.buffered))
-        affordable = int(seconds * warm_up / warm_up_s) if warm_up_s else batches
-        timed = min(max(affordable, LEAST), batches)
-        blocks = [run(size) for size in _split(timed, BLOCKS)]
-        missing = max(LEAST_WAITING, loader.buffered) - timed
-        if missing > 0 and sum(wait for *_, wait in blocks) > NOTICEABLE_WAIT * sum(
-            block_s for _, block_s, _ in blocks
-        ):
-            blocks.append(run(missing))
-    sizes, seconds_of_blocks, waits = zip(*blocks, strict=True)
-    means = [block_s / size for size, block_s in zip(sizes, seconds_of_blocks, strict=True)]
-    return Timing(sum(seconds_of_blocks) / sum(sizes), min(means), max(means), sum(waits) / sum(sizes))
-
-
-def _full_batches(loader: Loader, trial: Trial) -> Generator[Any, None, None]:
-    """The batches of all epochs, without the short last ones, whose times would mislead."""
-    global_sampler = loader.sampler.global_sampler
-    full = global_sampler.size // global_sampler.batch_size or 1
-    for number in count():
-        for place, batch in enumerate(trial.epoch(number)):  # to its end, so that workers stay for the next epoch
-            if place < full:
-                yield batch
-
-
-def _split(total: int, parts: int) -> list[int]:
-    """`total` divided into at most `parts` numbers of nearly the same size."""
-    parts = min(parts, total)
-    return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
-
-
-def new_trial(loader: Loader, device: torch.device, step: Step | None = None) -> Trial:
-    """A trial that calls a training step with each batch of a loader; without one, batches are dropped."""
-    call = calling(step) if step else None
-    return Trial(loader.epoch, lambda batches: time_batches(batches, device, call))
-
-
 def calling(step: Step) -> Callable[[Any], object]:
     """A function of one batch: `step(batch)`, or `step(*batch)` if the step has several required arguments."""
     try:
@@ -136,14 +257,16 @@ def calling(step: Step) -> Callable[[Any], object]:
     return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
 
 
-def time_batches(
-    batches: Iterable[Any], device: torch.device, step: Callable[[Any], object] | None = None
-) -> tuple[float, float]:
-    """The seconds of a pass over batches, and how many of them it waited for data."""
-    timer = EpochTimer(device)
-    for batch in timer.waiting(batches):
-        if step:
-            step(batch)
-    timer.stop()
-    seconds = timer.seconds()
-    return sum(seconds.values()), seconds["waiting"]
+def reason(error: Exception) -> str:
+    """Why a loader is refused, in one line."""
+    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process and its living children so far."""
+    total = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()  # in steps of 10 ms
+            total += times.user + times.system
+    return total
