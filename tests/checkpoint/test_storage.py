@@ -197,16 +197,19 @@ def test_damage_anywhere_in_a_file_is_found_and_the_previous_checkpoint_used(tmp
         assert numbers(tmp_path) == 0, offset
 
 
-def test_a_file_that_cannot_be_read_is_no_damage(tmp_path: Path) -> None:
-    """The previous one must not silently take its place."""
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_damage_and_does_not_block(
+    make: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     storage.save(tmp_path, state(0))
     storage.save(tmp_path, state(1))
     last = tmp_path / "checkpoints" / "last.pt"
+    kept = (tmp_path / "checkpoints" / "previous.pt").read_bytes()
     last.unlink()
-    last.mkdir()
-    with pytest.raises(DataError, match=r"last\.pt: cannot be read: Is a directory; try again later") as raised:
-        storage.load(tmp_path)
-    assert not isinstance(raised.value, storage.DamagedError)
+    make(last)
+    assert storage.load(tmp_path) == storage.read(tmp_path / "checkpoints" / "previous.pt")
+    assert "last.pt: is not a regular file; previous.pt is used" in caplog.text
+    assert (tmp_path / "checkpoints" / "previous.pt").read_bytes() == kept
 
 
 def test_the_first_checkpoint_that_fails_does_not_promise_another(tmp_path: Path) -> None:

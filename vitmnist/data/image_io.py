@@ -58,8 +58,8 @@ def has_alpha(path: Path) -> bool:
     with Image.open(path) as image:
         if not image.has_transparency_data:
             return False
-        low, _ = image.convert("RGBA").getchannel("A").getextrema()
-        return bool(low < 255)
+        alpha = image.convert("RGBA").getchannel("A")
+        return alpha.tobytes() != b"\xff" * (alpha.width * alpha.height)
 
 
 def to_tensor(image: Image.Image) -> Tensor:
