@@ -95,8 +95,7 @@ def epoch_times(
     axis.set_title("\n".join(lines), fontsize=10, loc="left")
     axis.grid(True, axis="x", color="#777777", alpha=0.3)
     axis.set_axisbelow(True)
-    grey = {"facecolor": "#777777", "edgecolor": "#777777"}
-    return [Patch(label=name, **grey, **style) for name, style in PHASES.items()]
+    return [Patch(facecolor="#777777", edgecolor="#777777", label=name, **style) for name, style in PHASES.items()]
 
 
 Plot = Callable[[Axes, Comparison, Sequence[Configuration], Mapping[str, str]], list[Patch]]
