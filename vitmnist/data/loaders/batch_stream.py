@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from vitmnist.data.loaders.base import Loader
+from vitmnist.data.collate import collate_samples, map_tensors
+from vitmnist.data.loaders.base import Batches, Data, Loader
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.seeding import read_samples
+from vitmnist.data.tensors import TensorSet
+from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.timer import EpochTimer
 
 END = object()
@@ -114,6 +119,23 @@ class BatchStream:
     def close(self) -> None:
         """Drop the current epoch, and the workers that belong to it."""
         self._iterator = None
+
+
+class ResidentBatch(Loader):
+    """Repeats one batch that is already on the device, to time a model that never waits for data."""
+
+    def __init__(self, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        size = min(sampler.batch_size, sampler.size)
+        self._batch: Any
+        if isinstance(data, TensorSet):
+            self._batch = data.images[:size].to(device), data.labels[:size].to(device)
+        else:
+            samples = read_samples(data, range(size), sampler.seed, epoch=0)
+            self._batch = map_tensors(accelerator_of(device).to_device, collate_samples(samples))
+
+    def batches(self, number: int, start: int) -> Batches:
+        yield from repeat(self._batch, len(self) - start)
 
 
 def _length(source: Iterable[Any] | Loader) -> int | None:
