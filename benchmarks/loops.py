@@ -18,7 +18,7 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets import Split
-from vitmnist.data.loaders.timing import ResidentBatch
+from vitmnist.data.loaders.batch_stream import ResidentBatch
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.device import choose_device

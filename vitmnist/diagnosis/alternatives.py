@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -38,10 +37,7 @@ def with_workers(dataloader: DataLoader[Any], workers: int, **changed: Any) -> D
         "prefetch_factor": (dataloader.prefetch_factor or 2) if workers else None,
         "persistent_workers": dataloader.persistent_workers and workers > 0,
     }
-    with warnings.catch_warnings():
-        # torch warns of more workers than cores, but samples that wait for a disk gain from them.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(num_workers=workers, **{**arguments, **changed})
+    return DataLoader(num_workers=workers, **{**arguments, **changed})
 
 
 @dataclass
@@ -107,7 +103,8 @@ class Alternatives(Bench):
             row, first_batch_s = timed.row, timed.stream.first_batch_s
             timed.complete_row()
             if row and row.batch_s:
-                row.epoch_s = median(first_batch_s) + row.batch_s.median * (len(self.dataloader) - 1)
+                first_s = row.batch_s.median if timed.stream.times_epochs else median(first_batch_s)
+                row.epoch_s = first_s + row.batch_s.median * (len(self.dataloader) - 1)
                 row.set_up_s = first_batch_s[0] if row.set_up_s is None else row.set_up_s
                 row.identical = row.identical if self.is_order_known else "not compared"
         return self.rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
@@ -65,6 +66,9 @@ def diagnose(
         raise ConfigError(f"batches={batches}: must be at least {BLOCKS}")
     place = _device_of(model, device)
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # torch warns of more workers than cores, but samples that wait for a disk gain from them.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
         stack.enter_context(_restored(loader, place, model, optimizer))
         diagnosis = _measure(loader, calling(step), batches, seconds, place, data, stack)
     if model is None or optimizer is None:
@@ -104,7 +108,9 @@ def _measure(
         source = dataloader if dataloader is not None else _dataloader_over(data, first)  # type: ignore[arg-type]
         is_order_known = dataloader is not None
         others = Alternatives(stack, dataloader=source, step=step, device=device, is_order_known=is_order_known)
-        try_workers(both, source.num_workers, others.add_workers)
+        add_workers = others.add_workers  # mypy does not narrow `others` in the lambda
+        build = lambda workers: add_workers(workers) if time.perf_counter() < deadline else None  # noqa: E731
+        try_workers(both, source.num_workers, build)
         others.add_our_loaders(warm_up[0].batch_s, seconds)  # type: ignore[union-attr]
         turns += others.turns
     rounds = take_turns(turns, batches, deadline - time.perf_counter())

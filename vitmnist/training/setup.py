@@ -18,9 +18,9 @@ from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
-from vitmnist.data.loaders.batch_stream import BatchStream
+from vitmnist.data.loaders.batch_stream import BatchStream, ResidentBatch
 from vitmnist.data.loaders.residency import with_resident_fraction
-from vitmnist.data.loaders.timing import ResidentBatch, Timed
+from vitmnist.data.loaders.timing import Timed
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, UnsupportedStepError

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, join
 from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
-from vitmnist.data.loaders.batch_stream import BatchStream
+from vitmnist.data.loaders.batch_stream import BatchStream, ResidentBatch
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.loaders.residency import with_resident_fraction
 from vitmnist.data.loaders.timing import (
@@ -27,7 +27,6 @@ from vitmnist.data.loaders.timing import (
     Bench,
     Block,
     Figure,
-    ResidentBatch,
     Step,
     Timed,
     calling,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from vitmnist.data.loaders.base import Loader
+from vitmnist.data.collate import collate_samples, map_tensors
+from vitmnist.data.loaders.base import Batches, Data, Loader
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.seeding import read_samples
+from vitmnist.data.tensors import TensorSet
+from vitmnist.runtime.device import accelerator_of
 from vitmnist.runtime.timer import EpochTimer
 
 END = object()
@@ -36,6 +41,8 @@ class BatchStream:
         self.first_batch_s: list[float] = []
         """Seconds from the start of each epoch to its first batch."""
         self.taken = 0
+        self.times_epochs = False
+        """Whether epochs are too short for less to be timed."""
         self._epoch = epoch or (source.epoch if isinstance(source, Loader) else lambda number: source)
         self._epochs = count()
         self._iterator: Iterator[Any] | None = None
@@ -83,7 +90,8 @@ class BatchStream:
 
         Batches that are ready at the start, or begun, arrive faster than they are made, and the first of an epoch later
         than the others. So these go through the step first, and are not timed. Workers deliver in turn, so each of them
-        delivers the same number of batches of a block. An epoch that is too short for this is timed as a whole.
+        delivers the same number of batches of a block. An epoch that is too short for this is timed as a whole: the
+        last batches of it are begun long before, and no others after them.
 
         Returns:
             Seconds per batch, and how many of them were spent waiting; None if there are no batches left.
@@ -93,8 +101,10 @@ class BatchStream:
         if self._left is not None and self._left < size + ahead:
             self._iterator = None
         ahead += self._iterator is None
-        if self._length is not None and self._length <= ahead:
-            self._iterator, ahead, size = None, 0, self._length
+        if self._length is not None and self.buffered and self._length < ahead + size:
+            self.times_epochs, self._iterator, ahead, size = True, None, 0, self._length
+        elif self._length is not None:
+            ahead = min(ahead, self._length - 1)  # leaves at least one to time
         time_batches(self.take(ahead), self.device, step)
         if self._left is not None:
             size = min(size, self._left)  # beyond the last batch, the workers' end would be timed too
@@ -109,6 +119,23 @@ class BatchStream:
     def close(self) -> None:
         """Drop the current epoch, and the workers that belong to it."""
         self._iterator = None
+
+
+class ResidentBatch(Loader):
+    """Repeats one batch that is already on the device, to time a model that never waits for data."""
+
+    def __init__(self, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        size = min(sampler.batch_size, sampler.size)
+        self._batch: Any
+        if isinstance(data, TensorSet):
+            self._batch = data.images[:size].to(device), data.labels[:size].to(device)
+        else:
+            samples = read_samples(data, range(size), sampler.seed, epoch=0)
+            self._batch = map_tensors(accelerator_of(device).to_device, collate_samples(samples))
+
+    def batches(self, number: int, start: int) -> Batches:
+        yield from repeat(self._batch, len(self) - start)
 
 
 def _length(source: Iterable[Any] | Loader) -> int | None:

@@ -7,23 +7,15 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import repeat
 from statistics import median
 from typing import Any
 
 import psutil
-import torch
 from tqdm import tqdm
 
-from vitmnist.data.collate import collate_samples, map_tensors
-from vitmnist.data.loaders.base import Batches, Data, Loader
 from vitmnist.data.loaders.batch_stream import BatchStream
-from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.seeding import read_samples
-from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import UserError, first_line
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.device import accelerator_of
 
 BLOCKS = 5  # of each candidate are timed; their range is the noise
 WARM_UP = 2  # batches of the first block, which is not counted: workers start, memory is touched for the first time
@@ -225,23 +217,6 @@ def try_workers(
         last = timed.first if timed else None
         pays = not is_beyond or (last is not None and last.batch_s < (1 - DOUBLING_PAYS) * best_s)
         best_s = min(best_s, last.batch_s) if last else best_s
-
-
-class ResidentBatch(Loader):
-    """Repeats one batch that is already on the device, to time a model that never waits for data."""
-
-    def __init__(self, data: Data, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(sampler)
-        size = min(sampler.batch_size, sampler.size)
-        self._batch: Any
-        if isinstance(data, TensorSet):
-            self._batch = data.images[:size].to(device), data.labels[:size].to(device)
-        else:
-            samples = read_samples(data, range(size), sampler.seed, epoch=0)
-            self._batch = map_tensors(accelerator_of(device).to_device, collate_samples(samples))
-
-    def batches(self, number: int, start: int) -> Batches:
-        yield from repeat(self._batch, len(self) - start)
 
 
 def calling(step: Step) -> Callable[[Any], object]:
