@@ -1,11 +1,4 @@
-"""Checks that a loader keeps the contract: the suite that this project's own loaders pass, for yours.
-
-from vitmnist import register
-from vitmnist.testing import check_loader
-
-def test_my_loader():
-    check_loader("mine")
-"""
+"""Checks that a registered loader keeps the contract: `check_loader("mine")` in a test of yours."""
 
 from __future__ import annotations
 
@@ -98,16 +91,19 @@ def _subjects(name: str, given: Data, device: str, options: dict[str, Any]) -> I
         batches = [collate_samples(read_samples(data, chosen, SEED, number)) for chosen in rows]
         return [copy([part.to(device) for part in batch]) for batch in batches]
 
-    size, is_tensors = len(given), isinstance(given, TensorSet)  # type: ignore[arg-type]
+    size = len(given)  # type: ignore[arg-type]
     settings = {"size": size, "shuffle": "sample", "drop_last": False, "epochs": None}
     # A map-style data set has no shape before its first sample.
-    sizes = (0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1)[0 if is_tensors else 1 :]
-    changed = [*({"shuffle": order.value} for order in Shuffle), *({"size": some} for some in sizes)]
+    sizes = (0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1)[0 if isinstance(given, TensorSet) else 1 :]
+    changed: list[dict[str, Any]] = [
+        *({"shuffle": order.value} for order in Shuffle),
+        *({"size": some} for some in sizes),
+    ]
     variants = [{**change, "drop_last": drop_last} for change in changed for drop_last in (False, True)]
     subject = Subject(build, given, settings, {str(one): one for one in variants}, define, copy)
     yield replace(subject, has_indices=False)
     subject = replace(subject, variants={"the usual order": {}})
-    if is_tensors:
+    if isinstance(given, TensorSet):
         yield replace(subject, data=TensorSet(given.images, torch.arange(size)), refusal="tensors are not random")
     else:
         yield choose_samples(replace(subject, data=ProbeDataset(size)), refusal=ConfigError)

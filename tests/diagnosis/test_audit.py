@@ -102,7 +102,7 @@ def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixtur
             promises.streams_are_independent,
             "torch: the same number for epoch 0, batch 0, index 1 and epoch 1, batch 0, index 1",
         ),
-        ("shares its position", promises.independent_iterators, "epoch 0, batch 1: expected index 5, found index 15"),
+        ("shares its position", promises.independent_iterators, "epoch 0, batch 2: expected index 10, found index 15"),
         ("reuses a buffer", promises.batches_are_kept, "epoch 0, batch 0: expected index 0, found index 60"),
         ("uses NumPy's generator", promises.generators_left_alone, "used: NumPy with 0 workers; NumPy with 2 workers"),
         ("leaves a thread", promises.nothing_left_behind, "left: thread reader"),

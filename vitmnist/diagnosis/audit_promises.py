@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -58,28 +59,15 @@ def resumes_exactly(subject: Subject) -> str:
     middle = size // 2
     if not middle:
         raise Unchecked(_too_few(subject))
-    method = "epoch(number, start)"
-    # The second time, the loader may begin an epoch early.
+    jumps = [(1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size - 1), (1, size)]
+    # The second time, the loader may begin the next epoch early.
     for epochs in (None, 2) if "epochs" in subject.settings else (None,):
-        with subject.open(epochs=epochs) as loader, subject.open() as other:
-            calls = [(RESUMED, middle)]
-            if has_epoch := callable(getattr(loader, "epoch", None)):
-                calls += [
-                    (RESUMED, 0),
-                    (0, 0),
-                    (RESUMED, 0),
-                    (0, 0),
-                    (0, 0),
-                    (RESUMED, 1),
-                    *([(2, 0)] * bool(subject.define)),
-                ]
-                calls += [(RESUMED, start) for start in (size - 1, size)]
-            for number, start in calls:
-                if has_epoch:
-                    rest = loader.epoch(number, start)
-                else:
-                    method, rest = _resume_by_state(subject, loader, other, start)
-                found = subject.read(rest, number, start)
+        with subject.open(epochs=epochs) as loader:
+            has_epoch = callable(getattr(loader, "epoch", None))
+            past = [(2, 0)] if subject.define else []
+            for number, start in [(RESUMED, middle), *(jumps + past if has_epoch else [])]:
+                with _resumed(subject, loader, number, start) as (method, rest):
+                    found = subject.read(rest, number, start)
                 subject.compare(found, number, start, f"{method} at epoch {number}, batch {start} of {size}: ")
     return f"{method} at epoch {RESUMED}, batch {middle} of {size}"
 
@@ -94,8 +82,9 @@ def independent_iterators(subject: Subject) -> str:
     iterators = [map(subject.copy, loader.epoch(number)) for number in (0, 1)]
     del loader
     gc.collect()
-    for number, found in enumerate(zip(*zip_longest(*iterators), strict=True)):
-        subject.compare([batch for batch in found if batch], number)
+    pairs = list(zip_longest(*iterators))
+    for number in (0, 1):
+        subject.compare([pair[number] for pair in pairs if pair[number]], number)
     return "epochs 0 and 1 in turn, epoch 2 abandoned"
 
 
@@ -209,22 +198,29 @@ def _too_few(subject: Subject) -> str:
     return f"an epoch has a single batch; audit more than {len(subject.data)} samples"
 
 
-def _resume_by_state(subject: Subject, loader: Any, other: Any, start: int) -> tuple[str, Iterator[Any]]:
-    """Which method resumes, and the rest of the epoch by the other loader, after `start` batches of this one."""
-    for number in range(RESUMED):
-        subject.read(start_epoch(loader, number), number)
-    batches: Any = start_epoch(loader, RESUMED)  # that of grain is more than an iterator
+@contextmanager
+def _resumed(subject: Subject, loader: Any, number: int, start: int) -> Iterator[tuple[str, Iterator[Any]]]:
+    """How a loader resumes, and its batches of epoch `number` from batch `start` on."""
+    if callable(getattr(loader, "epoch", None)):
+        yield "epoch(number, start)", loader.epoch(number, start)
+        return
+    for earlier in range(number):
+        subject.read(start_epoch(loader, earlier), earlier)
+    batches: Any = start_epoch(loader, number)  # that of grain is more than an iterator
     for _ in range(start):
         next(batches, None)
-    if hasattr(loader, "load_state_dict"):
-        other.load_state_dict(loader.state_dict())
-        return "load_state_dict", start_epoch(other, RESUMED)
-    if not hasattr(batches, "set_state"):
+    has_state_dict = hasattr(loader, "load_state_dict")
+    if not has_state_dict and not hasattr(batches, "set_state"):
         missing = "epoch(number, start) nor load_state_dict, and its iterator no set_state"
         raise Unchecked(f"the loader has neither {missing}")
-    resumed: Any = start_epoch(other, RESUMED)
-    resumed.set_state(batches.get_state())
-    return "set_state", resumed
+    state = loader.state_dict() if has_state_dict else batches.get_state()
+    with subject.open() as other:
+        if has_state_dict:
+            other.load_state_dict(state)
+        resumed: Any = start_epoch(other, number)
+        if not has_state_dict:
+            resumed.set_state(state)
+        yield "load_state_dict" if has_state_dict else "set_state", resumed
 
 
 def _check_coverage(subject: Subject, parts: dict[str, list[Batch]], tolerance: int = 0) -> tuple[list[str], list[int]]:
