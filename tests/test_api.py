@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +13,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from vitmnist import Loader, load_dataset, make_loader, register
 from vitmnist.config.validation import bounded
 from vitmnist.data import datasets
+from vitmnist.data.collate import collate_samples
 from vitmnist.data.datasets import Split
 from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.base import Batches
+from vitmnist.data.loaders.base import Batch, Batches, Data
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.runtime import leftovers
 from vitmnist.testing import check_loader
 
 PAIR = (torch.arange(10.0).view(10, 1), torch.arange(10))
@@ -183,40 +187,81 @@ class Options:
     scale: int = bounded(1, at_least=1)
 
 
+ENDED = threading.Event()
+
+
+def weak_batches(loader: weakref.ref[Loader], number: int, start: int) -> Batches:
+    """Batches until the loader is collected."""
+    for batch in range(start, len(loader() or ())):
+        if held := loader():
+            yield next(held.batches(number, batch))
+
+
 @pytest.fixture
-def custom() -> Iterator[None]:
+def custom(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Register a loader that a user might write; `fault` names the promise it breaks."""
+
+    monkeypatch.setattr(leftovers, "GRACE_S", 0.1)
+    ENDED.clear()
 
     @register("custom", Options)
     class Custom(Loader):
-        def __init__(self, options: Options, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+        def __init__(self, options: Options, data: Data, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
             self.fault, self.data = options.fault, data
-            self.buffer = torch.empty(sampler.batch_size, *data.images.shape[1:], dtype=data.images.dtype)
+            self.kept: dict[tuple[int, int], Batch] = {}
+            if isinstance(data, TensorSet):
+                self.buffer = torch.empty(sampler.batch_size, *data.images.shape[1:], dtype=data.images.dtype)
 
         def __len__(self) -> int:
             return super().__len__() + (self.fault == "length")
 
+        def epoch(self, number: int, start: int = 0) -> Batches:
+            if self.fault == "is not held":
+                return weak_batches(weakref.ref(self), number, start)
+            return super().epoch(number, start)
+
+        def close(self) -> None:
+            if self.fault != "cannot be closed":
+                super().close()
+
         def batches(self, number: int, start: int) -> Batches:
             if self.fault == "randomness":
                 torch.rand(1)
+            if self.fault == "leaves a thread":
+                threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
             if self.fault == "ignores the epoch":
                 number = 0
             if self.fault == "ignores the start":
                 start = 0
-            for indices in self.sampler.batches(number, start):
-                images, labels = self.data.images[indices], self.data.labels[indices]
-                if self.fault == "reuses a buffer" and not isinstance(indices, slice):
-                    images = torch.index_select(self.data.images, 0, indices, out=self.buffer[: len(indices)])
-                if self.fault == "float":
-                    images = images.float()
-                if self.fault == "same images":
-                    images = self.data.images[: len(images)]
-                yield images, labels
+            if self.fault == "ends early" and self.epochs and number >= self.epochs:
+                return
+            self.position = start
+            batches = list(self.sampler.batches(number))
+            for own in range(start, len(batches)):
+                indices = batches[self.position % len(batches) if self.fault == "shares its position" else own]
+                self.position += 1
+                if self.fault == "keeps batches":
+                    yield self.kept.setdefault((number, own), self.gather(indices))
+                elif self.fault != "loses a single sample" or self.sampler.size > 1:
+                    yield self.gather(indices)
                 if self.fault == "twice":
-                    yield images, labels
+                    yield self.gather(indices)
+
+        def gather(self, indices: slice | torch.Tensor) -> Batch:
+            if not isinstance(self.data, TensorSet):
+                return collate_samples([self.data[index] for index in torch.arange(len(self.data))[indices].tolist()])
+            images, labels = self.data.images[indices], self.data.labels[indices]
+            if self.fault == "reuses a buffer" and not isinstance(indices, slice):
+                images = torch.index_select(self.data.images, 0, indices, out=self.buffer[: len(indices)])
+            if self.fault == "float":
+                images = images.float()
+            if self.fault == "same images":
+                images = self.data.images[: len(images)]
+            return (images.to("meta") if self.fault == "device" else images), labels
 
     yield
+    ENDED.set()
     del LOADERS._members["custom"]
 
 
@@ -236,19 +281,34 @@ def test_a_registered_loader_is_checked_and_built() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("length", "delivers the batches that the order names, bit for bit: its length is 6, batches 5"),
-        ("twice", "delivers the batches that the order names"),
-        ("float", "images of batch 0 are torch.float32, not torch.uint8"),
-        ("ignores the epoch", "images of batch 0 differ"),
-        ("ignores the start", r"`epoch\(e, start=k\)` is the tail of epoch e"),
+        ("length", "batches depend on the seed .*: its length is 6, batches 5"),
+        ("twice", "batches depend on the seed .*: its length is 5, batches 10"),
+        ("float", "batches depend on the seed .*images are torch.float32 .*, not torch.uint8"),
+        ("device", "batches depend on the seed .*batches are on meta, not on cpu"),
+        ("ignores the epoch", "batches depend on the seed .*epoch 1, batch 0: labels differ"),
+        ("same images", "batches depend on the seed .*images differ"),
+        ("loses a single sample", "batches depend on the seed .*its length is 1, batches 0"),
+        ("ignores the start", "a resumed epoch neither skips nor repeats: epoch"),
+        ("ends early", "a resumed epoch neither skips nor repeats: epoch.* at epoch 2.* is missing"),
+        ("shares its position", "iterators do not disturb each other"),
+        ("is not held", "keep their loader alive: epoch 0, batch 0"),
         ("reuses a buffer", "a batch that is kept is not overwritten"),
-        ("same images", "delivers the batches that the order names"),
-        ("randomness", "global random generators are left alone: torch's was used"),
+        ("keeps batches", "a batch that is kept is not overwritten"),
+        ("randomness", "global random generators are left alone: used: torch"),
+        ("leaves a thread", "leave nothing running: left: thread reader"),
+        ("cannot be closed", "leave nothing running: an iterator of the closed loader continued"),
     ],
 )
 def test_check_loader_finds_a_broken_promise(fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=f"custom: .*{message}"):
         check_loader("custom", fault=fault)
+
+
+@pytest.mark.usefixtures("custom")
+def test_check_loader_finds_samples_that_draw_from_shared_generators() -> None:
+    data = TensorDataset(torch.arange(23.0), torch.arange(23))
+    with pytest.raises(AssertionError, match=r"custom: batches depend on the seed .* the random numbers of index"):
+        check_loader("custom", data)
 
 
 def test_a_name_that_the_package_does_not_have_is_an_import_error() -> None:

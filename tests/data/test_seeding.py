@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from vitmnist import make_loader
 from vitmnist.data.seeding import changed_generators, generator_states, read_samples
 from vitmnist.errors import ConfigError
-from vitmnist.testing import Relabelled
+from vitmnist.testing import Pairs
 
 CPU = torch.device("cpu")
 ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}
-NOISY = Relabelled(TensorDataset(torch.zeros(23), torch.arange(23)), noise=True)
+NOISY = Pairs(23)
 
 READERS: dict[str, dict[str, Any]] = {
     "disk, 0 workers": {"name": "disk", "num_workers": 0},

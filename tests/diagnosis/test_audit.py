@@ -29,8 +29,8 @@ from tests.support.audits import (
 from tests.support.pages import blocks
 from vitmnist import audit
 from vitmnist.data.seeding import changed_generators, generator_states, seed_generators
-from vitmnist.diagnosis import audit_checks as checks
-from vitmnist.diagnosis.audit_checks import CHECKS
+from vitmnist.diagnosis import audit_promises as promises
+from vitmnist.diagnosis.audit_promises import PROMISES
 from vitmnist.errors import ConfigError
 from vitmnist.runtime import leftovers
 
@@ -50,7 +50,7 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     result = audit_small(CustomLoader)
-    assert [one.status for one in result.properties] == ["ok"] * 8
+    assert [one.status for one in result.properties] == ["ok"] * len(PROMISES)
     assert result.ok
     assert capsys.readouterr().out == f"{result}\n"
 
@@ -59,52 +59,54 @@ def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("fault", "check", "detail"),
     [
-        ("repeats index 7", checks.each_index_once, "epoch 0, batch 2: index 7 came twice, first in batch 1"),
-        ("leaves out index 7", checks.each_index_once, "epoch 0: index 7 never came"),
-        ("same order", checks.order_differs, "epochs 0 and 1 have the same order: 0, 1, 2, 3, 4, …"),
+        ("repeats index 7", promises.each_index_once, "index 7 came twice: epoch 0, batch 1 and epoch 0, batch 2"),
+        ("leaves out index 7", promises.each_index_once, "epoch 0: index 7 never came"),
+        ("same order", promises.order_differs, "epochs 0 and 1 have the same order: 0, 1, 2, 3, 4, …"),
         (
             "order depends on workers",
-            checks.independent_of_workers,
-            "0 and 2 workers: epoch 0, batch 0: expected index 0, found index 2",
+            promises.same_batches,
+            "0 and 2 workers: epoch 0, batch 0: expected index 2, found index 0",
         ),
         (
             "noise depends on workers",
-            checks.independent_of_workers,
+            promises.same_batches,
             "0 and 2 workers: epoch 0, batch 0: the random numbers of index 0 differ (torch, NumPy, Python)",
         ),
         (
             "resume skips",
-            checks.resumes_exactly,
+            promises.resumes_exactly,
             "epoch(number, start) at epoch 1, batch 6 of 13: epoch 1, batch 6: expected index 31, found index 36",
         ),
         (
             "resume repeats",
-            checks.resumes_exactly,
+            promises.resumes_exactly,
             "epoch(number, start) at epoch 1, batch 6 of 13: epoch 1, batch 6: expected index 31, found index 26",
         ),
         (
             "ranks overlap",
-            checks.ranks_are_disjoint,
-            "epoch 0: index 0 is on rank 0 (batch 0) and rank 1 (batch 0); 32 indices came twice",
+            promises.ranks_are_disjoint,
+            "index 0 came twice: rank 0, batch 0 and rank 1, batch 0; 32 such indices",
         ),
         (
             "ranks leave out a third",
-            checks.ranks_are_disjoint,
-            "epoch 0: index 2 never came, nor did 20 others, on no rank",
+            promises.ranks_are_disjoint,
+            "rank 0, rank 1: index 2 never came, nor did 20 others",
         ),
         (
             "shared noise",
-            checks.streams_are_independent,
+            promises.streams_are_independent,
             "NumPy: the same number for epoch 0, batch 0, index 0 and epoch 0, batch 6, index 32",
         ),
         (
             "same noise",
-            checks.streams_are_independent,
+            promises.streams_are_independent,
             "torch: the same number for epoch 0, batch 0, index 1 and epoch 1, batch 0, index 1",
         ),
-        ("uses NumPy's generator", checks.generators_left_alone, "used: NumPy with 0 workers; NumPy with 2 workers"),
-        ("leaves a thread", checks.nothing_left_behind, "left: thread reader"),
-        ("leaves a process", checks.nothing_left_behind, "left: process reader"),
+        ("shares its position", promises.independent_iterators, "epoch 0, batch 2: expected index 10, found index 15"),
+        ("reuses a buffer", promises.batches_are_kept, "epoch 0, batch 0: expected index 0, found index 60"),
+        ("uses NumPy's generator", promises.generators_left_alone, "used: NumPy with 0 workers; NumPy with 2 workers"),
+        ("leaves a thread", promises.nothing_left_behind, "left: thread reader"),
+        ("leaves a process", promises.nothing_left_behind, "left: process reader"),
     ],
 )
 def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str, check: Callable[..., Any], detail: str) -> None:
@@ -119,7 +121,7 @@ def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str, check: Cal
 
 def test_a_dropped_short_batch_is_not_a_failure() -> None:
     result = audit_small(partial(CustomLoader, fault="drops the last batch"))
-    assert finding(result, checks.each_index_once) == (
+    assert finding(result, promises.each_index_once) == (
         "ok: 64 samples, 12 batches; a short last batch is dropped (4 samples)"
     )
     assert result.ok
@@ -129,14 +131,14 @@ def test_samples_that_are_dropped_in_every_order_are_a_failure() -> None:
     result = audit_small(
         lambda dataset: DataLoader(dataset, BATCH_SIZE, sampler=SubsetRandomSampler(range(4, SAMPLES)))
     )
-    assert finding(result, checks.each_index_once) == (
-        "FAILED: epochs 0 and 1, in different orders: index 0 never came, nor did 3 others"
+    assert finding(result, promises.each_index_once) == (
+        "FAILED: index 0 never came in epochs 0 and 1, whose orders differ"
     )
 
 
 def test_a_single_batch_is_too_little_for_some_checks() -> None:
     result = audit_small(lambda dataset: DataLoader(dataset, SAMPLES, shuffle=True))
-    for check in (checks.resumes_exactly, checks.streams_are_independent):
+    for check in (promises.resumes_exactly, promises.streams_are_independent):
         assert finding(result, check) == "not checked: an epoch has a single batch; audit more than 64 samples"
 
 
@@ -176,8 +178,8 @@ def raises(dataset: Dataset) -> Any:
 )
 def test_an_error_of_the_loader_is_the_finding(factory: Callable[..., Any], detail: str) -> None:
     result = audit_small(factory)
-    assert len(result.properties) == len(CHECKS)
-    assert finding(result, checks.each_index_once) == f"FAILED: {detail}"
+    assert len(result.properties) == len(PROMISES)
+    assert finding(result, promises.each_index_once) == f"FAILED: {detail}"
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist import audit
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.seeding import read_samples
 from vitmnist.diagnosis.audit import Audit
-from vitmnist.diagnosis.audit_checks import CHECKS
+from vitmnist.diagnosis.audit_promises import PROMISES
 
 SAMPLES = 64
 BATCH_SIZE = 5
@@ -32,6 +33,7 @@ class CustomLoader:
     ) -> None:
         self.dataset, self.workers, self.seed, self.fault = dataset, num_workers, seed, fault
         self.rank, self.world_size = rank, world_size
+        self.position, self.buffer = 0, torch.empty(BATCH_SIZE, dtype=torch.int64)
         if fault == "leaves a thread":
             threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
         if fault == "leaves a process":
@@ -60,13 +62,19 @@ class CustomLoader:
         start += {"resume skips": 1, "resume repeats": -1}.get(self.fault, 0) if start else 0
         if self.fault == "uses NumPy's generator":
             np.random.rand()
-        for batch in batches[start:]:
+        self.position = start
+        for own in range(start, len(batches)):
+            batch = batches[self.position % len(batches) if self.fault == "shares its position" else own]
+            self.position += 1
             seed = self.seed + (self.workers if self.fault == "noise depends on workers" else 0)
             samples = read_samples(self.dataset, batch, seed, 0 if self.fault == "same noise" else number)
             if self.fault == "shared noise":
                 for index, noise in samples:
                     noise[1] = index % 32
-            yield collate_samples(samples)
+            indices, noise = collate_samples(samples)
+            if self.fault == "reuses a buffer":
+                indices = self.buffer[: len(indices)].copy_(indices)
+            yield indices, noise
 
 
 def finding(result: Audit, check: Callable[..., Any]) -> str:
@@ -77,7 +85,7 @@ def finding(result: Audit, check: Callable[..., Any]) -> str:
 
 def failed(result: Audit) -> set[str]:
     """The names of the checks that failed."""
-    return {check.__name__ for check in CHECKS if finding(result, check).startswith("FAILED")}
+    return {check.__name__ for check in PROMISES if finding(result, check).startswith("FAILED")}
 
 
 def plain(dataset: Dataset, num_workers: int = 0) -> DataLoader:

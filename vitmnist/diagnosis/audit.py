@@ -1,25 +1,21 @@
-"""Checks a data loader for what goes wrong silently.
-
-from vitmnist import audit
-
-def build(dataset, num_workers=0):
-    return DataLoader(dataset, batch_size=64, shuffle=True, num_workers=num_workers)
-
-audit(build)
-"""
+"""Checks a data loader for what goes wrong silently, and reports which promises it keeps."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.audit_case import Case, LoaderFactory
-from vitmnist.diagnosis.audit_checks import CHECKS, Finding, Status
+from vitmnist.diagnosis.audit_promises import PROMISES, WORKERS
+from vitmnist.diagnosis.audit_subject import Broken, ProbeDataset, Subject, Unchecked, choose_samples
 from vitmnist.errors import ConfigError, first_line
 
 LEAST_SAMPLES = 16  # two permutations of fewer may be equal by chance
+SETTINGS = {"num_workers": WORKERS, "rank": 0, "world_size": 1, "seed": 0}
+
+LoaderFactory = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,7 @@ class Property:
     """One line of the report; `detail` is the first divergence, what was checked, or why it was not."""
 
     name: str
-    status: Status
+    status: Literal["ok", "FAILED", "not checked"]
     detail: str
 
     def __str__(self) -> str:
@@ -66,32 +62,45 @@ def audit(loader_factory: LoaderFactory, *, samples: int = 1009) -> Audit:
     """
     if samples < LEAST_SAMPLES:
         raise ConfigError(f"samples={samples}: must be at least {LEAST_SAMPLES}")
-    Case(loader_factory, samples).check_signature()
+    dataset = ProbeDataset(samples)
+    settings = _settings(loader_factory, dataset)
+    variants = {f"0 and {WORKERS} workers": {"num_workers": 0}} if "num_workers" in settings else {}
     properties = []
     with preserved_generators():
-        case = _choose_case(loader_factory, samples)
-        for check in CHECKS:
-            properties.append(_run(check, case))
+        subject = choose_samples(Subject(loader_factory, dataset, settings, variants))
+        for promise in PROMISES:
+            properties.append(_report(promise, subject))
             print(properties[-1], flush=True)  # some loaders take seconds to start
     return Audit(tuple(properties))
 
 
-def _choose_case(loader_factory: LoaderFactory, samples: int) -> Case:
-    """Random samples, or constant ones if the loader takes only these."""
-    case = Case(loader_factory, samples)
+def _settings(factory: LoaderFactory, dataset: ProbeDataset) -> dict[str, int]:
+    """The settings that the factory takes; raises `ConfigError` unless it can be called with them."""
+    if not callable(factory):
+        raise ConfigError(
+            f"loader_factory: must be a function that builds a loader, found {type(factory).__name__}; "
+            "write lambda dataset: DataLoader(dataset, …)"
+        )
+    signature = inspect.signature(factory)
+    settings = {name: SETTINGS[name] for name in list(signature.parameters)[1:] if name in SETTINGS}
     try:
-        _ = case.epochs
-    except Exception as error:
-        constant = Case(loader_factory, samples, refusal=first_line(error))
-        with suppress(Exception):
-            _ = constant.epochs
-            return constant
-    return case  # if neither can be loaded, each check reports why
+        signature.bind(dataset, **settings)
+    except TypeError as error:
+        call = ", ".join(["dataset", *(f"{name}={value}" for name, value in settings.items())])
+        raise ConfigError(
+            f"loader_factory: cannot be called as loader_factory({call}): {error}; of num_workers, rank, "
+            "world_size and seed declare those that it takes, and give other parameters a default"
+        ) from error
+    return settings
 
 
-def _run(check: Callable[[Case], Finding], case: Case) -> Property:
-    name = str(check.__doc__)
+def _report(promise: Callable[[Subject], str], subject: Subject) -> Property:
+    name = str(promise.__doc__)
     try:
-        return Property(name, *check(case))
+        return Property(name, "ok", promise(subject))
+    except Unchecked as reason:
+        return Property(name, "not checked", str(reason))
+    except Broken as evidence:
+        return Property(name, "FAILED", str(evidence))
     except Exception as error:  # a loader may fail in any way
         return Property(name, "FAILED", f"{type(error).__name__}: {first_line(error)}")

@@ -22,7 +22,7 @@ from vitmnist.data.datasets import Dataset, Split
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, LoadingError
-from vitmnist.testing import PROMISES, Case
+from vitmnist.testing import check_loader
 
 LOADER_OPTIONS = {
     "disk": {"name": "disk", "num_workers": 0},
@@ -43,18 +43,6 @@ TAKES_DATASETS = ("disk", "ram", "cache", "prefetch")
 CPU = torch.device("cpu")
 for added in sorted(set(LOADERS.names()) - set(LOADER_OPTIONS)):  # tested with its defaults
     LOADER_OPTIONS[added] = {"name": added}
-
-
-def case(label: str, data: object, folder: Path) -> Case:
-    """The loader of LOADER_OPTIONS, which keeps what it caches in `folder`."""
-
-    def placed(options: dict) -> dict:
-        return {**options, "folder": str(folder)} if options["name"] == "cache" else options
-
-    options = placed(LOADER_OPTIONS[label])
-    if options.get("base") == "cache":
-        options = {**options, "base": placed({"name": "cache"})}
-    return Case.of(options["name"], data, "cpu", {key: value for key, value in options.items() if key != "name"})
 
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -79,10 +67,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 @pytest.mark.parametrize(("label", "data"), CASES)
-def test_contract(label: str, data: str, promise: Callable[[Case], None], tiny: Dataset, tmp_path: Path) -> None:
-    promise(case(label, DATA[data] or tiny.train, tmp_path))
+def test_contract(label: str, data: str, tiny: Dataset, tmp_path: Path) -> None:
+    options = dict(LOADER_OPTIONS[label])
+    if options["name"] == "cache":
+        options["folder"] = str(tmp_path)
+    if options.get("base") == "cache":
+        options["base"] = {"name": "cache", "folder": str(tmp_path)}
+    check_loader(data=DATA[data] or tiny.train, **options)
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])
