@@ -125,8 +125,7 @@ def test_a_set_that_the_disk_has_no_room_for_is_refused_before_anything_is_writt
             values(Counted(), tmp_path, fingerprint=fingerprint)
     assert written == []
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-    candidates = {"cache": {"name": "cache", "folder": str(tmp_path)}, "ram": "ram"}
-    with make_loader("auto", Counted(), candidates=candidates, batches=1, worker_counts=[], **ORDER) as loader:
+    with make_loader("auto", Counted(), candidates=["ram"], batches=1, worker_counts=[], **ORDER) as loader:
         assert loader.choice.name == "ram"
 
 

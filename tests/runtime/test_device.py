@@ -44,7 +44,7 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             options = {
                 "cache": {"folder": str(tmp_path)},
                 "disk": {"num_workers": 0},
-                "gpu_slice": {"resident": fraction},
+                "gpu_slice": {"resident": float(fraction) if fraction else "auto"},
             }
             return LOADERS.complete({"name": name, **options.get(name, {})})
 
