@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -116,9 +115,7 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
     if folders.command.stage == "completed":
         return
     hint = folders.command.output.resume_hint(_world.size) if folders.command.output else ""
-    with suppress(RuntimeError):  # if a print is what was interrupted
-        sys.stdout.flush()
-    os.write(2, os.fsencode(f"interrupted{hint}\n"))
+    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # a print could be what was interrupted
     os._exit(130)
 
 
