@@ -48,7 +48,7 @@ def test_auto_in_a_folder_named_by_a_key_is_typed_again_and_again(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["42"]
 
 
-@pytest.mark.parametrize("pairs", [3, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pairs", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_of_two_simultaneous_starts_one_trains_and_the_other_is_refused(
     pairs: int, quick: list[str], start: Start, train: Train, tmp_path: Path
 ) -> None:
