@@ -33,7 +33,7 @@ def test_a_folder_of_any_name_is_started_and_resumed(tiny_root: Path, train_here
 def test_control_characters_are_refused(name: str, quick: list[str], train_here: Train, tmp_path: Path) -> None:
     refused = train_here(*quick, f"hydra.run.dir={name}")
     assert refused.returncode == 1
-    assert "must not contain control characters; name another folder with hydra.run.dir=FOLDER" in refused.stderr
+    assert "must not contain control characters or ${; name another folder with hydra.run.dir=" in refused.stderr
     assert refused.stderr.isprintable() or refused.stderr.rstrip("\n").isprintable()
     assert not list(tmp_path.iterdir())
 

@@ -126,6 +126,21 @@ def test_a_sweep_takes_only_its_own_keys_from_its_record(
     assert not (tmp_path / "marker").exists()
 
 
+def test_the_name_of_a_folder_is_not_resolved(
+    runs: Path, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    folder = tmp_path / "outputs" / "runs" / "a" / "${oc.env:SECRET}"
+    shutil.copytree(runs / "cut", folder)
+    shutil.copytree(runs / "swept", tmp_path / "${oc.env:SECRET}")
+    named = [train_here(f"resume={folder}"), train_here("sweep.resume=${oc.env:SECRET}")]
+    assert all("must not contain control characters or ${; rename it" in one.stderr for one in named)
+    begun = train_here(*overrides_for(tiny_root), "resume=auto", "max_minutes=0")
+    assert "a new one begins" in begun.stdout
+    assert "hunter2" not in "".join(one.stdout + one.stderr for one in (*named, begun))
+    assert not [path for path in tmp_path.rglob("*") if "hunter2" in path.name]
+
+
 def test_a_secret_that_a_record_names_is_never_printed(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train, call_here: CallHere
 ) -> None:

@@ -14,7 +14,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from vitmnist.cli.overrides import as_it_is, key_of, quoted, split, value_of
+from vitmnist.cli.overrides import check_name, key_of, quoted, split, value_of
 from vitmnist.cli.resume import RUNS, SEVERAL, is_group, newest_unfinished, recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError
@@ -74,12 +74,13 @@ def for_hydra(arguments: list[str]) -> tuple[list[str], Resume | None]:
 
 def _run(folder: Path, typed: list[str], options: list[str]) -> tuple[list[str], Resume]:
     """Hydra composes defaults, which nobody reads: a typed key may belong to a member that only the record names."""
+    check_name(folder)
     if {"--cfg", "-c"} & set(options):
         raise ConfigError(f"--cfg: the configuration of a run is in {folder}/.hydra/config.yaml; leave out resume=")
     if value_of("hydra.run.dir", typed) is not None:
         raise ConfigError(f"hydra.run.dir: a run is resumed in its own folder, {display_path(folder)}; leave it out")
     of_hydra = [one for one in typed if one.startswith("hydra") and key_of(one) != "hydra.searchpath"]
-    arguments = [*of_hydra, f"hydra.run.dir={as_it_is(folder)}", "hydra.mode=RUN", *options]
+    arguments = [*of_hydra, f"hydra.run.dir={quoted(str(folder))}", "hydra.mode=RUN", *options]
     return arguments, Resume(typed, recorded_config(folder, typed))
 
 
@@ -103,6 +104,7 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
             "--config-dir may be typed with it"
         )
     folder = Path(name).expanduser()
+    check_name(folder)
     try:
         record: Any = read_yaml(folder / "multirun.yaml")
         recorded = [str(one) for key in ("task", "hydra") for one in record["hydra"]["overrides"][key]]
@@ -122,7 +124,7 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
         shown = " ".join(map(repr, left_out))
         print(f"note: ignored, because a record may not set it: {shown}; type it again if needed", file=sys.stderr)
     # No override of the jobs is added: their records and the names of their folders stay the same.
-    again = [f"hydra.sweep.dir={as_it_is(folder)}", "hydra.mode=MULTIRUN"]
+    again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
     again.append("hydra.callbacks.outputs.resume_sweep=true")
     return [*(one for one in recorded if _is_taken(one)), *typed, *again, *options]
 

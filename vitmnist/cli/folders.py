@@ -9,7 +9,6 @@ import logging
 import os
 import shlex
 import sys
-import unicodedata
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Resume
-from vitmnist.cli.overrides import key_of
+from vitmnist.cli.overrides import check_name, key_of
 from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides, started_before
 from vitmnist.cli.search import continue_search
 from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep, unrecorded
@@ -50,8 +49,7 @@ class OutputFolder:
     def __init__(self, path: Path, is_sweep: bool = False, is_search: bool = False) -> None:
         self.path, self.is_sweep, self.is_search, self._lock = path.absolute(), is_sweep, is_search, ExitStack()
         advice = f"name another folder with hydra.{'sweep' if is_sweep else 'run'}.dir=FOLDER"
-        if any(unicodedata.category(letter) == "Cc" for letter in str(path)):
-            raise ConfigError(f"{str(path)!r}: the name of a folder must not contain control characters; {advice}")
+        check_name(path, advice)
         for entry in path.iterdir() if path.is_dir() else ():
             if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
                 raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from vitmnist.errors import ConfigError
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "resume", "sweep.resume")
 
@@ -29,9 +32,11 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), text) + "'"
 
 
-def as_it_is(folder: Path) -> str:
-    """The name of an existing folder as a quoted string that Hydra does not resolve."""
-    return quoted(re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", str(folder)))
+def check_name(folder: Path, advice: str = "rename it") -> None:
+    """Raise `ConfigError` for the name of a folder that a terminal would obey, or Hydra resolve."""
+    name = str(folder)
+    if "${" in name or any(unicodedata.category(letter) == "Cc" for letter in name):
+        raise ConfigError(f"{name!r}: the name of a folder must not contain control characters or ${{; {advice}")
 
 
 def value_of(key: str, overrides: list[str]) -> str | None:

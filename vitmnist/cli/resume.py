@@ -191,7 +191,7 @@ def newest_unfinished(typed: list[str], since: float = 0.0) -> Path | None:
     """
     own = _comparable(to_plain_dict(validate(Config, compose(typed))))
     found = []
-    for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir()):
+    for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir() and "${" not in str(path)):
         if reason := _not_resumable(folder, own, since):
             print(f"resume=auto: not {display_path(folder)}: {reason}")
         else:

@@ -7,14 +7,13 @@ its folder and its configuration; the other ranks log to `rank-N.log` there.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import vitmnist
 from vitmnist.cli.arguments import for_hydra
 from vitmnist.cli.folders import Command
 from vitmnist.cli.messages import refuse_flags
-from vitmnist.cli.overrides import as_it_is, key_of, split, value_of
+from vitmnist.cli.overrides import key_of, quoted, split, value_of
 from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -69,7 +68,7 @@ def hydra_arguments(world: World, command: Command) -> list[str] | None:
         command.config, own = validate(Config, start["config"]), []
     own = [one for one in own if key_of(one) not in ("resume", "hydra.run.dir")]
     log_to = [f"hydra.job.name=rank-{world.rank}", "hydra.job_logging.root.handlers=[file]"]
-    return [*own, f"hydra.run.dir={as_it_is(Path(start['folder']))}", *log_to, *options]
+    return [*own, f"hydra.run.dir={quoted(start['folder'])}", *log_to, *options]
 
 
 def start_ranks(world: World, command: Command | None) -> None:
