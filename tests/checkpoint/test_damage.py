@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,14 +116,14 @@ def test_a_wrong_value_within_a_field_is_damage(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 def test_no_value_anywhere_ends_in_a_traceback(stopped: Path, train_here: Train, tmp_path: Path) -> None:
+    """A hundred of all places and wrong values, always the same ones."""
     kept = storage.load(stopped / "run")
-    for place in places(kept):
-        for wrong in WRONG:
-            code, output = resumed(stopped, replaced(kept, place, wrong), train_here, tmp_path / "copy")
-            assert "Traceback" not in output, (place, wrong, output)
-            assert code == 0 or "error: " in output, (place, wrong, output)
+    tries = [(place, wrong) for place in places(kept) for wrong in WRONG]
+    for place, wrong in random.Random(1).sample(tries, 100):
+        code, output = resumed(stopped, replaced(kept, place, wrong), train_here, tmp_path / "copy")
+        assert "Traceback" not in output, (place, wrong, output)
+        assert code == 0 or "error: " in output, (place, wrong, output)
 
 
 def test_weights_of_a_wrong_type_are_not_used(stopped: Path, tmp_path: Path) -> None:

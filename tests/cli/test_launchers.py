@@ -31,7 +31,7 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     ]
     rows = list(csv.DictReader((tmp_path / "here" / "report.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == [f"completed, {REMARK}"]
-    assert "2 runs overlapped with another run on the same machine" in ended.stdout
+    assert "completed, overlapping 2 of 2" in ended.stdout
     again = start_program(tmp_path, "sweep.resume=here")
     assert again.returncode == 0, again.stderr
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results

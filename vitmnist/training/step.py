@@ -234,7 +234,7 @@ class TrainStep:
         if isinstance(self.schedule, LambdaLR):  # if the run has another number of epochs now, so has the curve
             rates = zip(self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
             for group, base_lr, factor in rates:
-                group["lr"] = base_lr * factor(self.schedule.last_epoch)
+                group["lr"] = float(base_lr * factor(self.schedule.last_epoch))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 
