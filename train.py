@@ -5,12 +5,7 @@ python train.py -m data/loader=disk,ram batch_size=300     a sweep
 python train.py --help                                     every group and key
 """
 
-import sys
+from vitmnist.__main__ import load
 
 if __name__ == "__main__":
-    try:
-        from vitmnist.cli.main import main
-    except KeyboardInterrupt:  # from then on `main` ends the program
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    main()
+    load("train")()

@@ -65,7 +65,7 @@ def per_sample(target: Target, dataset: data.Dataset[Any], num_workers: int) -> 
 
 
 def per_batch(target: Target, dataset: data.Dataset[Any]) -> Epoch:
-    """A `DataLoader` that indexes the data set by the batch, as its documentation recommends."""
+    """A `DataLoader` that indexes the dataset by the batch, as its documentation recommends."""
     loader: data.DataLoader[Any] = data.DataLoader(
         dataset, sampler=_batch_sampler(target, dataset), batch_size=None, pin_memory=target.pin_memory
     )
@@ -127,8 +127,8 @@ class NormalisedImages(data.Dataset[tuple[Tensor, int]]):
     """The usual pipeline for images on disk: read, `ToTensor`, `Normalize`."""
 
     def __init__(self, split: Split) -> None:
-        assert split.open_reader is not None
-        self.images, self.labels = split.open_reader(), split.labels.tolist()
+        assert split.reader is not None
+        self.images, self.labels = split.reader, split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
 
     def __len__(self) -> int:

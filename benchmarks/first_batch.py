@@ -44,7 +44,7 @@ def first_batch_s(overrides: list[str], has_evaluation: bool, epochs: int | None
             metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, step.device))
             waits.append(metrics["first_batch_s"])
             if has_evaluation:
-                evaluate(step.eval_model, setup.eval_loader, setup.eval_preprocess)
+                evaluate(step.eval_model, setup.eval_loader, setup.step.preprocess)
     return fmean(waits[1:])
 
 

@@ -23,15 +23,16 @@ from torch import Tensor
 from vitmnist import load_dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.runtime.device import ACCELERATORS, Accelerator, Cuda, choose_device
+from vitmnist.runtime.backend import BACKENDS, CpuBackend, CudaBackend
+from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COPIES_ON_HOST = torch.device("privateuseone")
 METHOD = (
     "Median of {rounds} rounds; the ratio is the median and the range of the rounds' ratios. Copied: "
-    "images and labels that are not resident, 8 bytes for each image's index, and 8 for the place in its batch of each "
-    "that is not resident. With everything resident, only the indices are copied, which is not counted."
+    "images and labels that are not resident, 8 bytes for each image's index, and 8 for the position in its batch of "
+    "each that is not resident. With everything resident, only the indices are copied, which is not counted."
 )
 ON_CPU = (
     "On this machine a copy in host memory stands for the bus: the bytes are real, the times are not those of a GPU."
@@ -44,7 +45,7 @@ class Bus:
     nbytes = 0
 
 
-class CountingCuda(Cuda):
+class CountingCuda(CudaBackend):
     """A CUDA device whose copies are counted."""
 
     def to_device(self, tensor: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ class CountingCuda(Cuda):
         return super().to_device(tensor)
 
 
-class CountingHost(Accelerator):
+class CountingHost(CpuBackend):
     """Copies within host memory, as if the device had its own."""
 
     is_async = True
@@ -77,13 +78,13 @@ def compare(arguments: argparse.Namespace) -> str:
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
     sampler = EpochSampler(len(split), arguments.batch_size, 42)
-    ACCELERATORS.update({"cuda": CountingCuda, COPIES_ON_HOST.type: CountingHost})
-    place = device if device.type == "cuda" else COPIES_ON_HOST
+    BACKENDS.update({"cuda": CountingCuda, COPIES_ON_HOST.type: CountingHost})
+    counted = device if device.type == "cuda" else COPIES_ON_HOST
     with ExitStack() as stack:
         candidates = {}
         for fraction in FRACTIONS:
             values = {"name": "gpu_slice", "resident": fraction}
-            loader = stack.enter_context(LOADERS.build(values, split, sampler, place))
+            loader = stack.enter_context(LOADERS.build(values, split, sampler, counted))
             candidates[fraction] = partial(run, loader, device)
         results = take_turns(candidates, arguments.rounds)
     return report(

@@ -33,7 +33,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from vitmnist.errors import UserError, first_line
-from vitmnist.runtime.device import accelerator_of, choose_device
+from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
@@ -61,8 +62,8 @@ def steps(device: torch.device) -> dict[str, list[str]]:
 def one_step(overrides: list[str], stack: ExitStack) -> Work:
     """A call that takes one step, always on the same batch of indices or images."""
     setup = new_setup(overrides, stack)
-    inputs, keys = next(iter(setup.step.batches(setup.train_loader, 0)))
-    return lambda: setup.step(inputs, keys)
+    batch = next(setup.step.batches(setup.train_loader, 0))
+    return lambda: setup.step(*batch)
 
 
 def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:
@@ -79,7 +80,7 @@ def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDP
                 output = F.scaled_dot_product_attention(q, k, v)
         torch.autograd.grad(output, (q, k, v), upstream)
 
-    replay, kept = accelerator_of(device).capture(work, 3), (q, k, v, upstream)
+    replay, kept = backend_of(device).capture(work, 3), (q, k, v, upstream)
 
     def call() -> object:
         replay()

@@ -48,7 +48,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
         start = time.perf_counter()
         for epoch in range(loader.epochs or 0):
             train_epoch(step, loader, EpochProgress(epoch, loader.sampler, step.device))
-        metrics, _ = evaluate(step.eval_model, setup.eval_loader, setup.eval_preprocess)
+        metrics, _ = evaluate(step.eval_model, setup.eval_loader, setup.step.preprocess)
         seconds = time.perf_counter() - start
     return {
         "accuracy": metrics["eval_acc"],

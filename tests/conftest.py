@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, start_ranks
-from vitmnist.cli.main import main
+from vitmnist.cli.train import main
 from vitmnist.data.datasets import Dataset, load_dataset
-from vitmnist.data.datasets.mnist import FILES
+from vitmnist.data.datasets.torchvision import FILES
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -42,7 +42,7 @@ TIMES = (
     "images_per_s",
     "ended_at",
 )
-MACHINE = ("host_peak_mib", "gpu_peak_mib", "gpu_util_pct")
+MACHINE = ("host_peak_mib", "gpu_peak_mib", "cores_busy", "gpu_util_pct")
 
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]

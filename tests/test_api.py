@@ -33,7 +33,7 @@ COMMON = {"batch_size": 4, "device": "cpu", "seed": 0}
 
 
 class ImageDataset(Dataset[tuple[Image.Image, int]]):
-    """PIL images, as torchvision's data sets return them without a transform."""
+    """PIL images, as torchvision's datasets return them without a transform."""
 
     def __len__(self) -> int:
         return 10
@@ -140,12 +140,12 @@ class Triples(Dataset[tuple[int, int, int]]):
         ("ram", (PAIR[0].numpy()[::-1], PAIR[1]), "images: torch cannot use this array: .* negative"),
         ("ram", (PAIR[0], torch.tensor(3)), "labels: must have a first dimension of samples"),
         ("ram", PAIR[0], "pair of tensors, nor a map-style"),
-        ("ram", Stream(), "Stream is neither a split, nor a pair of tensors, nor a map-style data set"),
+        ("ram", Stream(), "Stream is neither a split, nor a pair of tensors, nor a map-style dataset"),
         ("ram", 7, "int is neither a split"),
-        ("ram", {"images": PAIR[0]}, "dict is neither a split, nor a pair of tensors, nor a map-style data set"),
+        ("ram", {"images": PAIR[0]}, "dict is neither a split, nor a pair of tensors, nor a map-style dataset"),
         ("ram", Triples(), "sample 0 is no pair of an image and a label, but a tuple of int, int, int; .* disk"),
         ("cache", Triples(), "sample 0 is no pair"),
-        ("ram", torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the data set is empty"),
+        ("ram", torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the dataset is empty"),
         (
             "gpu_slice",
             ImageDataset(),
@@ -307,7 +307,7 @@ def test_check_loader_finds_a_broken_promise(fault: str, message: str) -> None:
 @pytest.mark.usefixtures("custom")
 def test_check_loader_finds_samples_that_draw_from_shared_generators() -> None:
     data = TensorDataset(torch.arange(23.0), torch.arange(23))
-    with pytest.raises(AssertionError, match=r"custom: batches depend on the seed .* the random numbers of index"):
+    with pytest.raises(AssertionError, match=r"custom: batches depend on the seed .* the numbers of index"):
         check_loader("custom", data)
 
 

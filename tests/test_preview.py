@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere
+from vitmnist.cli.preview import main
 from vitmnist.data.augment import Compose
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.preview import main
 
 
 def test_the_preview_shows_the_originals_and_what_the_model_sees_of_them(
@@ -42,13 +42,13 @@ def test_mixed_images_are_shown_mixed(call_here: CallHere, tiny_root: Path, tmp_
     ended = call_here(main, *arguments, "--output", str(place))
     assert ended.stdout == "folder/mixed.png\n"
     picture = np.asarray(Image.open(place)).astype(int)
-    # Black or white pixels of the noise of the data set are rare in averages.
+    # Black or white pixels of the noise of the dataset are rare in averages.
     assert picture[:, 1:113].std() > 1.2 * picture[:, 115:227].std()
 
 
 def test_a_mistake_is_one_line(call_here: CallHere, tiny_root: Path) -> None:
     for overrides, message in (
-        (["data/augment=cifra"], "error: data/augment=cifra: there is no such choice; did you mean 'cifar'?"),
+        (["data/augment=cifra"], "error: data/augment=cifra: there is no such member; did you mean 'cifar'?"),
         (
             ["data/augment=cifar", "data.augment.operations.1.q=1"],
             "error: data.augment.operations.1.q: there is no such key; allowed: name, p",

@@ -17,8 +17,8 @@ import pytest
 import vitmnist
 from tests.config.test_validation import CONF, REGISTRIES
 from tests.conftest import REPOSITORY
-from vitmnist.config.labels import is_under
 from vitmnist.config.schema import Config
+from vitmnist.config.values import is_under
 
 DOCS = REPOSITORY / "docs"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tests.conftest import PLAIN
 
-RUN = "from vitmnist.cli.main import main; sys.argv = ['train.py', *{arguments}]; main()"
+RUN = "from vitmnist.cli.train import main; sys.argv = ['train.py', *{arguments}]; main()"
 QUESTIONS = """
 import os, sys
-from vitmnist.cli.main import main
+from vitmnist.cli.train import main
 
 for question in (["--help"], ["--cfg", "job"], ["--info", "defaults"], ["--version"], ["-sc", "query=bash"]):
     sys.argv = ["train.py", *question]

@@ -1,4 +1,4 @@
-"""A run under way leaves signs of life, and `python -m vitmnist.status` lists them."""
+"""A run under way leaves signs of life, and `vitmnist status` lists them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CallHere, Start
-from vitmnist import status
+from vitmnist.cli import status
 from vitmnist.tracking.heartbeat import FILE, Heartbeat
 from vitmnist.tracking.runs import read_run
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Loader", "Preprocess", "audit", "diagnose", "from_dataloader", "load_dataset", "make_loader", "register"]
 
-# Imported only when asked for: they need torch, and `python train.py --help` is to answer at once.
+# Imported only when asked for: they need torch, and `vitmnist --help` is to answer at once.
 _HOMES = {
     "Loader": "vitmnist.data.loaders.base",
     "Preprocess": "vitmnist.data.preprocess",

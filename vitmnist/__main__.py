@@ -1,3 +1,75 @@
-from vitmnist.cli.main import main
+"""The one program: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`; without a command it trains, as train.py.
 
-main()
+Imports neither torch nor Hydra: the list of commands is shown at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from vitmnist.errors import allowed_names
+from vitmnist.runtime.signals import handled_by
+
+COMMANDS = {
+    "train": "train a model; with -m a sweep, a run for each combination of values",
+    "evaluate": "accuracy, metrics per class, confusion matrix and mistakes of a trained model",
+    "predict": "classify image files with a trained model",
+    "export": "write a trained model as ONNX or torch.export program",
+    "report": "compare runs and sweeps: tables, chart, summary",
+    "status": "list runs with their progress",
+    "preview": "draw what an augmentation does to the images",
+    "diagnose": "measure whether a training script waits for its data",
+    "audit": "check a loader for repeated, missing and equally random samples",
+}
+"""Each is a module of that name in `vitmnist.cli`, whose `main` runs it."""
+
+
+def load(command: str) -> Callable[[], None]:
+    """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
+    with handled_by(_end_at_once, signal.SIGINT):
+        main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
+        return main
+
+
+def main() -> None:
+    """Run the command of the command line; arguments such as KEY=VALUE and options alone train."""
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if first in ("-h", "--help"):
+        print(_help())
+    elif first in COMMANDS:
+        del sys.argv[1]
+        load(first)()
+    elif re.fullmatch(r"[\w./]+", first):
+        print(f"error: {first}: there is no such command; {allowed_names(first, COMMANDS)}", file=sys.stderr)
+        print("Keys and groups for training are typed as KEY=VALUE; --help explains more", file=sys.stderr)
+        sys.exit(2)
+    else:
+        load("train")()
+
+
+def _help() -> str:
+    lines = [f"  {name:<10}{meaning}" for name, meaning in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: vitmnist COMMAND …     run a command; COMMAND --help explains it",
+            "       vitmnist [KEY=VALUE …]  train, the same as vitmnist train and python train.py",
+            *("", "commands:", *lines, ""),
+            "vitmnist train --help lists all groups and keys; --version prints the version.",
+        ]
+    )
+
+
+def _end_at_once(number: int, frame: Any) -> None:
+    """End on a Ctrl-C during imports: an exception could get lost in the C++ code of a library."""
+    os.write(2, b"interrupted\n")  # a print could be what was interrupted
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

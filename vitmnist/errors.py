@@ -23,7 +23,7 @@ class UnknownKeyError(ConfigError):
         super().__init__(key, self.siblings, value)  # all arguments, so that it can be pickled
 
     def __str__(self) -> str:
-        return f"{self.key}: there is no such key; {choices(self.key.rpartition('.')[2], self.siblings)}"
+        return f"{self.key}: there is no such key; {allowed_names(self.key.rpartition('.')[2], self.siblings)}"
 
 
 class DataError(UserError):
@@ -61,7 +61,7 @@ class PeerError(UserError):
     """Another rank of the same run has failed; the message gives its reason."""
 
 
-def choices(wrong: str, allowed: Iterable[str]) -> str:
+def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest allowed name, then all of them."""
     names = sorted(allowed)
     return f"{nearest(wrong, names)} allowed: {', '.join(names) or 'none'}".lstrip()

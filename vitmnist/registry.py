@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
 from vitmnist.config.validation import join, validate
-from vitmnist.errors import ConfigError, choices
+from vitmnist.errors import ConfigError, allowed_names
 
 Built = TypeVar("Built")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -65,7 +65,7 @@ class Registry(Generic[Built]):
         """What builds the member that `values["name"]` names, and its options, typed.
 
         Args:
-            key: where the values stand in the configuration, if not at the group's own place; empty outside of one.
+            key: where the values stand in the configuration, if not under the group's own key; empty outside of one.
 
         Raises:
             ConfigError: an unknown name, or options that do not fit it.
@@ -78,7 +78,7 @@ class Registry(Generic[Built]):
         options = dict(values)
         name = options.pop("name", None)
         if not isinstance(name, str) or name not in self._members:
-            raise ConfigError(f"{join(key, 'name')}={name}: not known; {choices(str(name), self._members)}")
+            raise ConfigError(f"{join(key, 'name')}={name}: not known; {allowed_names(str(name), self._members)}")
         schema, builder = self._members[name]
         return builder, validate(schema, options, key)
 

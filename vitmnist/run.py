@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,8 +15,8 @@ from tqdm import tqdm
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
-from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
+from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
@@ -73,7 +72,7 @@ def run(
     result = Result(overrides=overrides, choices=choices_of(values), config=values, began_at=began_at)
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         with ExitStack() as stack:
-            context = begin(config, folder, result, stop, world, stack)
+            context = RunContext(config, folder, result, stop, world, stack)
             result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # the first batch is added later
             # From here on a signal takes effect after a step, when the run can be saved; before, nothing can be lost.
             until_recorded.enter_context(stop.listening(config.stop_signal, deadline))
@@ -84,7 +83,7 @@ def run(
                     train = train_epoch(setup.step, setup.train_loader, progress, after_step)
                 with context.instrument(progress, is_training=False) as after_step:
                     evaluation, predictions = evaluate(
-                        setup.step.eval_model, setup.eval_loader, setup.eval_preprocess, after_step, world
+                        setup.step.eval_model, setup.eval_loader, setup.step.preprocess, after_step, world
                     )
                 context.finish_epoch(progress, train, evaluation, predictions)
             context.checkpoints.save_final_weights()
@@ -92,27 +91,48 @@ def run(
     return result
 
 
-@dataclass
 class RunContext:
-    """A run that is set up, with its checkpoints, records and progress bar."""
+    """A run that is set up, with its checkpoints, records and progress bar; `result` has what is known so far.
 
-    config: Config
-    folder: Path
-    result: Result
-    setup: TrainSetup
-    checkpoints: CheckpointManager
-    board: TensorBoard | None
-    hardware: HardwareFigures
-    world: World
-    heartbeat: Heartbeat
-    resumed_progress: EpochProgress | None
-    is_first_epoch: bool = True  # since the start or resume of this process
+    Args:
+        stack: closes what the run has opened.
+
+    Raises:
+        ConfigError: something in the configuration is unknown, does not fit together, or may not change on resuming.
+        DataError: the data or the checkpoints cannot be read.
+    """
+
+    def __init__(
+        self, config: Config, folder: Path, result: Result, stop: StopSignal, world: World, stack: ExitStack
+    ) -> None:
+        self.config, self.folder, self.result, self.world = config, folder, result, world
+        self.is_first_epoch = True  # since the start or resume of this process
+        device = agree_on_device(config, world)
+        result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
+        result.distributed = {"ranks": world.size} if world.size > 1 else None
+        self.heartbeat = Heartbeat(folder, config.epochs)
+        if world.is_main:
+            stack.enter_context(self.heartbeat)
+        checkpoint = load_checkpoint(config, folder, world) if config.resume else None
+        if checkpoint:
+            result.epochs, result.resumed = checkpoint.epochs, True
+        step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
+        self.setup = setup = build_setup(config, device, stack, world, step_config)
+        record_setup(result, setup, device, world)
+        self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world)
+        self.resumed_progress = self.checkpoints.restore(checkpoint) if checkpoint else None
+        setup.capture_graph()
+        self.hardware = HardwareFigures(device)  # not before: set-up also takes memory, and keeps the GPU busy
+        result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
+        log_setup(config, setup, result, device, world)
+        self.board = stack.enter_context(TensorBoard(folder, result)) if world.is_main else None
+        if world.is_main:
+            prepare_folder(folder, setup, result)
 
     def start_epoch(self, epoch: int) -> EpochProgress:
         """The progress of an epoch: that of the checkpoint if it was saved in the middle, else a new one."""
         progress, self.resumed_progress = self.resumed_progress, None
-        step, sampler = self.setup.step, self.setup.train_loader.sampler
-        return progress or EpochProgress(epoch, sampler, step.device, self.config.tensorboard.every_steps, self.world)
+        return progress or self.checkpoints.new_progress(epoch)
 
     @contextmanager
     def instrument(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
@@ -142,11 +162,7 @@ class RunContext:
             yield after_step
 
     def finish_epoch(
-        self,
-        progress: EpochProgress,
-        train: dict[str, float],
-        evaluation: dict[str, float],
-        predictions: Predictions,
+        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float], predictions: Predictions
     ) -> None:
         """Record, log and save a completed epoch.
 
@@ -169,6 +185,7 @@ class RunContext:
             "save_s": save_s,
             "host_peak_mib": self.hardware.host_peak_mib(),
             "gpu_peak_mib": self.hardware.gpu_peak_mib(),
+            "cores_busy": self.hardware.cores_busy(),
             "gpu_util_pct": self.hardware.gpu_util_pct(),
         }
         record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
@@ -195,43 +212,11 @@ class RunContext:
                 self.board.add_images(self.setup, predictions, epoch)
 
 
-def begin(config: Config, folder: Path, result: Result, stop: StopSignal, world: World, stack: ExitStack) -> RunContext:
-    """Set up a run, and record in `result` what is known so far.
-
-    Raises:
-        ConfigError: something in the configuration is unknown, does not fit together, or may not change on resuming.
-        DataError: the data or the checkpoints cannot be read.
-    """
-    device = agree_on_device(config, world)
-    result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
-    result.distributed = {"ranks": world.size} if world.size > 1 else None
-    heartbeat = Heartbeat(folder, config.epochs)
-    if world.is_main:
-        stack.enter_context(heartbeat)
-    checkpoint = load_checkpoint(config, folder, world) if config.resume else None
-    if checkpoint:
-        result.epochs, result.resumed = checkpoint.epochs, True
-    step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
-    setup = build_setup(config, device, stack, world, step_config)
-    record_setup(result, setup, device, world)
-    checkpoints = CheckpointManager(folder, config, setup, result, stop, world)
-    progress = checkpoints.restore(checkpoint) if checkpoint else None
-    setup.capture_graph()
-    hardware = HardwareFigures(device)  # not before: set-up also takes memory, and keeps the GPU busy
-    result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
-    log_setup(config, setup, result, device, world)
-    board = None
-    if world.is_main:
-        board = stack.enter_context(TensorBoard(folder, result))
-        prepare_folder(folder, setup, result)
-    return RunContext(config, folder, result, setup, checkpoints, board, hardware, world, heartbeat, progress)
-
-
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:
-    """Record what is trained on what: data set, loader, environment."""
-    if setup.choice:
-        result.choices |= setup.choice.built
-        result.auto = setup.choice.record()
+    """Record what is trained on what: dataset, loader, environment."""
+    if setup.selection:
+        result.choices |= setup.selection.built
+        result.auto = setup.selection.record()
     dataset = setup.dataset
     result.eval_split = dataset.eval_split
     result.dataset = {

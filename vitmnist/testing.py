@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.data.tensors import TensorSet
 from vitmnist.diagnosis.audit_promises import PROMISES
-from vitmnist.diagnosis.audit_subject import Broken, ProbeDataset, Subject, Unchecked, choose_samples
-from vitmnist.errors import ConfigError
+from vitmnist.diagnosis.audit_subject import Broken, ProbeDataset, Subject, Unchecked, choose_samples, copy_probe
 
 BATCH_SIZE = 5
 SIZE = 23
@@ -60,16 +58,11 @@ def check_loader(
                     raise AssertionError(f"{name}: {promise.__doc__}: {kind}{broken}") from broken
 
 
-class Pairs(ProbeDataset):
-    """A `ProbeDataset` of images and labels: the random numbers, and the index."""
-
-    def __getitem__(self, index: SupportsIndex) -> tuple[Any, int]:
-        number, noise = super().__getitem__(index)
-        return torch.from_numpy(noise), number
-
-
 def _subjects(name: str, given: Data, device: str, options: dict[str, Any]) -> Iterator[Subject]:
-    """The loader over the given data, and over samples whose labels are their indices."""
+    """The loader over the given data, and if that is a map-style dataset, over random samples.
+
+    Equality with the definition implies that each index comes once, and that orders differ.
+    """
     preprocess = Preprocess(given) if isinstance(given, Split) else torch.nn.Identity()
 
     def build(data: Any, size: int, **settings: Any) -> Loader:
@@ -85,34 +78,29 @@ def _subjects(name: str, given: Data, device: str, options: dict[str, Any]) -> I
 
     def define(data: Any, number: int, *, size: int, shuffle: str, drop_last: bool, epochs: int | None) -> list[Any]:
         """The batches of an epoch, straight from the definition."""
-        data = TensorDataset(data.images, data.labels) if isinstance(data, TensorSet) else _first(data, size)
+        samples = TensorDataset(data.images, data.labels) if isinstance(data, TensorSet) else data
         sampler = EpochSampler(size, BATCH_SIZE, SEED, Shuffle(shuffle), drop_last)
         rows = [torch.arange(size)[indices].tolist() for indices in sampler.batches(number)]
-        batches = [collate_samples(read_samples(data, chosen, SEED, number)) for chosen in rows]
-        return [copy([part.to(device) for part in batch]) for batch in batches]
+        batches = [collate_samples(read_samples(samples, chosen, SEED, number)) for chosen in rows]
+        chosen_copy = copy_probe if isinstance(data, ProbeDataset) else copy
+        return [chosen_copy([part.to(device) for part in batch]) for batch in batches]
 
-    size = len(given)  # type: ignore[arg-type]
-    settings = {"size": size, "shuffle": "sample", "drop_last": False, "epochs": None}
-    # A map-style data set has no shape before its first sample.
-    sizes = (0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1)[0 if isinstance(given, TensorSet) else 1 :]
-    changed: list[dict[str, Any]] = [
+    is_tensors, size = isinstance(given, TensorSet), len(given)  # type: ignore[arg-type]
+    # A map-style dataset has no shape before its first sample.
+    sizes = [*([0] if is_tensors else []), 1, BATCH_SIZE, BATCH_SIZE + 1]
+    variants: list[dict[str, Any]] = [
         *({"shuffle": order.value} for order in Shuffle),
-        *({"size": some} for some in sizes),
+        {"shuffle": "batch", "drop_last": True},
+        *({"size": some, "drop_last": drop_last} for some in sizes for drop_last in (False, True)),
     ]
-    variants = [{**change, "drop_last": drop_last} for change in changed for drop_last in (False, True)]
-    subject = Subject(build, given, settings, {str(one): one for one in variants}, define, copy)
-    yield replace(subject, has_indices=False)
-    subject = replace(subject, variants={"the usual order": {}})
-    if isinstance(given, TensorSet):
-        yield replace(subject, data=TensorSet(given.images, torch.arange(size)), refusal="tensors are not random")
-    else:
-        yield choose_samples(replace(subject, data=ProbeDataset(size)), refusal=ConfigError)
+    settings = {"size": size, "shuffle": "sample", "drop_last": False, "epochs": None}
+    yield Subject(build, given, settings, {str(one): one for one in variants}, define, copy)
+    if not is_tensors:
+        yield choose_samples(Subject(build, ProbeDataset(size), settings, {"the usual order": {}}, define))
 
 
 def _first(data: Any, size: int) -> Any:
     """The first `size` samples."""
-    if isinstance(data, ProbeDataset):
-        return Pairs(size, data.is_random)
     if size == len(data):
         return data
     if isinstance(data, Split):

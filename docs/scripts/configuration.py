@@ -14,7 +14,7 @@ from typing import get_args, get_type_hints
 import yaml
 from yaml import MappingNode, Node, SequenceNode
 
-from vitmnist.config.labels import CONF
+from vitmnist.config import CONF
 from vitmnist.config.schema import Config, TrainerConfig
 from vitmnist.config.validation import BOUNDS, allowed_kinds
 from vitmnist.data.augment import OPERATIONS

@@ -19,8 +19,8 @@ from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.errors import DataError
 from vitmnist.runtime.signals import UNFINISHED
 
-WRONG: list[Any] = [None, 7, "x", [], {}, torch.ones(3)]
-HARMLESS = {("device", "x"), ("epochs", "[]"), ("progress", "{}"), ("rng", "[]")}  # what another run could have saved
+WRONG: list[Any] = [None, "x", [], torch.ones(3)]
+HARMLESS = {("device", "x"), ("epochs", "[]"), ("rng", "[]")}  # what another run could have saved
 
 Place = tuple[Any, ...]
 
@@ -74,9 +74,7 @@ def test_a_field_of_a_wrong_type_is_damage(stopped: Path, train_here: Train, tmp
                 continue
             assert code == 1, (name, wrong, output)
             messages = {"format": "another version", "config": "resume: the run began with another configuration"}
-            if name == "dataset_sha256" and wrong == {}:
-                messages = {name: "the data set has changed"}
-            expected = {"is damaged, or not of this version", messages.get(name, "is damaged")}
+            expected = ("is damaged", messages.get(name, "is damaged"))
             assert any(message in output for message in expected), (name, wrong, output)
 
 
@@ -93,8 +91,9 @@ def test_a_field_of_a_wrong_type_is_damage(stopped: Path, train_here: Train, tmp
         (("rng", 0, "torch"), torch.ones(3, dtype=torch.uint8)),
         (("rng", 0), "x"),
         (("progress",), {"metrics": {}}),
-        (("progress", "metrics", "losses"), torch.ones(())),
-        (("progress", "metrics", "lrs"), [0.1] * 100),
+        (("progress", "metrics", "sums", "loss"), torch.ones(())),
+        (("progress", "metrics", "steps"), 100),
+        (("progress", "lrs"), [0.1] * 100),
         (("progress", "norms"), {"x": 1.0}),
         (("progress", "seconds", "waiting"), "x"),
         (("step_config", "micro_batch"), "x"),
@@ -117,10 +116,10 @@ def test_a_wrong_value_within_a_field_is_damage(
 
 @pytest.mark.slow
 def test_no_value_anywhere_ends_in_a_traceback(stopped: Path, train_here: Train, tmp_path: Path) -> None:
-    """A hundred of all places and wrong values, always the same ones."""
+    """Forty of all places and wrong values, always the same ones."""
     kept = storage.load(stopped / "run")
     tries = [(place, wrong) for place in places(kept) for wrong in WRONG]
-    for place, wrong in random.Random(1).sample(tries, 100):
+    for place, wrong in random.Random(1).sample(tries, 40):
         code, output = resumed(stopped, replaced(kept, place, wrong), train_here, tmp_path / "copy")
         assert "Traceback" not in output, (place, wrong, output)
         assert code == 0 or "error: " in output, (place, wrong, output)

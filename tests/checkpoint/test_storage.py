@@ -9,7 +9,9 @@ import os
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +53,19 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)  # opening it would wait for a writer
+
+
+DAMAGE = {
+    truncate: "last.pt: is damaged",
+    flip: "last.pt: is damaged",
+    replace_by_pipe: "last.pt: is not a regular file; previous.pt is used",
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, Path.unlink])
 def test_a_damaged_one_gives_way_to_the_one_before_it(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -59,13 +73,13 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
         storage.save(tmp_path, state(number))
     place = tmp_path / "checkpoints"
     damage(place / "last.pt")
-    before = {path: path.read_bytes() for path in place.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
     assert numbers(tmp_path) == 1
-    assert {path: path.read_bytes() for path in place.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in place.iterdir()} == before
     warnings = [record.getMessage() for record in caplog.records]
     is_missing = damage is Path.unlink
     assert len(warnings) == (not is_missing)
-    assert is_missing or "last.pt: is damaged" in warnings[0]
+    assert is_missing or DAMAGE[damage] in warnings[0]
     storage.save(tmp_path, state(3))
     assert storage.read(place / "previous.pt")["number"] == 1, "a damaged one does not become the previous one"
     for name in ("last.pt", "previous.pt"):
@@ -77,27 +91,29 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
             storage.load(tmp_path)
 
 
+def test_a_save_reads_no_checkpoint_follows_no_link_and_keeps_only_what_is_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as this process knows, which has written or verified it."""
+    place = tmp_path / "checkpoints"
+    for number in range(3):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", pytest.fail)
+            storage.save(tmp_path, state(number))
+    assert storage.read(place / "previous.pt")["number"] == 1
+    for name in ("last.pt", "previous.pt", "best.pt"):  # links are replaced, and what they point to is not written
+        (place / name).unlink(missing_ok=True)
+        (place / name).symlink_to("/proc/version")
+    for number in range(3):
+        storage.save(tmp_path, state(number), best=True)
+    assert not any(path.is_symlink() for path in place.iterdir())
+    storage._intact.clear()  # as in another process
+    storage.save(tmp_path, state(3))
+    assert (numbers(tmp_path), storage.read(place / "previous.pt")["number"]) == (3, 1)
+
+
 class Killed(BaseException):
     """As sudden as a signal."""
-
-
-class Dying:
-    """Counts the system calls of a save, and ends it before or after one of them."""
-
-    def __init__(self, call: int, before: bool) -> None:
-        self.call, self.before, self.calls = call, before, 0
-
-    def watched(self, original: Callable[..., object]) -> Callable[..., object]:
-        def system_call(*arguments: object, **options: object) -> object:
-            self.calls += 1
-            if self.before and self.calls == self.call:
-                raise Killed
-            result = original(*arguments, **options)
-            if self.calls == self.call:
-                raise Killed
-            return result
-
-        return system_call
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -109,10 +125,19 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_checkpoint(
         folder.mkdir()
         storage.save(folder, state(0), best=True)
         storage.save(folder, state(1))
-        dying = Dying(call, before)
+        calls = itertools.count(1)
+
+        def dying(original: Callable[..., object], *arguments: object, **options: object) -> None:
+            is_last = next(calls) == call  # noqa: B023
+            if is_last and before:
+                raise Killed
+            original(*arguments, **options)
+            if is_last:
+                raise Killed
+
         with monkeypatch.context() as patched:
             for name in ("fsync", "replace", "unlink"):
-                patched.setattr(os, name, dying.watched(getattr(os, name)))
+                patched.setattr(os, name, partial(dying, getattr(os, name)))
             try:
                 storage.save(folder, state(2), best=True)
                 break
@@ -126,18 +151,17 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_checkpoint(
 
 
 def test_a_disk_that_is_full_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage.save(tmp_path, state(0))
-
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        DataError,
-        match=r"cannot write the checkpoint .*\.pt.*: No space left on device; the previous checkpoint is kept",
-    ):
-        storage.save(tmp_path, state(1))
-    monkeypatch.undo()
+    for number, kept in enumerate(["", "; the previous checkpoint is kept"]):
+        monkeypatch.setattr(os, "fsync", full)
+        message = rf"cannot write the checkpoint \S+last\.pt: No space left on device{kept}$"
+        with pytest.raises(DataError, match=message):
+            storage.save(tmp_path, state(1))
+        monkeypatch.undo()
+        if not number:
+            storage.save(tmp_path, state(0))
     assert numbers(tmp_path) == 0
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.pt"]
 
@@ -162,6 +186,27 @@ def test_a_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="all checkpoints are damaged"):
             storage.load(tmp_path)
     assert not (tmp_path / "was run").exists()
+
+
+def shared(value: object, levels: int = 40) -> object:
+    """Lists that contain each list below them twice."""
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    "wrong", [shared("x"), shared({"x": 1}), ENDLESS, ["x" * 10**4] * 10**4, [["x"] * 10**4] * 10**4], ids=range(5)
+)
+def test_a_few_lists_that_stand_for_many_values_are_damage(tmp_path: Path, wrong: Any) -> None:
+    """They would fill the memory as soon as something copies, compares or prints them."""
+    storage.save(tmp_path, {"config": wrong})
+    with pytest.raises(storage.DamagedError, match="has more values than fit into its size"):
+        storage.load(tmp_path)
 
 
 def test_every_generator_is_restored(tmp_path: Path) -> None:
@@ -195,26 +240,3 @@ def test_damage_anywhere_in_a_file_is_found_and_the_previous_checkpoint_used(tmp
         damaged[offset] ^= 1 << offset % 8
         last.write_bytes(damaged)
         assert numbers(tmp_path) == 0, offset
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_is_damage_and_does_not_block(
-    make: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    storage.save(tmp_path, state(0))
-    storage.save(tmp_path, state(1))
-    last = tmp_path / "checkpoints" / "last.pt"
-    kept = (tmp_path / "checkpoints" / "previous.pt").read_bytes()
-    last.unlink()
-    make(last)
-    found = storage.load(tmp_path)
-    assert found is not None
-    assert found["number"] == 0
-    assert "last.pt: is not a regular file; previous.pt is used" in caplog.text
-    assert (tmp_path / "checkpoints" / "previous.pt").read_bytes() == kept
-
-
-def test_the_first_checkpoint_that_fails_does_not_promise_another(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").touch()
-    with pytest.raises(DataError, match=r"cannot write the checkpoint \S+: \w[\w ]+$"):
-        storage.save(tmp_path, state(0))

@@ -55,7 +55,7 @@ def stopped(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["resume=cut", "epochs=3,4"], "epochs=3,4: a list of values is a sweep"),
         (["resume=cut", "epochs=[1"], "epochs=[1: cannot be read"),
         (["resume=cut", "epochs=few"], "epochs=few: must be a whole number"),
-        (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such choice; did you mean 'ram'?"),
+        (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such member; did you mean 'ram'?"),
         (["resume=cut", "data.loader.queue_size=3"], "data.loader.queue_size: there is no such key"),
         (["resume=cut", "--cfg", "job"], "--cfg: the configuration of a run is in cut/.hydra/config.yaml"),
     ],
@@ -88,7 +88,7 @@ def test_another_data_set_under_the_same_name_is_refused(stopped: Path, train_he
     write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
     ended = train_here("resume=cut", f"data.root={tmp_path}", folder=stopped)
     assert ended.returncode == 1
-    assert "the data set has changed since the run began: train_images, train_labels" in ended.stderr
+    assert "the dataset has changed since the run began: train_images, train_labels" in ended.stderr
 
 
 def test_what_was_changed_on_resuming_stays_changed(quick: list[str], train_here: Train, tmp_path: Path) -> None:

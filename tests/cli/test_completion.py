@@ -19,9 +19,12 @@ KILL_LINE = "\x15"  # Ctrl-U
 
 @contextmanager
 def bash(folder: Path) -> Iterator[int]:
-    """A terminal with an interactive bash, whose `python` is the one that runs the tests."""
+    """A terminal with an interactive bash, whose `python` and `vitmnist` are those of the tests."""
     terminal, shell_end = pty.openpty()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = folder / "vitmnist"  # as pip writes it
+    script.write_text(f"#!{sys.executable}\nfrom vitmnist.__main__ import main\nmain()\n")
+    script.chmod(0o755)
+    path = f"{script.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     shell = subprocess.Popen(
         ["bash", "--norc", "--noprofile", "-i"],
         stdin=shell_end,
@@ -49,9 +52,10 @@ def press(keys: str, terminal: int, until: str) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("program", "folder"), [("python train.py", REPOSITORY), ("vitmnist", None)])
-def test_tab_completes_members_and_keys(program: str, folder: Path | None, tmp_path: Path) -> None:
-    with bash(folder or tmp_path) as terminal:
+@pytest.mark.parametrize("program", ["python train.py", "vitmnist"])
+def test_tab_completes_members_and_keys(program: str, tmp_path: Path) -> None:
+    with bash(tmp_path) as terminal:
+        press(f"cd {REPOSITORY if program == 'python train.py' else '.'}\n", terminal, "cd ")
         press(f'eval "$({program} -sc install=bash)"; echo $((6 * 7)) is the answer\n', terminal, "42 is the answer")
         press(f"{program} data/loader=gpu_\t", terminal, "data/loader=gpu_slice")
         press(f"{KILL_LINE}{program} model=cnn model.w\t", terminal, "model.width=")  # not a key of the default member

@@ -53,6 +53,15 @@ def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, call
     assert "confusion matrix" in table
 
 
+def test_an_override_without_effect_is_refused(trained: Path, call_here: CallHere) -> None:
+    for typed in ("model=vit", "epochs=3"):
+        ended = call_here(evaluate_main, "run", typed, folder=trained)
+        assert ended.returncode == 1
+        assert ended.stderr == (
+            f"error: {typed}: has no effect on a trained model; only data, device, batch_size can be changed\n"
+        )
+
+
 def test_class_metrics_follow_their_definition() -> None:
     metrics = class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"))
     assert metrics["accuracy"] == pytest.approx(100 * 5 / 6)
@@ -69,7 +78,7 @@ def test_class_metrics_follow_their_definition() -> None:
         (evaluate_main, ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
         (evaluate_main, ["run", "data.dataset.test_size=10001"], "the set has 10000 images"),
         (evaluate_main, ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
-        (evaluate_main, ["run", "--mistakes", "no/a.csv"], "error: cannot write no/a.csv: No such file or directory"),
+        (evaluate_main, ["run", "--mistakes", "no/a.csv"], "error: no/a.csv: No such file or directory"),
         (predict_main, ["run", "nothing.png"], "error: nothing.png: cannot be read as a picture"),
     ],
 )
@@ -209,5 +218,5 @@ def test_a_data_set_that_does_not_fit_the_model_is_refused(trained: Path, tmp_pa
         (images / str(number % 2)).mkdir(parents=True, exist_ok=True)
         Image.new("L", (9, 9)).save(images / str(number % 2) / f"{number}.png")
     changed = ["data/dataset=image_folder", f"data.dataset.path={images}", f"data.root={tmp_path}"]
-    with pytest.raises(ConfigError, match=r"images \[1, 28, 28\] of 10 classes, the data set has .* of 2"):
+    with pytest.raises(ConfigError, match=r"images \[1, 28, 28\] of 10 classes, the dataset has .* of 2"):
         evaluate(trained / "run", changed, None)

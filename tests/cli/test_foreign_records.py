@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,9 @@ import yaml
 
 from tests.conftest import CallHere, Train, overrides_for
 from tests.support.processes import TrainProcess
-from vitmnist import status
 from vitmnist.checkpoint import storage
-from vitmnist.cli import evaluate
+from vitmnist.cli import evaluate, report, status
 from vitmnist.cli.arguments import for_hydra
-from vitmnist.report import __main__ as report
 from vitmnist.runtime.signals import UNFINISHED
 
 
@@ -94,7 +93,12 @@ HOSTILE_TO_JOBS = (
     "model@hydra.callbacks.x=vit",
     "experiment@hydra.callbacks=smoke",
     "data.root=${oc.env:SECRET}",
+    r"data.root=$\{oc.env:SECRET\}",
+    r"seed=choice(1,$\{oc.env:SECRET\})",
+    "seed=glob(*)",
     "resume=/tmp",
+    "seed=range(1,100000000)",
+    "repeats=100000000",
     "--config-dir=/tmp",
     "--help",
     "-m",
@@ -115,14 +119,15 @@ def test_a_sweep_takes_only_its_own_keys_from_its_record(
         "hydra": [*of_hydra, *taken[-2:], *HOSTILE, popen(tmp_path / "marker")],
     }
     file.write_text(yaml.safe_dump(recorded))
-    again = ["hydra.sweep.dir='swept'", "hydra.mode=MULTIRUN", "hydra.callbacks.outputs.resume_sweep=true"]
+    again = ["hydra.sweep.dir='swept'", "hydra.mode=MULTIRUN"]
     assert for_hydra(["sweep.resume=swept"])[0] == [*taken, *again]
     for line in (*HOSTILE_TO_JOBS, popen(tmp_path / "marker")):
         recorded["hydra"]["overrides"] = {"task": [*task, line], "hydra": of_hydra}
         file.write_text(yaml.safe_dump(recorded))
         ended = train_here("sweep.resume=swept")
         assert "Traceback" not in ended.stderr
-        assert "cannot be resumed; start a new sweep" in ended.stderr or "note: ignored" in ended.stderr, line
+        refused = ("cannot be resumed; start a new sweep", "note: ignored", "has more than 10,000 jobs")
+        assert any(one in ended.stderr for one in refused), line
     assert not (tmp_path / "marker").exists()
 
 
@@ -158,3 +163,41 @@ def test_a_secret_that_a_record_names_is_never_printed(
     assert "cut/.hydra/config.yaml: contains an interpolation, and a record has plain values only" in ended[0].stderr
     assert "hunter2" not in "".join(one.stdout + one.stderr for one in ended)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+
+
+def as_link(file: Path, elsewhere: Path) -> None:
+    if file.exists():
+        file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+def test_a_sweep_writes_through_no_link_and_waits_for_no_fifo(runs: Path, tmp_path: Path, train_here: Train) -> None:
+    """Hydra opens the log of a job before the job can check anything."""
+    swept, elsewhere = tmp_path / "swept", tmp_path / "elsewhere"
+    job = next(folder.name for folder in (runs / "swept").glob("0-*"))
+    for file in ("optimization_results.yaml", "multirun.yaml", job, f"{job}/vitmnist.log"):
+        shutil.copytree(runs / "swept", swept)
+        (swept / job / "result.json").unlink()
+        as_link(swept / file, elsewhere)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        ended = train_here("sweep.resume=swept")
+        assert ended.stderr.endswith(f"error: swept/{file}: is a symbolic link; replace it by what it points to\n")
+        changed = [path for path, content in before.items() if path.read_bytes() != content]
+        assert [path.name for path in changed if path.is_relative_to(elsewhere)] == []
+        shutil.rmtree(swept)
+        shutil.rmtree(elsewhere, ignore_errors=True)
+        elsewhere.unlink(missing_ok=True)
+    shutil.copytree(runs / "swept", swept)
+    (swept / job / "vitmnist.log").unlink()
+    os.mkfifo(swept / job / "vitmnist.log")
+    assert "is neither a file nor a folder; remove it" in train_here("sweep.resume=swept").stderr
+
+
+def test_a_damaged_configuration_is_taken_from_the_checkpoint(runs: Path, tmp_path: Path, train_here: Train) -> None:
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    file = tmp_path / "cut" / ".hydra" / "config.yaml"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:3]))
+    ended = train_here("resume=cut", "max_minutes=null")
+    assert ended.returncode == 0, ended.stderr
+    assert "is missing; type" in ended.stderr
+    assert "its checkpoint has the configuration" in ended.stderr

@@ -11,8 +11,6 @@ import pytest
 
 from tests.conftest import PLAIN, result_of, start_program
 
-REMARK = "overlapping 2 of 2"
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -21,17 +19,17 @@ REMARK = "overlapping 2 of 2"
 )
 def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{module}")
-    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=200", PLAIN]
+    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=80", PLAIN]
     ended = start_program(tmp_path, "-m", f"hydra/launcher={launcher}", *data, "seed=1,2", "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))]
     assert [(result["status"], result["seed"], len(result["epochs"])) for result in results] == [
-        ("completed", 1, 200),
-        ("completed", 2, 200),
+        ("completed", 1, 80),
+        ("completed", 2, 80),
     ]
     rows = list(csv.DictReader((tmp_path / "here" / "report.csv").read_text().splitlines()))
-    assert [row["status"] for row in rows] == [f"completed, {REMARK}"]
-    assert "completed, overlapping 2 of 2" in ended.stdout
+    assert [row["status"] for row in rows] == ["completed, overlapping"]
+    assert "completed, overlapping" in ended.stdout
     again = start_program(tmp_path, "sweep.resume=here")
     assert again.returncode == 0, again.stderr
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
@@ -45,7 +43,7 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     ],
 )
 def test_a_launcher_that_is_not_installed_is_named(typed: str, missing: str, extra: str, tmp_path: Path) -> None:
-    start = "import sys; sys.modules['hydra_plugins'] = None; from vitmnist.cli.main import main; main()"
+    start = "import sys; sys.modules['hydra_plugins'] = None; from vitmnist.cli.train import main; main()"
     program = [sys.executable, "-c", start, "-m", f"hydra/launcher={typed}"]
     ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

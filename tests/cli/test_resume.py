@@ -70,7 +70,7 @@ LOADERS_KILLED = {
 
 @pytest.mark.parametrize(
     ("name", "kills"),
-    [("disk", 3), *(pytest.param(name, 20, marks=pytest.mark.slow) for name in LOADERS_KILLED)],
+    [("disk", 3), *(pytest.param(name, 8, marks=pytest.mark.slow) for name in LOADERS_KILLED)],
 )
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
     name: str, kills: int, quick: list[str], train: Train, tmp_path: Path

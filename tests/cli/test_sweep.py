@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import PLAIN, Start, Train, result_of
 from vitmnist.cli.arguments import for_hydra
-from vitmnist.cli.main import main
+from vitmnist.cli.train import main
 from vitmnist.errors import ConfigError
 from vitmnist.models.cnn import CNN
 from vitmnist.run import build_setup
@@ -188,7 +188,7 @@ def test_memory_peaks_are_those_of_each_job(train: Train, tmp_path: Path) -> Non
 def test_a_sweep_that_is_refused_leaves_no_records(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     ended = train_here("-m", *quick, "data/loader=ram,rom")
     assert ended.returncode == 1
-    assert ended.stderr.startswith("error: data/loader=rom: there is no such choice; did you mean 'ram'? allowed: ")
+    assert ended.stderr.startswith("error: data/loader=rom: there is no such member; did you mean 'ram'? allowed: ")
     assert ended.stderr.count("\n") == 1
     assert not [*tmp_path.rglob("result.json")]
 

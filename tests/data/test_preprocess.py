@@ -44,7 +44,7 @@ def test_images_of_a_wrong_dtype_are_refused(tiny: Dataset, dtype: torch.dtype) 
 
 
 class Samples(torch.utils.data.Dataset):
-    """A split as a map-style data set."""
+    """A split as a map-style dataset."""
 
     def __init__(self, split: Split) -> None:
         self.split = split

@@ -5,57 +5,133 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from vitmnist.diagnosis.advice import advise
+from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script
 from vitmnist.diagnosis.verdict import verdict
+from vitmnist.runtime.cpu import Cores
+
+IDLE = Cores(8, busy=1.0, workers=0.0)
 
 
-def test_verdicts_name_the_limit_and_what_can_be_gained() -> None:
-    assert verdict(0.022, 0.020) == (
-        "input-bound: 91% of the time is spent waiting for data; without waiting a batch would take 2.0 ms instead of "
-        "22.0 ms, 11 times faster"
+class Samples(Dataset[Any]):
+    def __init__(self, *, is_random: bool = False) -> None:
+        self.is_random = is_random
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        print("reading", index)
+        return torch.rand(3) if self.is_random else torch.ones(3)
+
+
+class Epochs(Samples):
+    def set_epoch(self, epoch: int) -> None:
+        """Changes the samples."""
+
+
+def test_verdicts_name_the_limit_but_no_bound() -> None:
+    assert verdict(91.0, 20, IDLE) == (
+        "input-bound: 91% of the time is spent waiting for data, with 1.0 of 8 cores busy"
     )
-    assert verdict(0.020, 0.010).startswith("balanced: 50% of")
-    assert verdict(0.020, 0.0004) == (
-        "compute-bound: 2% of the time is spent waiting for data; no loader can make it more than 1.02 times faster"
-    )
+    assert verdict(50.0, 20, None) == "balanced: 50% of the time is spent waiting for data"
+    assert verdict(2.0, 20, IDLE).startswith("compute-bound: 2% of the time")
+    assert verdict(91.0, 19, IDLE) == "few: 19 steps of the 20 that a verdict needs"
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        (IDLE, "the loader is not the problem"),
+        (Cores(2, busy=1.9, workers=0.0), "the loader is not the problem"),  # no process takes anything from the step
+        (Cores(2, 0.9, workers=0.5, others=0.9), "0.9 of 2 cores busy and 0.9 with other programs"),
+        (
+            Cores(2, busy=1.9, workers=0.9),
+            "hardly a core is free (1.9 of 2 cores busy), and workers use 0.9: measure the step",
+        ),
+    ],
+)
+def test_a_loader_that_competes_with_the_step_may_be_the_problem(cores: Cores, expected: str) -> None:
+    (advice,) = advise_on_script(2.0, cores)
+    assert expected in advice["text"]
+    assert verdict(2.0, 20, cores).startswith("compute-bound") == ("not the problem" in expected)
+    assert not advise_on_script(10.0, cores)
+
+
+def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None) -> list[str]:
+    """Advice on a loader whose batches take 10 ms, which compute, and a step of 2 ms; 100 batches."""
+    loader = {"num_workers": 0, "batch_size": 4, "persistent_workers": False, "num_loaders": 1, "batches": 100}
+    times = {"waiting_s": 1.0, "waiting_cpu_s": 1.0, "waiting_pct": 83.0, "restarts_s": 0.0, "restarts_pct": 0.0}
+    script = {"work_s": 0.002, "seconds": 1.2, "command": "vitmnist diagnose mine.py"}
+    figures = {**loader, **times, "epochs": 2, **changed}
+    found = advise_on_loader(figures, script, cores, (dataset or Samples(), default_collate))
+    return [advice["text"] for advice in found]
 
 
 @pytest.mark.parametrize(
     ("changed", "cores", "expected"),
     [
-        ({"num_workers": 0}, 8, "try num_workers=5 (8 cores available), or use vitmnist.from_dataloader(loader)"),
-        ({"num_workers": 0}, 2, "try num_workers=2 (2 cores available)"),
-        ({"num_workers": 2}, 8, "slower than the step of 2.0 ms; try num_workers=5"),
-        ({"num_workers": 2}, 2, "none of the 2 cores is free; use vitmnist.from_dataloader(loader)"),
-        ({"num_workers": 2, "t1_per_worker_s": 0.001}, 2, "try a larger prefetch_factor"),
-        ({"num_workers": 2, "t1_s": None, "t1_per_worker_s": None}, 2, "T1 is unknown; measure the alternatives"),
-        ({"verdict": "compute-bound: …", "waiting_pct": 1.0}, 2, "the loader is not the problem: 99% of the time"),
+        ({}, IDLE, "or try num_workers=5 (1.0 of 8 cores busy)"),
+        ({}, Cores(2, 1.0, 0.0), "try num_workers=2 (1.0 of 2 cores busy)"),
+        ({}, Cores(2, 1.9, 0.0), "and hardly a core is free (1.9 of 2 cores busy); use vitmnist"),
+        ({"batches": 5000}, IDLE, "takes 0.2 ms, less than a worker needs to hand it over; use vitmnist.from_data"),
+        (
+            {"waiting_cpu_s": 0.01},
+            Cores(2, 0.1, 0.0),
+            "its samples wait rather than compute (0.1 of 2 cores busy); use",
+        ),
+        ({"waiting_cpu_s": 0.01, "batches": 10}, Cores(2, 0.1, 0.0), "try num_workers=8"),
+        ({"num_workers": 2}, Cores(2, 0.1, 0.05), "its samples wait rather than compute (0.1 of 2 cores busy); use"),
+        ({"num_workers": 2}, Cores(2, 0.1, 0.05), "try num_workers=8"),
+        ({"num_workers": 2}, Cores(8, 2.5, 2.0), "or try num_workers=8 (2.5 of 8 cores busy)"),
+        ({"num_workers": 2}, Cores(2, 2.0, 1.8), "and hardly a core is free (2.0 of 2 cores busy); use vitmnist"),
+        ({"num_workers": 8}, Cores(8, 5.0, 4.5), "cannot keep up with the step of 2.0 ms; use vitmnist.from_dataload"),
     ],
 )
-def test_advice_follows_from_the_figures(changed: dict[str, Any], cores: int, expected: str) -> None:
-    measured = {"batch_s": 0.012, "waiting_s": 0.010, "step_s": 0.002, "waiting_pct": 83.0, "verdict": "input-bound: …"}
-    made = {"t1_s": 0.010, "t1_per_worker_s": 0.005, "num_workers": 2, "is_map_style": True}
-    epochs = {"first_batches_s": [0.2, 0.120, 0.120], "first_batches_pct": 10.0, "num_loaders": 1}
-    figures = {**measured, **made, **epochs, "persistent_workers": False, **changed}
-    first, *more = advise(figures, cores, "python -m vitmnist.diagnose mine.py")
-    assert expected in first.text
-    has_workers = changed.get("num_workers", 2) > 0
-    assert ["the first batch of an epoch takes 120 ms, 10% of the time" in advice.text for advice in more] == (
-        [True] * has_workers
-    )
+def test_workers_are_advised_where_cores_are_free_or_samples_wait(
+    changed: dict[str, Any], cores: Cores, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text,) = advice_on(changed, cores)
+    assert expected in text
+    assert not capsys.readouterr().out  # of the samples that `from_dataloader` has been asked with
+    assert not advice_on({**changed, "waiting_pct": 9.0}, cores)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(40))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (Samples(is_random=True), "is random"),
+        (Epochs(), "set_epoch"),
+        (Stream(), "IterableDataset"),
+        (["text", "longer text"], ""),
+    ],
+)
+def test_decoding_once_is_not_advised_where_it_would_be_refused(dataset: Any, reason: str) -> None:
+    (text,) = advice_on({}, IDLE, dataset)
+    assert "use vitmnist.from_dataloader" not in text
+    assert "vitmnist.from_dataloader refuses this dataset: " in text
+    assert reason in text
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, "time; persistent_workers=True keeps the workers from one epoch to the next"),
+        ({}, "the starts and ends of epochs take 70% of the time; persistent_workers=True keeps the workers"),
         ({"num_loaders": 3}, "time; build the DataLoader once, before the epochs: persistent_workers=True keeps"),
-        ({"persistent_workers": True}, "time; make the epochs longer, or use vitmnist.from_dataloader(loader)"),
+        ({"persistent_workers": True}, "time; make the epochs longer"),
     ],
 )
 def test_more_workers_are_not_advised_if_the_starts_of_epochs_dominate(changed: dict[str, Any], expected: str) -> None:
-    measured = {"waiting_pct": 80.0, "first_batches_pct": 70.0, "verdict": "input-bound: …", "is_map_style": True}
-    loader = {"first_batches_s": [0.2, 0.120], "num_workers": 2, "persistent_workers": False, "num_loaders": 1}
-    (advice,) = advise({**measured, **loader, **changed}, 8, "python -m vitmnist.diagnose mine.py")
-    assert expected in advice.text
+    (text,) = advice_on({"num_workers": 2, "restarts_s": 0.9, "restarts_pct": 70.0, **changed}, IDLE)
+    assert expected in text
+    first, second = advice_on({"num_workers": 2, "restarts_s": 0.1, "restarts_pct": 8.0}, Cores(8, 2.5, 2.0))
+    assert "try num_workers=8" in first
+    assert "the starts and ends of epochs take 8%" in second

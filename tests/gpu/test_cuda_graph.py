@@ -15,7 +15,8 @@ from tests.gpu import NEEDS_CUDA
 from tests.training import test_step
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets import Dataset
-from vitmnist.runtime.device import _capture_stream, accelerator_of
+from vitmnist.runtime.backend import _capture_stream, backend_of
+from vitmnist.training.compilation import compile_step
 from vitmnist.training.cuda_graph import capture_step
 
 pytestmark = NEEDS_CUDA
@@ -34,8 +35,9 @@ def test_replay_on_the_gpu_is_the_eager_step_over_a_changing_rate(
         expected = test_step.train(eager, batches)
         metrics = test_step.train(captured, batches, epochs=1)
         if compiled:
-            captured.compile(next(batches.epoch(0)), next(captured.preprocess.keys(batches.sampler, 0)))
-        capture_step(captured, batches, accelerator_of(cuda))
+            keys = next(captured.preprocess.keys(batches.sampler, 0))
+            compile_step(captured, next(batches.epoch(0)), keys)
+        capture_step(captured, batches, backend_of(cuda))
         metrics += test_step.train(captured, batches, epochs=2, first=1)
     assert [one["train_loss"] for one in metrics] == pytest.approx([one["train_loss"] for one in expected], rel=1e-3)
     test_step.check_same_weights(captured.model, eager.model, tolerance=1e-3)
@@ -47,8 +49,8 @@ def test_replay_on_the_gpu_is_the_eager_step_over_a_changing_rate(
 def test_any_precision_can_be_compiled_and_captured(tiny: Dataset, cuda: torch.device, precision: Precision) -> None:
     step = test_step.make_step(tiny, device=cuda, precision=precision)
     with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
-        step.compile(next(loader.epoch(0)), next(iter(step.preprocess.keys(loader.sampler, 0))))
-        capture_step(step, loader, accelerator_of(cuda))
+        compile_step(step, next(loader.epoch(0)), next(step.preprocess.keys(loader.sampler, 0)))
+        capture_step(step, loader, backend_of(cuda))
         assert test_step.train(step, loader, epochs=1)[0]["train_loss"] > 0
 
 
@@ -69,14 +71,14 @@ def test_a_model_that_waits_for_the_gpu_is_not_captured_and_spoils_nothing() -> 
     program = """
         import torch
         from torch import nn
-        from vitmnist.runtime.device import accelerator_of
+        from vitmnist.runtime.backend import backend_of
 
         device = torch.device("cuda", 0)
-        accelerator, ones = accelerator_of(device), torch.ones(1000, device=device)
+        backend, ones = backend_of(device), torch.ones(1000, device=device)
         before = torch.cuda.current_stream()
         for read_back in (lambda: ones.sum().item(), lambda: ones.nonzero(), lambda: ones.cpu()):
             try:
-                accelerator.capture(read_back, 3)
+                backend.capture(read_back, 3)
             except RuntimeError as error:
                 assert "synchronizing" in str(error), error
             else:
@@ -84,7 +86,7 @@ def test_a_model_that_waits_for_the_gpu_is_not_captured_and_spoils_nothing() -> 
             assert torch.cuda.current_stream() == before
             assert torch.cuda.get_sync_debug_mode() == 0
             torch.cuda.empty_cache()
-        replay = accelerator.capture(lambda: ones.add_(1), 3)
+        replay = backend.capture(lambda: ones.add_(1), 3)
         torch.cuda.synchronize()
         value = ones[0].item()
         replay()
@@ -92,7 +94,7 @@ def test_a_model_that_waits_for_the_gpu_is_not_captured_and_spoils_nothing() -> 
         memory = torch.cuda.memory_allocated()
         weights = torch.ones(256, 256, device=device)
         for _ in range(5):
-            accelerator.capture(lambda: weights @ weights, 3)
+            backend.capture(lambda: weights @ weights, 3)
             torch.cuda.synchronize()
         assert torch.cuda.memory_allocated() - memory < 64 * 2**20, "one workspace of cuBLAS, not five"
     """
@@ -102,7 +104,7 @@ def test_a_model_that_waits_for_the_gpu_is_not_captured_and_spoils_nothing() -> 
 def test_an_error_within_the_capture_itself_is_the_one_that_is_raised() -> None:
     program = """
         import torch
-        from vitmnist.runtime.device import accelerator_of
+        from vitmnist.runtime.backend import backend_of
 
         calls, ones = 0, torch.ones(1000, device="cuda")
 
@@ -114,7 +116,7 @@ def test_an_error_within_the_capture_itself_is_the_one_that_is_raised() -> None:
                 raise ValueError("of the model")
 
         try:
-            accelerator_of(torch.device("cuda", 0)).capture(work, 3)
+            backend_of(torch.device("cuda", 0)).capture(work, 3)
         except ValueError as error:
             assert "of the model" in str(error)
         else:
@@ -143,7 +145,7 @@ def test_a_thread_may_allocate_memory_while_a_step_is_captured(tiny: Dataset, cu
     try:
         step = test_step.make_step(tiny, device=cuda)
         with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
-            capture_step(step, loader, accelerator_of(cuda))
+            capture_step(step, loader, backend_of(cuda))
     finally:
         stop.set()
         thread.join()

@@ -34,7 +34,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
     job(tmp_path / "3", 1000.0, 1020.0, "there")
     job(tmp_path / "4", 1000.0, 1020.0, None)
     here, there, unknown = compared(tmp_path)
-    assert rows(here)[0]["status"] == "completed, overlapping 1 of 3; failed 1 of 3: reason; completed"
+    assert rows(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
     assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
     assert not_ranked(here).strip().startswith("2 runs overlapped with another")
     assert not not_ranked(there)
@@ -84,8 +84,10 @@ def test_loaders_are_named_with_their_base_and_automatic_choice(tmp_path: Path) 
 
 
 def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> None:
-    run(tmp_path / "0-a", times=(9.0, 2.0, 4.0, 3.0))
-    run(tmp_path / "1-b", "disk", times=(12.0,))
+    """Without the first epoch of each start."""
+    resumed = [epoch(time, first_of_start=not number % 2) for number, time in enumerate((9.0, 2.0, 7.0, 4.0, 8.0, 3.0))]
+    run(tmp_path / "0-a", epochs=resumed)
+    run(tmp_path / "1-b", "disk", epochs=[epoch(11.0), epoch(13.0, first_of_start=True)])
     ram, disk = rows(the_only(tmp_path))
     assert (
         ram.items() >= {"epoch, s": "3.00", "training, s": "2.40", "waiting, s": "0.600", "waiting, %": "25.0"}.items()
@@ -93,15 +95,6 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     assert ram.items() >= {"images/s": "25", "accuracy, %": "90.00", "host, MiB": "700"}.items()
     assert (disk["epoch, s"], disk["status"]) == ("12.0", "completed, first epoch only")
     assert not {"GPU, MiB", "GPU busy, %", "× fastest", "spread", "saving, s"} & ram.keys()  # empty in all rows
-
-
-def test_the_first_epoch_of_each_start_does_not_count(tmp_path: Path) -> None:
-    times = [9.0, 2.0, 7.0, 4.0, 8.0, 3.0]  # resumed twice
-    epochs = [epoch(time, first_of_start=number % 2 == 0) for number, time in enumerate(times)]
-    run(tmp_path / "0", epochs=epochs)
-    assert rows(the_only(tmp_path))[0]["epoch, s"] == "3.00"
-    run(tmp_path / "1", "disk", epochs=epochs[:1] + epochs[2:3])
-    assert rows(the_only(tmp_path))[1]["status"] == "completed, first epoch only"
 
 
 def test_a_new_metric_is_a_column_of_the_table_and_of_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,18 +162,16 @@ def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, s
     assert "<b>" not in as_markdown(comparisons)
 
 
-def test_a_run_without_a_result_is_a_repeat_of_its_configuration(tmp_path: Path) -> None:
+def test_runs_without_records_are_listed_with_their_configuration_and_their_sweep(tmp_path: Path) -> None:
     for number in (0, 1):
-        run(tmp_path / f"{number}", "cache", config={"data.loader.folder": "/data/cache"})
-    (tmp_path / "1" / "result.json").unlink()
-    assert len(the_only(tmp_path).rows) == 1
-
-
-def test_a_run_that_never_started_is_listed_with_its_sweep(tmp_path: Path) -> None:
+        run(tmp_path / "lost" / f"{number}", "cache", config={"data.loader.folder": "/data/cache"})
+    (tmp_path / "lost" / "1" / "result.json").unlink()
+    assert len(the_only(tmp_path / "lost").rows) == 1
     run(tmp_path / "sweep" / "0")
     refused = run(tmp_path / "sweep" / "1", status="failed", error="no", epochs=[], dataset=None)
     (refused / "result.json").write_text((refused / "result.json").read_text().replace('"environment": {', '"x": {'))
-    assert [run.status for row in the_only(tmp_path).rows for run in row.runs] == ["completed", "failed"]
+    found = the_only(tmp_path / "sweep").rows
+    assert [run.status for row in found for run in row.runs] == ["completed", "failed"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +191,7 @@ def test_machines_and_data_sets_are_not_compared_with_each_other(other: dict[str
     headlines = [summary(comparison)[0] for comparison in comparisons]
     assert headlines == ["1.00 s per epoch (single run).", "5.00 s per epoch (single run)."]
     for text in (as_markdown(comparisons), as_text(comparisons)):
-        assert "2 machines or data sets" in text
+        assert "2 machines or datasets" in text
     assert len({row["comparison"] for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}) == 2
 
 

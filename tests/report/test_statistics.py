@@ -23,7 +23,7 @@ def simulated(random: np.random.Generator, number: int, rounds: int, noise: list
 
 def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
     """The pairs that are called different."""
-    found = compare_all([dict(enumerate(row)) for row in np.exp(log_times).tolist()])
+    found = compare_all({one: dict(enumerate(row)) for one, row in enumerate(np.exp(log_times).tolist())})
     return {pair for pair, ratio in found.items() if ratio.is_difference}
 
 
@@ -60,26 +60,27 @@ def test_a_difference_is_found_with_three_rounds(factor: float, found: float, si
 
 
 def test_the_interval_of_two_configurations_is_that_of_a_paired_t_test() -> None:
-    ratio = compare_all([{1: 2.0, 2: 2.2, 3: 2.3}, {1: 1.0, 2: 1.0, 3: 1.0}])[0, 1]
+    ratio = compare_all({"a": {1: 2.0, 2: 2.2, 3: 2.3}, "b": {1: 1.0, 2: 1.0, 3: 1.0}})["a", "b"]
     logs = np.log([2.0, 2.2, 2.3])
     half = 4.30265 * logs.std(ddof=1) / 3**0.5  # Student's t, two degrees of freedom
     assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp([logs.mean() - half, logs.mean() + half])), rel=1e-3)
 
 
 def test_pairs_are_compared_over_the_rounds_that_both_have() -> None:
-    everywhere, often, once, apart = compare_all([]), dict.fromkeys(range(3), 2.0), {7: 3.0}, {9: 1.0}
-    assert everywhere == {}
-    found = compare_all([dict.fromkeys(range(8), 1.0), often, once, apart])
+    often, once, apart = dict.fromkeys(range(3), 2.0), {7: 3.0}, {9: 1.0}
+    assert compare_all({}) == {}
+    found = compare_all(dict(enumerate([dict.fromkeys(range(8), 1.0), often, once, apart])))
     assert {pair for pair in found if pair[0] < pair[1]} == {(0, 1), (0, 2)}
     assert (str(found[0, 1]), str(found[1, 0])) == ("0.50 (0.50–0.50)", "2.00 (2.00–2.00)")
     assert str(found[2, 0]) == "3.00 (single round)"
 
 
 def test_two_rounds_give_the_ratio_and_whether_the_ranges_overlap() -> None:
-    found = compare_all([{1: 0.388, 2: 0.391}, {1: 0.205, 2: 0.207}, {1: 0.2, 2: 0.206}])
+    found = compare_all({0: {1: 0.388, 2: 0.391}, 1: {1: 0.205, 2: 0.207}, 2: {1: 0.206, 2: 0.203}})
     assert str(found[0, 1]) == "1.89 (2 rounds, ranges do not overlap)"
     assert str(found[1, 2]) == "1.01 (2 rounds, ranges overlap)"
-    assert str(compare_all([{1: 1.0, 2: 107.0}, {1: 107.0, 2: 1.0}])[0, 1]) == "1.00 (2 rounds, ranges overlap)"
+    crossed = compare_all({0: {1: 1.0, 2: 107.0}, 1: {1: 107.0, 2: 1.0}})
+    assert str(crossed[0, 1]) == "1.00 (2 rounds, ranges overlap)"
 
 
 def test_a_difference_below_one_percent_is_none() -> None:

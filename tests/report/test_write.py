@@ -13,17 +13,8 @@ from PIL import Image
 
 from tests.conftest import CallHere
 from tests.support.records import run
-from vitmnist.report.__main__ import main
+from vitmnist.cli.report import main
 from vitmnist.report.write import write_report
-
-
-def test_names_and_reasons_are_shown_as_they_are(tmp_path: Path) -> None:
-    run(tmp_path / "0", "gpu_slice", status="failed", error="a/__init__.py: _em_ **b** $a_$ 5*3*2")
-    run(tmp_path / "1", config={"path": "$a_$b{$"})  # not a formula in the chart
-    write_report([tmp_path], tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert "failed: a/__init__.py: _em_ **b** $a_$ 5*3*2" in page
-    assert "gpu_slice" in (tmp_path / "report.md").read_text()
 
 
 def test_all_files_agree(tmp_path: Path) -> None:
@@ -48,21 +39,25 @@ def test_all_files_agree(tmp_path: Path) -> None:
     assert page.index("<svg") < page.index("<table>")
 
 
-def test_the_page_needs_no_other_file_and_runs_nothing(tmp_path: Path) -> None:
-    hostile = '<script src="http://x/y.js"></script> [a](javascript:b) | `c` **d**\nnext line'
-    run(tmp_path / "0", config={"data.loader.name": hostile}, status="failed", error=hostile)
-    run(tmp_path / "1", environment={"gpu": hostile, hostile: hostile})
+def test_names_and_reasons_are_shown_as_they_are_and_run_nothing(tmp_path: Path) -> None:
+    hostile = (
+        '<script src="http://x/y.js"></script> [a](javascript:b) | `c` **d** a/__init__.py: _em_ $a_$b{$\nnext line'
+    )
+    run(tmp_path / "0", config={"data.loader.name": hostile, "path": hostile}, status="failed", error=hostile)
+    run(tmp_path / "1", "gpu_slice", environment={"gpu": hostile, hostile: hostile})
     write_report([tmp_path], tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert not re.search(r"<(?:link|iframe|img|a )|<[^>]*(?:src|href)=[\"'](?!#)", page)
     assert page.count("<script") == 1  # its own, which sorts
     assert "&lt;script src=" in page
+    assert "[a](javascript:b) | `c` **d** a/__init__.py: _em_ $a_$b{$ next line" in page
+    assert "gpu_slice" in (tmp_path / "report.md").read_text()
 
 
 def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None:
     run(tmp_path / "one" / "0", "ram")
     run(tmp_path / "two" / "0", "disk")
-    command = [sys.executable, "-X", "importtime", "-m", "vitmnist.report", "one", "two"]
+    command = [sys.executable, "-X", "importtime", "-m", "vitmnist", "report", "one", "two"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "ram has the lowest median, 3.00 s per epoch (single run)" in ended.stdout

@@ -4,53 +4,60 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import Train, result_of
+from tests.conftest import REPOSITORY, Start, Train, result_of
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.failures import Failure, classify
+from vitmnist.runtime.failures import classify
 from vitmnist.runtime.signals import RunInterrupted
 from vitmnist.training.step import TrainStep
 
+SHM = "--shm-size=2g"
+FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
+BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 OUT_OF_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
+USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown without a traceback
 
 
 @pytest.mark.parametrize(
     ("error", "message", "expected"),
     [
-        (ConfigError("seed=-1: must be at least 0"), "seed=-1", Failure("")),
-        (RunInterrupted("SIGTERM was received"), "SIGTERM was received", Failure("", 75, "interrupted")),
-        (RunInterrupted("the time limit"), "the time limit", Failure("", 75, "interrupted")),
-        (KeyboardInterrupt(), "interrupted", Failure("", 130, "interrupted")),
-        (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY, Failure("")),
-        (MemoryError(), OUT_OF_MEMORY, Failure("")),
-        (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_MEMORY, Failure("")),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_MEMORY, Failure("")),
+        (ConfigError("seed=-1: must be at least 0"), "seed=-1", USER_ERROR),
+        (RunInterrupted("SIGTERM was received"), "SIGTERM was received", (75, "interrupted", True)),
+        (KeyboardInterrupt(), "interrupted", (130, "interrupted", True)),
+        (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY, USER_ERROR),
+        (MemoryError(), OUT_OF_MEMORY, USER_ERROR),
+        (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_MEMORY, USER_ERROR),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_MEMORY, USER_ERROR),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."), "GPU failed: CUDA", USER_ERROR),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY, USER_ERROR),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "num_workers=N", USER_ERROR),
+        (RuntimeError("DataLoader timed out after 5 seconds"), "data.loader.timeout_s", USER_ERROR),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.pt"), "x.pt: No space left on device", USER_ERROR),
         (
-            torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."),
-            "GPU failed: CUDA",
-            Failure(""),
+            RuntimeError("Caught RuntimeError in worker\nunable to write to file </torch_1>: No space left"),
+            SHM,
+            USER_ERROR,
         ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY, Failure("")),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "num_workers=N", Failure("")),
-        (RuntimeError("DataLoader timed out after 5 seconds"), "data.loader.timeout_s", Failure("")),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.pt"), "x.pt: No space left on device", Failure("")),
-        (ZeroDivisionError(), "ZeroDivisionError", Failure("", is_user_error=False)),
-        (RuntimeError("shape mismatch"), "shape mismatch", Failure("", is_user_error=False)),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), FILES, USER_ERROR),
+        (RuntimeError("received 0 items of ancdata"), FILES, USER_ERROR),
+        (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
+        (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_each_failure_has_its_message_code_and_status(error: BaseException, message: str, expected: Failure) -> None:
+def test_each_failure_has_its_message_code_and_status(error: BaseException, message: str, expected: tuple) -> None:
     failure = classify(error)
     assert message in failure.message
-    assert (failure.exit_code, failure.status, failure.is_user_error) == (
-        expected.exit_code,
-        expected.status,
-        expected.is_user_error,
-    )
+    assert (failure.exit_code, failure.status, failure.is_user_error) == expected
 
 
 def test_a_failed_gpu_is_shown_with_its_operation_if_kernels_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +87,27 @@ def test_a_gpu_that_fails_in_the_middle_ends_the_run_with_one_message(
     result = result_of(tmp_path / "here")
     assert (result["status"], len(result["epochs"])) == ("failed", 1)
     assert result["error"].startswith("the GPU failed: CUDA error: unspecified launch failure; ")
+
+
+def test_too_many_open_files_are_a_mistake_that_the_message_corrects(quick: list[str], start: Start) -> None:
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
+    code, output = start(*quick, "data/loader=disk", "data.loader.num_workers=40", before=limit).ended()
+    assert code == 1
+    assert "error: too many open files: " in output
+    assert FILES in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_full_shared_memory_is_a_mistake_that_the_message_corrects(tmp_path: Path) -> None:
+    """On a /dev/shm of 300 KB, in a mount namespace of its own."""
+    inside = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=300k none /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("may not mount")
+    typed = ["data.dataset.train_size=2000", "batch_size=1000", "model=cnn", "data/loader=disk"]
+    program = [*inside, sys.executable, str(REPOSITORY / "train.py"), *typed]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 1
+    assert "error: the shared memory /dev/shm, through which workers hand over their batches, is full: " in ended.stderr
+    assert SHM in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -77,19 +77,16 @@ def test_free_and_peak_memory_are_those_of_the_machine() -> None:
 
 
 def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of both versions of control groups; what is only a cache of files is free."""
+    """What is only a cache of files is free."""
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
     assert free_memory(CPU).host > 2**20
-    for line, folder, (limit, used, cached) in (
-        ("0::/inner", "inner", memory.GROUP_FILES[""]),
-        ("7:memory:/on/the/host", "memory", memory.GROUP_FILES["memory"]),
-    ):
-        (tmp_path / "groups").write_text(f"1:cpu,cpuacct:/x\n{line}\n")
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / limit).write_text("5000\n")
-        (tmp_path / folder / used).write_text("2000\n")
-        (tmp_path / folder / "memory.stat").write_text(f"anon 100\n{cached} 700\n")
+    (tmp_path / "groups").write_text("1:cpu,cpuacct:/x\n0::/outer/inner\n")
+    for folder in (tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path):  # any of them may have a limit
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text("5000\n")
+        (folder / "memory.current").write_text("2000\n")
+        (folder / "memory.stat").write_text("anon 100\ninactive_file 700\n")
         assert free_memory(CPU).host == 3700
-        (tmp_path / folder / limit).write_text("max\n")
+        (folder / "memory.max").write_text("max\n")
         assert free_memory(CPU).host > 2**20

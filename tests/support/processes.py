@@ -75,7 +75,7 @@ class TrainProcess(ForkServerProcess):
         sys.argv = ["train.py", *self.arguments]
         if self.before:
             self.before()
-        from vitmnist.cli.main import main
+        from vitmnist.cli.train import main
 
         main()
 

@@ -37,6 +37,7 @@ def epoch(seconds: float, loss: float = 0.5, **figures: Any) -> dict[str, Any]:
         "eval_acc": 90.0,
         "host_peak_mib": 700.0,
         "gpu_peak_mib": None,
+        "cores_busy": None,
         "gpu_util_pct": None,
         "ended_at": 0.0,
         **figures,

@@ -1,4 +1,4 @@
-"""Scripts under `python -m vitmnist.diagnose`, each in a process."""
+"""Scripts under `vitmnist diagnose`, each in a process."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def diagnose(folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
     """Observe a script; returns the ended process and the JSON."""
     (folder / "mine.py").write_text(script)
-    ended = start(folder, "-m", "vitmnist.diagnose", "--json=report.json", *options, "mine.py", *arguments)
+    ended = start(folder, "-m", "vitmnist", "diagnose", "--json=report.json", *options, "mine.py", *arguments)
     assert (folder / "report.json").exists(), ended.stderr
-    return ended, json.loads((folder / "report.json").read_text())
+    return ended, json.loads((folder / "report.json").read_text() or "{}")

@@ -38,7 +38,7 @@ def test_the_training_batch_is_shown_as_it_was_mixed(tiny: Dataset) -> None:
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
         grid = np.asarray(training_batch(tiny.train, loader, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))
-    mixed, _, _ = preprocess.mixed(*batch, keys)
+    mixed, _ = preprocess.mixed(*batch, keys)
     assert not torch.equal(mixed, Preprocess(tiny.train)(batch[0]))
     for place, image in enumerate(mixed * preprocess.std + preprocess.mean):
         row, column = divmod(place, 8)
@@ -47,7 +47,7 @@ def test_the_training_batch_is_shown_as_it_was_mixed(tiny: Dataset) -> None:
 
 
 def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    captions: list[list[str]] = []
+    captions: list[str] = []
     make = drawing._caption
     monkeypatch.setattr(drawing, "_caption", lambda *parts: captions.append(make(*parts)) or captions[-1])
     actual, classes = tiny.test.labels, tiny.test.classes
@@ -59,11 +59,9 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset, monkeypat
         captions.clear()
         picture = np.asarray(worst_mistakes(replace(tiny.test, files=files), Predictions(predicted, confidence)))
         assert captions == [
-            [
-                f"{'a' * 13}…{'a' * 7}/{index}.png" if files else f"{index}",  # both ends of a long name
-                f"true: {classes[actual[index]]}",
-                f"predicted: {classes[predicted[index]]}, {100 * confidence[index]:.1f}%",
-            ]
+            (f"{'a' * 13}…{'a' * 7}/{index}.png\n" if files else f"{index}\n")  # both ends of a long name
+            + f"true: {classes[actual[index]]}\n"
+            + f"predicted: {classes[predicted[index]]}, {100 * confidence[index]:.1f}%"
             for index in (4, 1)
         ]
         for tile, index in enumerate((4, 1)):

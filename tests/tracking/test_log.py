@@ -10,27 +10,31 @@ from vitmnist.tracking.log import log_verdict
 from vitmnist.tracking.metrics import METRICS
 from vitmnist.tracking.result import Result
 
+ADVICE = "; data/loader=auto measures which loader helps"
+
 
 @pytest.mark.parametrize(
-    ("waiting_s", "message"),
+    ("waiting_pct", "cores_busy", "train_size", "message"),
     [
+        (30.0, 1.0, 960, "balanced: 30% of the time is spent waiting for data, with 1.0 of 2 cores busy" + ADVICE),
+        (5.0, 1.0, 960, "compute-bound: 5% of the time is spent waiting for data, with 1.0 of 2 cores busy"),
         (
-            3.0,
-            "balanced: 30% of the time is spent waiting for data; without waiting a batch would take 700 ms instead of "
-            "1,000 ms, 1.43 times faster; data/loader=auto measures which loader helps",
+            2.0,
+            1.9,
+            960,
+            "2% of the time is spent waiting for data, with 1.9 of 2 cores busy; whether loading slows down the step "
+            "is not measured" + ADVICE,
         ),
-        (
-            0.5,
-            "compute-bound: 5% of the time is spent waiting for data; no loader can make it more than 1.05 times "
-            "faster",
-        ),
+        (30.0, 1.0, 480, "few: 10 steps of the 20 that a verdict needs"),
     ],
 )
-def test_a_run_ends_with_what_limited_it(waiting_s: float, message: str, caplog: pytest.LogCaptureFixture) -> None:
-    """10 batches in 10 seconds."""
-    record = {metric.name: 1.0 for metric in METRICS} | {"epoch": 0, "train_s": 10.0, "data_wait_s": waiting_s}
-    result = Result(overrides=[], choices={}, epochs=[record], batch_size=50, dataset={"train_size": 480})
+def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
+    waiting_pct: float, cores_busy: float, train_size: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = {metric.name: 1.0 for metric in METRICS} | {"epoch": 0, "data_wait_pct": waiting_pct}
+    result = Result(overrides=[], choices={}, epochs=[record | {"cores_busy": cores_busy}], batch_size=50)
+    result.dataset, result.environment = {"train_size": train_size}, {"cpu_count": 2}
     with caplog.at_level(logging.INFO):
         log_verdict(result)
     assert caplog.messages == [message]
-    assert result.verdict() == message.partition("; data/loader")[0]
+    assert result.verdict() == message.removesuffix(ADVICE)

@@ -43,8 +43,12 @@ def hparams(folder: Path) -> tuple[api_pb2.Experiment, object, int | None]:
     )
 
 
-def test_a_run_is_one_row_of_hparams_with_all_choices(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train_here(*quick, "data/loader=gpu_slice", "model.width=8", "seed=3", "hydra.run.dir=here")
+def test_a_run_shows_its_row_of_hparams_metrics_steps_images_and_configuration(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    settings = ["tensorboard.every_steps=3", "tensorboard.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
+    choices = ["data/loader=gpu_slice", "model.width=8", "seed=3"]
+    ended = train_here(*quick, *choices, *settings, "hydra.run.dir=here")
     assert ended.returncode == 0, ended.stderr
     experiment, start, status = hparams(tmp_path / "here")
     columns = {info.name for info in experiment.hparam_infos}
@@ -59,25 +63,6 @@ def test_a_run_is_one_row_of_hparams_with_all_choices(train_here: Train, quick: 
     metrics = {info.name.tag for info in experiment.metric_infos}
     assert metrics == set(HPARAMS_METRICS)
     assert {tag for tag in metrics if "gpu" not in tag} <= set(events(tmp_path / "here").Tags()["scalars"])
-
-
-def test_all_jobs_of_a_sweep_have_the_same_columns_and_their_own_status(
-    train_here: Train, quick: list[str], tmp_path: Path
-) -> None:
-    train_here("-m", *quick, "data.holdout=null,5", "optimizer.lr=0.01,1e30,-1", "hydra.sweep.dir=here")
-    rows = [hparams(folder) for folder in sorted((tmp_path / "here").glob("[0-9]*"))]
-    columns = [[info.name for info in experiment.hparam_infos] for experiment, _, _ in rows]
-    assert columns == [columns[0]] * 6
-    assert "data.holdout" in columns[0]
-    assert [status for _, _, status in rows] == [SUCCESS, FAILURE, FAILURE] * 2  # one failed, one was refused
-
-
-def test_a_run_shows_its_metrics_steps_images_and_configuration(
-    train_here: Train, quick: list[str], tmp_path: Path
-) -> None:
-    settings = ["tensorboard.every_steps=3", "tensorboard.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
-    ended = train_here(*quick, *settings, "hydra.run.dir=here")
-    assert ended.returncode == 0, ended.stderr
     shown, epochs = events(tmp_path / "here"), result_of(tmp_path / "here")["epochs"]
     for metric in METRICS:
         values = [epoch[metric.name] for epoch in epochs]
@@ -100,6 +85,17 @@ def test_a_run_shows_its_metrics_steps_images_and_configuration(
     assert "custom_scalars__config__" in shown.Tags()["tensors"]
     charted = {tag for charts in LAYOUT.values() for _, tags in charts.values() for tag in tags}
     assert charted <= set(shown.Tags()["scalars"])
+
+
+def test_all_jobs_of_a_sweep_have_the_same_columns_and_their_own_status(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    train_here("-m", *quick, "data.holdout=null,5", "optimizer.lr=0.01,1e30,-1", "hydra.sweep.dir=here")
+    rows = [hparams(folder) for folder in sorted((tmp_path / "here").glob("[0-9]*"))]
+    columns = [[info.name for info in experiment.hparam_infos] for experiment, _, _ in rows]
+    assert columns == [columns[0]] * 6
+    assert "data.holdout" in columns[0]
+    assert [status for _, _, status in rows] == [SUCCESS, FAILURE, FAILURE] * 2  # one failed, one was refused
 
 
 def test_steps_and_images_can_be_turned_off(train_here: Train, quick: list[str], tmp_path: Path) -> None:

@@ -9,31 +9,41 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.test_step import CPU, OPTIMIZERS_UNDER_TEST, check_same_weights, make_loader, make_step, train
+from tests.training.test_step import CPU, CUTMIX, MIXUP, SHIFT, check_same_weights, make_loader, make_step, train
 from vitmnist.config.schema import Shuffle
+from vitmnist.data.augment import Compose
 from vitmnist.data.datasets import Dataset
 from vitmnist.errors import UnsupportedStepError
 from vitmnist.optim import SCHEDULES
-from vitmnist.runtime.device import Accelerator
+from vitmnist.runtime.backend import CpuBackend
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.loop import EpochProgress, train_epoch
 
 
-@pytest.mark.parametrize("decay", [None, 0.9])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
 @pytest.mark.parametrize(
-    ("loader", "shuffle"),
-    [("ram", Shuffle.sample), ("gpu_slice", Shuffle.sample), ("gpu_slice", Shuffle.batch), ("disk", Shuffle.sample)],
+    ("loader", "shuffle", "optimizer", "decay", "augment"),
+    [
+        ("ram", Shuffle.sample, "adam", None, SHIFT),
+        ("ram", Shuffle.sample, "sgd", 0.9, MIXUP),
+        ("gpu_slice", Shuffle.sample, "adamw", 0.9, SHIFT),
+        ("gpu_slice", Shuffle.sample, "adam", None, CUTMIX),
+        ("gpu_slice", Shuffle.batch, "sgd", None, SHIFT),
+        ("disk", Shuffle.sample, "adamw", None, SHIFT),
+        ("disk", Shuffle.sample, "adam", 0.9, MIXUP),
+    ],
+    ids=lambda value: "" if isinstance(value, Compose) else str(value),
 )
 def test_replay_is_the_eager_step_over_a_changing_learning_rate(
-    tiny: Dataset, loader: str, shuffle: Shuffle, optimizer: str, decay: float | None
+    tiny: Dataset, loader: str, shuffle: Shuffle, optimizer: str, decay: float | None, augment: Compose
 ) -> None:
-    """Three epochs of a whole cycle, each with a short last batch, captured after the first of them."""
-    eager, captured = make_step(tiny, optimizer, decay=decay), make_step(tiny, optimizer, decay=decay)
+    """Three epochs of a whole cycle, captured after the first; behind a short last batch, the graph finds the images
+    and keys of the batch before.
+    """
+    eager, captured = (make_step(tiny, optimizer, decay=decay, augment=augment) for _ in range(2))
     batches = make_loader(tiny, loader, shuffle)
     expected = train(eager, batches)
     metrics = train(captured, batches, epochs=1)
-    capture_step(captured, batches, Accelerator(CPU))
+    capture_step(captured, batches, CpuBackend(CPU))
     progress = EpochProgress(1, batches.sampler, CPU, log_every=2)
     metrics += [train_epoch(captured, batches, progress), *train(captured, batches, epochs=1, first=2)]
     assert [one["train_loss"] for one in metrics] == pytest.approx([one["train_loss"] for one in expected], rel=1e-4)
@@ -44,7 +54,6 @@ def test_replay_is_the_eager_step_over_a_changing_learning_rate(
     assert captured.optimizer.state_dict()["param_groups"] == eager.optimizer.state_dict()["param_groups"]
     logged = progress.logged_steps()
     assert len({step["lr"] for step in logged}) == len(logged) > 0
-    assert captured.compile_s > 0
 
 
 @pytest.mark.parametrize("trained", [0, 1], ids=["before the first step", "after an epoch"])
@@ -58,14 +67,14 @@ def test_capturing_changes_nothing(tiny: Dataset, trained: int) -> None:
         return [value.clone() for value in (*models, *(value for state in states for value in state.values()))]
 
     before, lr = state(), step.lr
-    capture_step(step, batches, Accelerator(CPU))
+    capture_step(step, batches, CpuBackend(CPU))
     after = state()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(after, before, strict=trained > 0))
     assert all(not value.any() for value in after[len(before) :])  # the state of an optimizer that has seen no step
     assert step.lr == lr
 
 
-class FailingCapture(Accelerator):
+class FailingCapture(CpuBackend):
     """A device on which the capture fails."""
 
     def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
@@ -98,7 +107,7 @@ class Launches(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-class NothingCaptured(Accelerator):
+class NothingCaptured(CpuBackend):
     """Leaves only what the host does for each replay."""
 
     def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
@@ -113,16 +122,16 @@ def test_a_replay_writes_only_what_has_changed(tiny: Dataset, changes: bool, fil
     if not changes:
         step.schedule = SCHEDULES.build({"name": "constant"}, step.optimizer, 9)
     capture_step(step, batches, NothingCaptured(CPU))
-    (inputs, keys), *_ = step.batches(batches, 0)
-    step(inputs, keys)
+    batch = next(step.batches(batches, 0))
+    step(*batch)
     with Launches() as launches:
-        step(inputs, keys)
+        step(*batch)
     written = [name for name in launches.names if "slice" not in name]
     assert written == ["aten.copy_.default", *["aten.fill_.Scalar"] * fills]
 
 
 def test_a_graph_without_memory_is_reported_as_a_capture_that_failed(tiny: Dataset) -> None:
-    class Full(Accelerator):
+    class Full(CpuBackend):
         def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 

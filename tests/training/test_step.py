@@ -13,6 +13,8 @@ from torch._dynamo.utils import counters
 
 from vitmnist.config.schema import Precision, Shuffle
 from vitmnist.data.augment import Compose
+from vitmnist.data.augment.keys import operation_keys
+from vitmnist.data.augment.mixing import draw_partners
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.preprocess import Preprocess
@@ -20,13 +22,15 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
-from vitmnist.training.fast import StepConfig
+from vitmnist.training.compilation import compile_step
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import TrainStep
+from vitmnist.training.step import IGNORED, TrainStep
+from vitmnist.training.step_options import StepConfig
 
 CPU = torch.device("cpu")
 SHIFT = Compose([{"name": "shift", "pixels": 2}])
 AFFINE = Compose([{"name": "affine"}])
+MIXUP, CUTMIX = (Compose([{"name": "shift", "pixels": 2}, {"name": name}]) for name in ("mixup", "cutmix"))
 BATCH = 8  # 23 images: two full batches and a last one of 7
 OPTIMIZERS_UNDER_TEST = {
     "adam": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
@@ -80,9 +84,9 @@ def train(step: TrainStep, loader: Loader, epochs: int = 3, first: int = 0) -> l
     ]
 
 
-def batch_of(data: Dataset, step: TrainStep, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def batch_of(data: Dataset, step: TrainStep, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
     keys = next(step.preprocess.keys(EpochSampler(23, 23, 0), 0))
-    return data.train.images[:size], data.train.labels[:size], keys[:size]
+    return data.train.images[:size], data.train.labels[:size], None if keys is None else keys[:size]
 
 
 def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:
@@ -93,18 +97,33 @@ def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:
 
 
 def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoothing: float = 0.0) -> None:
-    """Compare with the gradient of the mean loss, written out, of a model with the same weights."""
-    plain = copy.deepcopy(step.model)
+    """Compare with the gradient of the mean loss, written out, of a model with the same weights.
+
+    The loss of a mixed image is that of both labels with their weights, as in the papers.
+    """
+    plain, preprocess = copy.deepcopy(step.model), step.preprocess
     images, labels, keys = batch_of(data, step, size)
-    loss, correct = step.forward_backward(images, labels, keys, size)
-    logits = plain(step.preprocess(images, keys))
-    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    sums = step.forward_backward(images, labels, keys, size)
+    if preprocess.mixes:
+        images, keys = preprocess._augmented(images, keys), operation_keys(keys, 1)
+        partners = draw_partners(keys, labels >= 0)
+        images, weights = preprocess.augment.mixing(images, images[partners], keys)
+        logits = plain(images)
+        own, others = (
+            F.cross_entropy(logits, one, reduction="none", label_smoothing=smoothing)
+            for one in (labels, labels[partners])
+        )
+        expected = (weights * own + (1 - weights) * others).mean()
+        assert size == 1 or (labels[partners] != labels).any()
+    else:
+        logits = plain(preprocess(images, keys))
+        expected = F.cross_entropy(logits, labels, label_smoothing=smoothing)
     plain.zero_grad()
     expected.backward()
     assert gradient_difference(step.model, plain) < bound
-    assert float(loss) == pytest.approx(float(expected.detach()), rel=bound)
+    assert float(sums["loss"]) == pytest.approx(float(expected.detach()), rel=bound)
     if bound < 1e-3:
-        assert int(correct) == int((logits.argmax(1) == labels).sum())
+        assert int(sums["acc"]) == int((logits.argmax(1) == labels).sum())  # also of a mixed image: its own label
 
 
 def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e-4) -> None:
@@ -112,16 +131,27 @@ def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("size", [BATCH, 7, 1], ids=["full batch", "short batch", "one image"])
+@pytest.mark.parametrize("augment", [SHIFT, MIXUP, CUTMIX], ids=["shift", "mixup", "cutmix"])
 @pytest.mark.parametrize("pad", [False, True], ids=["as it is", "padded"])
 @pytest.mark.parametrize("micro_batch", [None, 4, 3, 1, 100])
 def test_microbatches_make_the_gradient_of_the_batch(
-    tiny: Dataset, size: int, pad: bool, micro_batch: int | None
+    tiny: Dataset, pad: bool, micro_batch: int | None, augment: Compose
 ) -> None:
-    step = make_step(tiny, micro_batch=micro_batch, smoothing=0.1)
+    """Of a full batch, a short one and a single image; each image has the partner that the whole batch gives it."""
+    step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
     step.pad = pad
     assert step.microbatch <= (micro_batch or BATCH)
-    check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
+    for size in (BATCH, 7, 1):
+        check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
+
+
+@pytest.mark.parametrize("augment", [SHIFT, MIXUP], ids=["shift", "mixup"])
+def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compose) -> None:
+    step = make_step(tiny, augment=augment, smoothing=0.1)
+    images, labels, keys = batch_of(tiny, step, 1)
+    sums = step.forward_backward(images, torch.full_like(labels, IGNORED), keys, BATCH)
+    assert not any(value.any() for value in sums.values())
+    assert all(not parameter.grad.any() for parameter in step.model.parameters())
 
 
 def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
@@ -139,23 +169,25 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compos
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
 
+@pytest.mark.parametrize("augment", [SHIFT, pytest.param(MIXUP, marks=pytest.mark.slow)], ids=["shift", "mixup"])
 @torch._dynamo.config.patch(error_on_recompile=True)
-def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(tiny: Dataset) -> None:
+def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(tiny: Dataset, augment: Compose) -> None:
     torch.compiler.reset()
-    step = make_step(tiny, model=make_vit(depth=1), smoothing=0.1)
+    step = make_step(tiny, model=make_vit(depth=1), augment=augment, smoothing=0.1)
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     images, labels, keys = batch_of(tiny, step, BATCH)
-    step.compile((images, labels), keys)
-    assert step.compile_s > 0
+    compile_step(step, (images, labels), keys)
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
-    step.compile((images, labels), keys)  # a second time compiles nothing
+    compile_step(step, (images, labels), keys)  # a second time compiles nothing
     compiled = counters["stats"]["unique_graphs"]
-    again = make_step(tiny, model=make_vit(depth=1), smoothing=0.1)
-    again.compile((images, labels), keys)  # nor does another step of the same shape, as in the next job of a sweep
+    again = make_step(tiny, model=make_vit(depth=1), augment=augment, smoothing=0.1)
+    compile_step(
+        again, (images, labels), keys
+    )  # nor does another step of the same shape, as in the next job of a sweep
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
 
@@ -176,8 +208,7 @@ def test_a_model_that_cannot_be_compiled_stays_as_it_was(tiny: Dataset) -> None:
     step = make_step(tiny, model=Branching())
     images, labels, keys = batch_of(tiny, step, BATCH)
     with pytest.raises(RuntimeError, match=r"(?i)branch"):
-        step.compile((images, labels), keys)
-    assert step.compile_s == 0
+        compile_step(step, (images, labels), keys)
     check_gradient(step, tiny, 7, 1e-5)
 
 
@@ -189,8 +220,9 @@ def test_out_of_memory_is_raised_as_it_is(tiny: Dataset) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     step = make_step(tiny, model=Large())
+    images, labels, keys = batch_of(tiny, step, BATCH)
     with pytest.raises(torch.OutOfMemoryError):
-        step(batch_of(tiny, step, BATCH)[:2])
+        compile_step(step, (images, labels), keys)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
@@ -207,7 +239,7 @@ def test_gradients_are_logged_before_the_optimizer_writes_into_them(tiny: Datase
     step = make_step(tiny)
     seen: list[float] = []
     step.optimizer.register_step_pre_hook(lambda *_: [value.grad.zero_() for value in step.model.parameters()] and None)
-    step.on_gradients = lambda model: seen.append(float(nn.utils.get_total_norm([model.embed.weight.grad])))
+    step.on_gradients = lambda step: seen.append(float(step.model.embed.weight.grad.norm()))
     images, labels, keys = batch_of(tiny, step, BATCH)
     step((images, labels), keys)
     assert seen[0] > 0
@@ -231,31 +263,33 @@ def test_the_ema_is_its_formula(tiny: Dataset) -> None:
     assert not any(parameter.requires_grad for parameter in step.eval_model.parameters())
 
 
-def test_a_restored_step_continues_to_the_bit(tiny: Dataset) -> None:
-    uninterrupted, first, second = (make_step(tiny, decay=0.9) for _ in range(3))
+def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(tiny: Dataset) -> None:
+    """Also with a parameter that never has a gradient, and so no state of the optimizer."""
+
+    def model() -> nn.Module:
+        vit = make_vit()
+        vit.unused = nn.Parameter(torch.ones(3))
+        return vit
+
+    whole, first, second = (make_step(tiny, decay=0.9, model=model()) for _ in range(3))
+    long, longer = (make_step(tiny, steps=18, model=model()) for _ in range(2))
     batches = make_loader(tiny, "ram")
-    train(uninterrupted, batches, 2)
+    train(whole, batches, 2)
+    train(long, batches, 1)
     train(first, batches, 1)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
+    longer.load_state_dict(copy.deepcopy(first.state_dict()) | {"ema": None})
+    assert longer.lr == long.lr != first.lr
     train(second, batches, 1, first=1)
-    check_same_weights(second.model, uninterrupted.model, tolerance=0)
-    check_same_weights(second.eval_model, uninterrupted.eval_model, tolerance=0)
+    check_same_weights(second.model, whole.model, tolerance=0)
+    check_same_weights(second.eval_model, whole.eval_model, tolerance=0)
 
 
-def test_a_step_restored_into_a_longer_run_has_the_rates_of_its_schedule(tiny: Dataset) -> None:
-    short, long, restored = make_step(tiny), make_step(tiny, steps=18), make_step(tiny, steps=18)
-    batches = make_loader(tiny, "ram")
-    train(short, batches, 2)
-    train(long, batches, 2)
-    restored.load_state_dict(copy.deepcopy(short.state_dict()))
-    assert restored.lr == long.lr != short.lr
-
-
-def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset) -> None:
     """As in a sweep over many batch sizes."""
     torch.compiler.reset()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     for size in (4, 3):
-        step = make_step(tiny, model=make_vit(depth=1), micro_batch=size)
-        step.compile(batch_of(tiny, step, size)[:2], batch_of(tiny, step, size)[2])
+        step = make_step(tiny, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), augment=None, micro_batch=size)
+        compile_step(step, batch_of(tiny, step, size)[:2], None)
         check_gradient(step, tiny, size, 1e-5)

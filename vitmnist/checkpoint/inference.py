@@ -38,7 +38,7 @@ class InferenceModel:
         """
         if tuple(split.images.shape[1:]) != self.shape or len(split.classes) != len(self.classes):
             raise ConfigError(
-                f"the model takes images {list(self.shape)} of {len(self.classes)} classes, the data set has "
+                f"the model takes images {list(self.shape)} of {len(self.classes)} classes, the dataset has "
                 f"{list(split.images.shape[1:])} of {len(split.classes)}"
             )
         return replace(split, mean=self.mean, std=self.std)

@@ -13,8 +13,8 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.rng import rng_state, set_rng_state
-from vitmnist.config.labels import flatten, is_under, to_plain_dict
 from vitmnist.config.schema import Config
+from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
@@ -23,9 +23,9 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.metrics import check_epoch
 from vitmnist.tracking.result import Result
-from vitmnist.training.fast import StepConfig
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.setup import TrainSetup
+from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Checkpoint:
     Args:
         config: the configuration, as plain values.
         model_info: see `model_info`.
-        dataset_sha256: checksums of the data set's tensors.
+        dataset_sha256: checksums of the dataset's tensors.
         step: `TrainStep.state_dict()`.
         step_config: `StepConfig.to_dict()`.
         device: "cpu" or "cuda".
@@ -102,9 +102,7 @@ class CheckpointManager:
         self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: World
     ) -> None:
         self._folder, self._setup, self._result, self._stop, self._world = folder, setup, result, stop, world
-        self._config, self._options = to_plain_dict(config), config.checkpoint
-        self._has_holdout = config.data.holdout is not None
-        self._log_every = config.tensorboard.every_steps
+        self._config = config
         self._model_info = model_info(config, setup.dataset.train)
         self._best_acc = -1.0
         self._saved_at, self._steps_since_save = time.monotonic(), 0
@@ -115,7 +113,7 @@ class CheckpointManager:
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
         checkpoint = Checkpoint(
-            config=self._config,
+            config=to_plain_dict(self._config),
             model_info=self._model_info,
             dataset_sha256=(self._result.dataset or {})["sha256"],
             step=step.state_dict(),
@@ -133,26 +131,30 @@ class CheckpointManager:
         """Restore the run to a checkpoint; returns the progress of an epoch under way.
 
         Raises:
-            DataError: the data set is another one, or the checkpoint is damaged.
+            DataError: the dataset is another one, or the checkpoint is damaged.
         """
         with storage.reporting_damage(self._folder / storage.FOLDER):
             checksums = (self._result.dataset or {})["sha256"]
             if differing := [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]:
-                raise DataError(f"the data set has changed since the run began: {', '.join(differing)} differ")
+                raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             if checkpoint.model_info != self._model_info:
                 raise ValueError("model_info differs from that of this run")
             step, progress = self._setup.step, None
             self._best_acc = max((float(epoch["eval_acc"]) for epoch in checkpoint.epochs), default=-1.0)
             step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
-                sampler = self._setup.train_loader.sampler
-                progress = EpochProgress(len(checkpoint.epochs), sampler, step.device, self._log_every, self._world)
+                progress = self.new_progress(len(checkpoint.epochs))
                 progress.load_state_dict(checkpoint.progress)
             if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
                 set_rng_state(checkpoint.rng[self._world.rank], step.device)
         batches = progress.metrics.steps if progress else 0
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
         return progress
+
+    def new_progress(self, epoch: int) -> EpochProgress:
+        """The progress of an epoch that begins."""
+        sampler, every = self._setup.train_loader.sampler, self._config.tensorboard.every_steps
+        return EpochProgress(epoch, sampler, self._setup.step.device, every, self._world)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save in the middle of an epoch if it is time to, or if the run is to stop.
@@ -163,7 +165,7 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        minutes = self._options.every_minutes
+        minutes = self._config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self._world.all_reduce_max([self._stop.request, is_due])
         self._steps_since_save += 1
@@ -171,7 +173,7 @@ class CheckpointManager:
             saving = 0
         if stopping or saving:
             timer.begin("saving")
-            progress.metrics.check_finite(progress.epoch)  # a checkpoint with a loss of NaN is useless
+            progress.check_finite()  # a checkpoint with a loss of NaN is useless
             self.save(progress)
             timer.begin("other")
         if stopping:
@@ -184,9 +186,10 @@ class CheckpointManager:
             RunInterrupted: the run is to stop, and is saved.
         """
         accuracy = self._result.epochs[-1]["eval_acc"]
-        best = self._has_holdout and accuracy > self._best_acc  # selecting by the test split would bias the accuracy
+        has_holdout = self._config.data.holdout is not None
+        best = has_holdout and accuracy > self._best_acc  # selecting by the test split would bias the accuracy
         self._best_acc = max(accuracy, self._best_acc)
-        interval = self._options.min_interval_s
+        interval = self._config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
         stopping, saving = self._world.all_reduce_max([self._stop.request, is_due or must_save], at_once=True)
         if is_last or best or stopping or saving:

@@ -27,9 +27,12 @@ from vitmnist.runtime.files import write_atomic
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 6
+FORMAT = 7
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
+MAX_UNPACKED = 20  # values and characters per byte of a file; up to 3.4 where all metrics are null, mostly below 1
 DIGEST_SIZE = hashlib.sha256().digest_size
+
+_intact: set[Path] = set()  # what this process has written or verified, and so may become `previous.pt`
 
 
 class DamagedError(DataError):
@@ -46,23 +49,25 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     Raises:
         DataError: it cannot be written; the earlier checkpoints are as they were.
     """
-    place = folder / FOLDER
-    last, previous = place / "last.pt", place / "previous.pt"
+    checkpoints = folder / FOLDER
+    last, previous = checkpoints / "last.pt", checkpoints / "previous.pt"
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     content = buffer.getvalue()
     content += hashlib.sha256(content).digest()
     try:
-        place.mkdir(exist_ok=True)
-        for unfinished in place.glob(".*.*.*"):  # .last.pt.TOKEN, left by a process that was killed while writing
+        checkpoints.mkdir(exist_ok=True)
+        for unfinished in checkpoints.glob(".*.*.*"):  # .last.pt.TOKEN, left by a process that was killed while writing
             unfinished.unlink()
         if best:  # first: a run that is killed after it repeats this epoch, and writes the file again
-            write_atomic(place / "best.pt", content)
-        is_complete = last.exists() and _content(last.read_bytes()) is not None
-        write_atomic(last, content, previous if is_complete else None)  # a damaged one must not replace previous.pt
+            write_atomic(checkpoints / "best.pt", content)
+        write_atomic(last, content, previous if last in _intact and last.exists() else None)
+        _intact.add(last)
     except OSError as error:
         kept = "; the previous checkpoint is kept" if last.exists() or previous.exists() else ""
-        raise DataError(f"cannot write the checkpoint {error.filename or place}: {error.strerror}{kept}") from error
+        raise DataError(
+            f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{kept}"
+        ) from error
 
 
 def load(folder: Path) -> dict[str, Any] | None:
@@ -72,13 +77,11 @@ def load(folder: Path) -> dict[str, Any] | None:
         DamagedError: all checkpoints are damaged.
         DataError: one cannot be read, or is of another version of the program.
     """
-    place = folder / FOLDER
+    checkpoints = folder / FOLDER
     damage: list[str] = []
-    for path in (place / "last.pt", place / "previous.pt"):
+    for path in (checkpoints / "last.pt", checkpoints / "previous.pt"):
+        _intact.discard(path)
         if not path.exists():
-            continue
-        if not path.is_file():  # opening a FIFO would wait for a writer
-            damage.append(f"{path}: is not a regular file")
             continue
         try:
             state = read(path)
@@ -87,9 +90,10 @@ def load(folder: Path) -> dict[str, Any] | None:
             continue
         if damage:
             log.warning("%s; %s is used", damage[0], path.name)
+        _intact.add(path)
         return state
     if damage:
-        raise DamagedError(f"{place}: all checkpoints are damaged:\n" + "\n".join(damage))
+        raise DamagedError(f"{checkpoints}: all checkpoints are damaged:\n" + "\n".join(damage))
     return None
 
 
@@ -101,13 +105,17 @@ def read(path: Path) -> dict[str, Any]:
         DataError: it cannot be read, or is of another version of the program.
     """
     try:
-        content = _content(path.read_bytes())
+        if not path.is_file():  # opening a FIFO would wait for a writer
+            raise DamagedError(f"{path}: is not a regular file")
+        stored = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error
-    if content is None:
+    content, digest = stored[:-DIGEST_SIZE], stored[-DIGEST_SIZE:]
+    if hashlib.sha256(content).digest() != digest:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with reporting_damage(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_size(state, MAX_UNPACKED * len(content))
         if state["format"] != FORMAT:
             raise DataError(
                 f"{path}: was written by another version of the program (checkpoint format {state['format']}; this "
@@ -116,10 +124,20 @@ def read(path: Path) -> dict[str, Any]:
         return state
 
 
-def _content(stored: bytes) -> bytes | None:
-    """What precedes the checksum of a stored file; None if the checksum does not match."""
-    content = stored[:-DIGEST_SIZE]
-    return content if hashlib.sha256(content).digest() == stored[-DIGEST_SIZE:] else None
+def _check_size(state: Any, limit: int) -> None:
+    """Raise `ValueError` if a state has more than `limit` values and characters, counting shared ones each time.
+
+    A few nested lists that share their elements can expand to more than memory holds.
+    """
+    size, pending = 0, [state]
+    while pending:
+        value = pending.pop()
+        content = [*value, *value.values()] if isinstance(value, dict) else value
+        if isinstance(content, list | tuple | set | str | bytes):
+            size += len(content)
+            if size > limit:
+                raise ValueError("has more values than fit into its size")
+            pending += () if isinstance(content, str | bytes) else content
 
 
 @contextmanager

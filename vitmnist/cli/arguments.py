@@ -6,15 +6,16 @@ import os
 import re
 import sys
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import psutil
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, RangeSweep
 from hydra.errors import HydraException
 
-from vitmnist.cli.overrides import check_name, key_of, quoted, split, value_of
+from vitmnist.cli.overrides import check_name, config_dir_of, key_of, quoted, searchpath, split, value_of
 from vitmnist.cli.resume import RUNS, SEVERAL, is_group, newest_unfinished, recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError
@@ -22,6 +23,7 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.records import UnreadableError, read_yaml
 
 MULTIRUN = {"-m", "--multirun"}
+MAX_JOBS, MAX_LENGTH = 10_000, 100_000  # of a recorded sweep, and of its overrides, which may be foreign
 SECTIONS = {field.name for field in fields(Config)}
 
 
@@ -59,9 +61,7 @@ def for_hydra(arguments: list[str]) -> tuple[list[str], Resume | None]:
         raise ConfigError(f"resume=: is empty; name a folder such as {RUNS}/DATE/TIME-…, or auto")
     if set(options) & MULTIRUN:
         raise ConfigError(f"resume={resume}: resumes one run, and -m starts several; leave one of them out")
-    typed = new
-    if config_dir := get_args_parser().parse_known_args(options)[0].config_dir:
-        typed = [*new, f"hydra.searchpath=[{quoted(Path(config_dir).resolve().as_uri())}]"]
+    typed = [*new, *searchpath(config_dir_of(options))]
     if resume != "auto":
         return _run(Path(resume).expanduser(), typed, options)
     if value_of("hydra.run.dir", new) is None:
@@ -105,18 +105,26 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
         )
     folder = Path(name).expanduser()
     check_name(folder)
+    file = folder / "multirun.yaml"
     try:
-        record: Any = read_yaml(folder / "multirun.yaml")
+        record: Any = read_yaml(file)
         recorded = [str(one) for key in ("task", "hydra") for one in record["hydra"]["overrides"][key]]
+        sources = [source for source in record["hydra"]["runtime"]["config_sources"] if source["schema"] == "file"]
+        own_yaml = [str(source["path"]) for source in sources if source["provider"] == "command-line"]
     except FileNotFoundError as error:
         is_run = (folder / ".hydra").is_dir()
         hint = "resume= resumes a single run" if is_run else "name a folder such as outputs/sweeps/DATE/TIME-…"
         raise ConfigError(f"{shown}: holds no sweep over listed values; {hint}") from error
     except (UnreadableError, LookupError, TypeError) as error:
-        raise ConfigError(f"{folder / 'multirun.yaml'}: is damaged; start a new sweep") from error
-    left_out = [one for one in recorded if not _is_taken(one)]
+        raise ConfigError(f"{file}: is damaged; start a new sweep") from error
+    if own_yaml and not config_dir_of(options):
+        raise ConfigError(f"{shown}: the sweep was started with --config-dir {own_yaml[0]}; type that as well")
+    taken = [one for one in recorded if _is_taken(one)]
+    if _number_of_jobs(taken) > MAX_JOBS:
+        raise ConfigError(f"{file}: has more than {MAX_JOBS:,} jobs, which is too many to resume; start a new sweep")
+    left_out = [one for one in recorded if one not in taken]
     if of_jobs := [one for one in left_out if not key_of(one).startswith("hydra")]:
-        raise ConfigError(f"{folder / 'multirun.yaml'}: {of_jobs[0]!r} cannot be resumed; start a new sweep")
+        raise ConfigError(f"{file}: {of_jobs[0]!r} cannot be resumed; start a new sweep")
     left_out = [one for one in left_out if key_of(one) not in ("hydra.sweep.dir", "hydra.mode", *map(key_of, typed))]
     if of_folders := [one for one in left_out if key_of(one).startswith("hydra.sweep.")]:
         raise ConfigError(f"{shown}: the sweep was started with {of_folders[0]!r}; type that as well")
@@ -125,8 +133,20 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
         print(f"note: ignored, because a record may not set it: {shown}; type it again if needed", file=sys.stderr)
     # No override of the jobs is added: their records and the names of their folders stay the same.
     again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
-    again.append("hydra.callbacks.outputs.resume_sweep=true")
-    return [*(one for one in recorded if _is_taken(one)), *typed, *again, *options]
+    return [*taken, *typed, *again, *options]
+
+
+def _number_of_jobs(overrides: list[str]) -> int:
+    """The number of jobs of a sweep; of a key with too many values, no more than that are counted."""
+    jobs = 1
+    for override in OverridesParser.create().parse_overrides(overrides):
+        value: Any = override.value()
+        if override.is_discrete_sweep():
+            values = value.range() if isinstance(value, RangeSweep) else override.sweep_iterator()
+            jobs *= sum(1 for _ in islice(values, MAX_JOBS + 1))
+        elif override.key_or_group == "repeats" and isinstance(value, int):
+            jobs *= value
+    return jobs
 
 
 def _is_taken(recorded: str) -> bool:
@@ -136,16 +156,18 @@ def _is_taken(recorded: str) -> bool:
     numbers and booleans are taken: their texts can name functions and commands. No interpolation is resolved.
     """
     try:
-        override = OverridesParser.create().parse_override(recorded)
+        override = OverridesParser.create().parse_override(recorded[:MAX_LENGTH])
     except HydraException:
         return False
     key, value = override.key_or_group, recorded.partition("=")[2]
-    section, place = (re.split("[./]", one)[0] for one in (key, override.package or key))
-    if "${" in recorded or key in ("resume", "sweep.resume"):
+    section, package = (re.split("[./]", one)[0] for one in (key, override.package or key))
+    if "$" in recorded or len(recorded) > MAX_LENGTH or key in ("resume", "sweep.resume"):  # `$\{` becomes `${`
+        return False
+    if isinstance(override.value(), Glob):  # would look for files
         return False
     if is_group(key):
         is_other = override.package is None and key in (*SEVERAL, "hydra/sweeper", "hydra/launcher")
-        return ({section, place} <= SECTIONS or is_other) and re.fullmatch(r"[\w,-]+", value) is not None
+        return ({section, package} <= SECTIONS or is_other) and re.fullmatch(r"[\w,-]+", value) is not None
     if key.startswith(("hydra.sweeper.", "hydra.launcher.")):
         return isinstance(override.value(), int | float | None)
     return section in SECTIONS

@@ -1,8 +1,8 @@
 """Evaluates a trained model: accuracy, metrics per class, the confusion matrix, and its mistakes.
 
-    python -m vitmnist.cli.evaluate outputs/runs/DATE/TIME-…
-    python -m vitmnist.cli.evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
-    python -m vitmnist.cli.evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
+    vitmnist evaluate outputs/runs/DATE/TIME-…
+    vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
+    vitmnist evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
 
 The model is evaluated on the same split as in training: the test split, or with data.holdout=N the held-out training
 images. data.holdout=null evaluates such a run on the test split.
@@ -10,11 +10,11 @@ images. data.holdout=null evaluates such a run on the test split.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +24,24 @@ import torch
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
+from vitmnist.cli.command import command
+from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets import Dataset, Split, build_dataset
 from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import DataError, UserError, printable
+from vitmnist.errors import ConfigError, printable
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.training import loop
 from vitmnist.training.metrics import Predictions
+
+USED = ("data", "device", "batch_size")
+"""Keys and sections that an evaluation follows; the model is that of the run."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Evaluation:
 def load_run(
     folder: Path, overrides: list[str], weights: str | None
 ) -> tuple[Config, torch.device, InferenceModel, Dataset]:
-    """The configuration of a run, its device, its model on it, and the data set; `test` is the split to evaluate on.
+    """The configuration of a run, its device, its model on it, and the dataset; `test` is the split to evaluate on.
 
     Args:
         overrides: changes to the run's configuration.
@@ -91,6 +96,10 @@ def load_run(
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
+    if without_effect := [one for one in overrides if not key_of(one).startswith(USED)]:
+        raise ConfigError(
+            f"{without_effect[0]}: has no effect on a trained model; only {', '.join(USED)} can be changed"
+        )
     config = recorded_config(folder, overrides)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
@@ -168,49 +177,40 @@ def _write(path: Path, content: bytes | None) -> str:
     """Write a file and return the line to print about it."""
     if content is None:
         return f"no mistakes: {path} is not written"
-    try:
-        write_atomic(path, content)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    write_atomic(path, content)
     return f"written: {path}"
 
 
-def run_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser of the arguments that `evaluate`, `predict` and `export` share."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_run(parser: ArgumentParser) -> None:
+    """The arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
-    return parser
 
 
-def main() -> None:
-    parser = run_parser("vitmnist.cli.evaluate", __doc__)
+def _parse(parser: ArgumentParser) -> Namespace:
+    add_run(parser)
     parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="with --json: also the prediction for each image")
-    arguments = parser.parse_intermixed_args()
-    if arguments.predictions and not arguments.json:
+    options = parser.parse_intermixed_args()
+    if options.predictions and not options.json:
         parser.error("--predictions is part of the JSON object; type --json --predictions")
-    try:
-        evaluation = evaluate(arguments.run, arguments.overrides, arguments.weights)
-        outputs = ((arguments.mistakes, evaluation.mistakes_csv), (arguments.grid, evaluation.grid_png))
-        written = [_write(path, content()) for path, content in outputs if path]
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    return options
+
+
+@command(_parse)
+def main(options: Namespace) -> None:
+    evaluation = evaluate(options.run, options.overrides, options.weights)
+    outputs = ((options.mistakes, evaluation.mistakes_csv), (options.grid, evaluation.grid_png))
+    written = [_write(path, content()) for path, content in outputs if path]
     dataset, split = evaluation.dataset, evaluation.split
     metrics = class_metrics(evaluation.predictions.confusion_matrix(split.labels, len(split.classes)), split.classes)
-    if arguments.json:
+    if options.json:
         printed = {"weights": str(evaluation.weights), "split": dataset.eval_split, **metrics}
-        if arguments.predictions:
+        if options.predictions:
             printed["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(printed))
     else:
         print("\n".join([str(evaluation.weights), dataset.evaluated_on(), _table(metrics), *written]))
-
-
-if __name__ == "__main__":
-    main()

@@ -25,9 +25,9 @@ from vitmnist.cli.overrides import check_name, key_of
 from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides, started_before
 from vitmnist.cli.search import continue_search
 from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep, unrecorded
-from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
+from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, has_checkpoint, locked
 from vitmnist.runtime.program import program
@@ -50,9 +50,6 @@ class OutputFolder:
         self.path, self.is_sweep, self.is_search, self._lock = path.absolute(), is_sweep, is_search, ExitStack()
         advice = f"name another folder with hydra.{'sweep' if is_sweep else 'run'}.dir=FOLDER"
         check_name(path, advice)
-        for entry in path.iterdir() if path.is_dir() else ():
-            if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
-                raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")
         try:
             self._lock.enter_context(locked(self.path))
         except OSError as error:
@@ -104,14 +101,7 @@ class TaskError(BaseException):
 
 
 class Outputs(Callback):
-    """Begins and ends a run or sweep; `conf/config.yaml` names this class.
-
-    Args:
-        resume_sweep: whether the sweep's folder may hold records; set by `sweep.resume=`.
-    """
-
-    def __init__(self, resume_sweep: bool = False) -> None:
-        self.resume_sweep = resume_sweep
+    """Begins and ends a run or sweep; `conf/config.yaml` names this class."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the configuration of a single run, and lock its folder. Other ranks get both from rank 0."""
@@ -145,7 +135,7 @@ class Outputs(Callback):
             continue_search(config)
             unrecorded.clear()
             command.output = OutputFolder(Path(config.hydra.sweep.dir), is_sweep=True, is_search=is_search(config))
-            if not self.resume_sweep:
+            if not any(key_of(one) == "sweep.resume" for one in command.typed):
                 command.output.refuse_records()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -32,6 +32,17 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), text) + "'"
 
 
+def config_dir_of(options: list[str]) -> str | None:
+    """The folder after `--config-dir`."""
+    typed: str | None = get_args_parser().parse_known_args(options)[0].config_dir
+    return typed
+
+
+def searchpath(config_dir: Path | str | None) -> list[str]:
+    """`--config-dir` as an override, for a configuration that is composed without Hydra's command line."""
+    return [f"hydra.searchpath=[{quoted(Path(config_dir).resolve().as_uri())}]"] if config_dir else []
+
+
 def check_name(folder: Path, advice: str = "rename it") -> None:
     """Raise `ConfigError` for the name of a folder that a terminal would obey, or Hydra resolve."""
     name = str(folder)

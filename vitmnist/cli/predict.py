@@ -1,7 +1,7 @@
 """Classifies image files with a trained model.
 
-    python -m vitmnist.cli.predict outputs/runs/DATE/TIME-… picture.png folder 'scans/**/*.jpg'
-    python -m vitmnist.cli.predict outputs/runs/DATE/TIME-… --invert --json scan.png
+    vitmnist predict outputs/runs/DATE/TIME-… picture.png folder 'scans/**/*.jpg'
+    vitmnist predict outputs/runs/DATE/TIME-… --invert --json scan.png
 
 Images of any size and mode are resized and converted to the model's input. MNIST's digits are light on dark; `--invert`
 is for pen on paper. A folder means all images in it and below it; a glob pattern may be quoted.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import torch
 from PIL import ImageOps
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.evaluate import run_parser
+from vitmnist.cli.command import command
+from vitmnist.cli.evaluate import add_run
 from vitmnist.data.image_io import Mode, find_pictures, has_alpha, read_picture, to_tensor
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import DataError, UserError, printable
+from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 
 BATCH_SIZE = 256  # images in memory at a time
@@ -60,31 +62,26 @@ def predict(
         yield from rows.values()
 
 
-def main() -> None:
-    parser = run_parser("vitmnist.cli.predict", __doc__)
+def _parse(parser: ArgumentParser) -> Namespace:
+    add_run(parser)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
-    arguments = parser.parse_args()
-    try:
-        device = choose_device(arguments.device)
-        trained = load_inference_model(arguments.run, device, arguments.weights)
-        rows = list(predict(trained, find_pictures(arguments.images), device, arguments.invert))
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    if arguments.json:
+    return parser.parse_intermixed_args()
+
+
+@command(_parse)
+def main(options: Namespace) -> None:
+    device = choose_device(options.device)
+    trained = load_inference_model(options.run, device, options.weights)
+    rows = list(predict(trained, find_pictures(options.images), device, options.invert))
+    if options.json:
         print(json.dumps(rows))
-    else:
-        for row in rows:
-            if "class" in row:
-                print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
     for row in rows:
+        if "class" in row and not options.json:
+            print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
         if "warning" in row:
             print(f"warning: {printable(row['file'])}: {row['warning']}", file=sys.stderr)
     if unreadable := [row["error"] for row in rows if "error" in row]:
-        sys.exit("\n".join(f"error: {message}" for message in unreadable))
-
-
-if __name__ == "__main__":
-    main()
+        raise DataError("\nerror: ".join(unreadable))

@@ -17,10 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.messages import describe
+from vitmnist.config import CONF
 from vitmnist.config.compose import compose
-from vitmnist.config.labels import CONF, flatten, to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
+from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError
 from vitmnist.runtime.files import display_path, has_checkpoint, is_in_use
 from vitmnist.runtime.records import UnreadableError, read_yaml
@@ -89,11 +90,11 @@ def is_group(key: str) -> bool:
 def _new_member(recorded: DictConfig, override: Override, typed: list[str], composed: DictConfig | None) -> Any:
     """The keys of the member that an override chooses; None if it is the recorded one."""
     section = override.key_or_group.replace("/", ".")
-    place = override.package or section
-    if OmegaConf.select(recorded, f"{place}.name") == override.value():
+    package = override.package or section
+    if OmegaConf.select(recorded, f"{package}.name") == override.value():
         return None
     if composed is not None:
-        return OmegaConf.select(composed, place)
+        return OmegaConf.select(composed, package)
     searchpath = [one for one in typed if one.startswith("hydra.")]
     return OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={override.value()}"]), section)
 
@@ -111,42 +112,43 @@ def _recorded_values(folder: Path) -> dict[str, Any]:
     """The recorded values; those of the checkpoint if the record is lost or damaged.
 
     Raises:
-        ConfigError: there is neither, or they are not those of a run.
+        ConfigError: there is neither.
+        DataError: those of the checkpoint are damaged.
     """
     source = folder / CONFIG
     try:
-        values = read_yaml(source)
-        problem = "" if isinstance(values, dict) else "is damaged"
-        if "${" in str(values):
-            problem = "contains an interpolation, and a record has plain values only"
+        return _plain_values(read_yaml(source))
     except FileNotFoundError:
         problem = "is missing"
-    except UnreadableError as error:
+    except (UnreadableError, ConfigError) as error:
         problem = str(error)
-    if problem and not has_checkpoint(folder):
+    if not has_checkpoint(folder):
         if problem != "is missing":
             raise ConfigError(f"{display_path(source)}: {problem}; start a new run")
         is_sweep = (folder / "multirun.yaml").is_file()
         hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
         raise ConfigError(f"{display_path(folder)}: holds no run; {hint}")
-    if problem:
-        from vitmnist.checkpoint import storage  # imports torch
+    from vitmnist.checkpoint import storage  # imports torch
 
-        print(f"{display_path(source)}: {problem}; its checkpoint has the configuration", file=sys.stderr)
-        source = folder / storage.FOLDER
-        values = (storage.load(folder) or {}).get("config")
-    if not isinstance(values, dict):
-        raise DataError(f"{source}: is damaged: its configuration is not a mapping")
-    values = {key: value for key, value in values.items() if key != "hydra"}
+    print(f"{display_path(source)}: {problem}; its checkpoint has the configuration", file=sys.stderr)
+    try:
+        return _plain_values((storage.load(folder) or {}).get("config"))
+    except ConfigError as error:
+        raise DataError(f"{folder / storage.FOLDER}: {error}") from error
+
+
+def _plain_values(recorded: Any) -> dict[str, Any]:
+    """The values of a record without those of Hydra; raises `ConfigError` if they are not those of a run."""
+    if not isinstance(recorded, dict):
+        raise ConfigError("is damaged: the configuration is not a mapping")
+    values = {key: value for key, value in recorded.items() if key != "hydra"}
     try:
         json.dumps(values)  # torch may load values that contain themselves
         if "${" in str(values):
-            raise ConfigError("contains an interpolation")
+            raise ConfigError("contains an interpolation, and a record has plain values only")
         validate(Config, values)
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{source}: is damaged") from error
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
+        raise ConfigError("is damaged") from error
     return values
 
 

@@ -11,23 +11,20 @@ import logging
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from random import Random
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict, read_write
 
 from vitmnist.cli.messages import describe
-from vitmnist.config.labels import flatten, resolved, to_plain_dict
 from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
+from vitmnist.config.values import flatten, resolved, to_plain_dict
 from vitmnist.errors import ConfigError, TrainingError
-from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
+from vitmnist.runtime.files import InUseError, display_path, has_checkpoint
 from vitmnist.runtime.program import program
 from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached, interruption
 from vitmnist.tracking.runs import Run, find_runs, read_run
@@ -35,29 +32,13 @@ from vitmnist.tracking.runs import Run, find_runs, read_run
 log = logging.getLogger(__name__)
 
 
-# Jobs of this sweep that were refused, and whose folder has the records of a completed one.
+# Jobs of this sweep that were refused, and whose folder is in use or has the records of a completed one.
 unrecorded: list[str] = []
 
 
 def is_search(config: DictConfig) -> bool:
     """Whether a sweeper such as Optuna's chooses the values, in place of Hydra's own, which runs listed ones."""
-    return not str(config.hydra.sweeper._target_).endswith("BasicSweeper")
-
-
-def _jobs_in_drawn_order(self: BasicSweeper) -> Sequence[Sequence[str]]:
-    """The overrides of the next jobs, those of each round in an order drawn from the seed.
-
-    In a fixed order, a machine that slows down steadily would favour the first job of each round.
-    """
-    assert self.config is not None
-    assert self.overrides is not None
-    jobs = self.overrides[self.batch_index]
-    self.batch_index += 1
-    if self.config.repeats == 1:
-        return jobs
-    draw = Random(f"{self.config.seed} {self.batch_index}")
-    # `repeat=N` is the first override of each job.
-    return sorted(jobs, key=lambda job: (int(job[0].partition("=")[2]), draw.random()))
+    return not str(config.hydra.sweeper._target_).endswith(("BasicSweeper", "RoundsSweeper"))
 
 
 def apply_repeats(config: DictConfig) -> None:
@@ -73,10 +54,8 @@ def apply_repeats(config: DictConfig) -> None:
         if is_search(config):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
         rounds = ",".join(map(str, range(1, config.repeats + 1)))
-        # Hydra takes a subclass only from an installed plugin, and imports its own plugins anew when it scans them.
-        module = import_module("hydra._internal.core_plugins.basic_sweeper")
-        module.BasicSweeper.get_job_batch = _jobs_in_drawn_order
         with read_write(config), open_dict(config):
+            config.hydra.sweeper._target_ = "hydra_plugins.vitmnist_rounds.RoundsSweeper"
             config.hydra.sweeper.params = {"repeat": rounds, **(config.hydra.sweeper.params or {})}
 
 
@@ -119,8 +98,7 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     try:
         if stop.request:  # came too late to stop the job before
             raise interruption(stop.request)
-        with locked(folder):
-            yield
+        yield
     except TimeLimitReached as error:
         log.info("job %s: %s", number, error)
     except Exception as error:
@@ -128,9 +106,10 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
         if failure.is_user_error:
             _log_traceback(error)
-        if read_run(folder).status == "completed":  # the records of an earlier start stay
+        # The records of an earlier start stay, and so do those of the process that uses the folder.
+        if isinstance(error, InUseError) or read_run(folder).status == "completed":
             unrecorded.append(folder.name)
-        elif not (folder / "result.json").exists() and not isinstance(error, InUseError):
+        elif not (folder / "result.json").exists():
             _record_refusal(composed, folder, overrides, failure.message)
     finally:
         _refresh_report(sweep_folder)

@@ -14,9 +14,9 @@ from vitmnist.cli.arguments import for_hydra
 from vitmnist.cli.folders import Command
 from vitmnist.cli.messages import refuse_flags
 from vitmnist.cli.overrides import key_of, quoted, split, value_of
-from vitmnist.config.labels import to_plain_dict
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
+from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
 

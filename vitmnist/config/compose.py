@@ -10,7 +10,8 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.config.labels import CONF, run_label
+from vitmnist.config import CONF
+from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config
 
 ConfigStore.instance().store(name="config_schema", node=Config)

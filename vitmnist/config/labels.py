@@ -1,51 +1,15 @@
-"""Configurations as plain values, flattened keys, and names made of them."""
+"""Short names made of a configuration: of a job's folder, and of its trainer."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import ListConfig, OmegaConf
 
-PACKAGE = Path(__file__).resolve().parent.parent
-
-# A wheel carries conf/ inside the package; in a source tree it is next to it.
-CONF = next(folder for folder in (PACKAGE / "conf", PACKAGE.parent / "conf") if folder.is_dir())
-
-NOT_COMPARED = (
-    *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume"),
-    *("stop_signal", "sweep", "tensorboard"),
-)
-"""Keys, and sections of them, that affect neither the result nor the timing."""
-
-
-def trainer_label(values: Mapping[str, Any]) -> str:
-    """A short name of a `trainer` section: the closest member of the group and what differs, as `plain, fused=true`."""
-    labels = []
-    for file in sorted((CONF / "trainer").glob("*.yaml")):
-        member: Any = OmegaConf.to_container(OmegaConf.load(file))
-        changed = {key: value for key, value in values.items() if value != member.get(key)}
-        changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
-        labels.append((len(changes), ", ".join([file.stem, *changes])))
-    return min(labels)[1]
-
-
-def is_under(key: str, places: Sequence[str]) -> bool:
-    """Whether a dotted key is one of `places` or below one."""
-    return any(key == place or key.startswith(f"{place}.") for place in places)
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a nested configuration by their full keys."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+from vitmnist.config import CONF
 
 
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
@@ -77,16 +41,12 @@ def _shortened(part: str, length: int) -> str:
     return part if len(part) <= length else f"{part[:head]}_{part[len(part) - length + head + 1 :]}"
 
 
-def to_plain_dict(config: Any) -> dict[str, Any]:
-    """A configuration dataclass as JSON values."""
-    as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return as_json
-
-
-def resolved(composed: DictConfig) -> dict[str, Any]:
-    """A composed configuration as plain values; with its interpolations if one of them cannot be resolved."""
-    try:
-        values = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-    except OmegaConfBaseException:
-        values = OmegaConf.to_container(composed, enum_to_str=True)
-    return values  # type: ignore[return-value]
+def trainer_label(values: Mapping[str, Any]) -> str:
+    """A short name of a `trainer` section: the closest member of the group and what differs, as `plain, fused=true`."""
+    labels = []
+    for file in sorted((CONF / "trainer").glob("*.yaml")):
+        member: Any = OmegaConf.to_container(OmegaConf.load(file))
+        changed = {key: value for key, value in values.items() if value != member.get(key)}
+        changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+        labels.append((len(changes), ", ".join([file.stem, *changes])))
+    return min(labels)[1]

@@ -23,9 +23,16 @@ class Shuffle(str, Enum):
     none = "none"
 
 
+NOT_COMPARED = (
+    *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume"),
+    *("stop_signal", "sweep", "tensorboard"),
+)
+"""Keys, and sections of them, that affect neither the result nor the timing."""
+
+
 @dataclass
 class DataConfig:
-    """`data`: data set, order, loader and augmentation."""
+    """`data`: dataset, order, loader and augmentation."""
 
     root: str = MISSING
     shuffle: Shuffle = MISSING

@@ -10,7 +10,7 @@ from operator import ge, gt, le, lt
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from vitmnist.errors import ConfigError, UnknownKeyError, first_line, nearest
 
@@ -42,23 +42,30 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
     """`values` as an instance of the dataclass `schema`.
 
     Struct mode lets `+model.detph=3` through, and a key deleted with `~` would silently fall back to its default. So
-    every key must be there, and none may be unknown.
+    no key may be unknown, and every key must be there: in what the values are merged into, all are missing.
 
     Args:
-        key: the place of the values in the configuration, for messages.
+        key: where the values stand in the configuration, for messages.
 
     Raises:
         ConfigError: an unknown or missing key, a wrong type, a number out of bounds.
     """
     try:
-        plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[call-overload]
-        _check_keys(schema, plain, key)  # type: ignore[arg-type]
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+        given, typed = OmegaConf.create(values), OmegaConf.structured(schema)  # type: ignore[call-overload]
+        for item in fields(schema):  # type: ignore[arg-type]
+            typed[item.name] = MISSING
+        options = OmegaConf.to_object(OmegaConf.merge(typed, OmegaConf.to_container(given, resolve=True)))
     except ValidationError as error:
         raise ConfigError(wrong_type(schema, error, key)) from error
+    except ConfigKeyError as error:
+        known = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
+        value = OmegaConf.select(given, str(error.full_key))
+        raise UnknownKeyError(join(key, error.full_key), known, value) from error
     except MissingMandatoryValue as error:
-        full = join(key, error.full_key)
-        raise ConfigError(f"{full} is missing; type {full}=VALUE") from error
+        full, siblings = join(key, error.full_key), getattr(error.object_type, "__dataclass_fields__", {})
+        is_group = error.key in siblings and str(siblings[error.key].type).startswith("dict")
+        example = f"{group_at(full)}=NAME" if is_group else f"{full}=VALUE"
+        raise ConfigError(f"{full} is missing; type {example}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{join(key, error.full_key)}: {first_line(error)}") from error
     _check_bounds(options, key)
@@ -73,7 +80,7 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
     full = join(key, error.full_key)
     value = "null" if error.value is None else error.value
     if get_origin(kind) is dict:
-        return f"{full}={value}: this is a config group; type {group_at(full)}=CHOICE"
+        return f"{full}={value}: this is a config group; type {group_at(full)}=NAME"
     for member_of in get_args(kind) or (kind,):
         if isinstance(member_of, type) and issubclass(member_of, Enum):
             names = [member.name for member in member_of] + ["null"] * (type(None) in get_args(kind))
@@ -95,21 +102,6 @@ def allowed_kinds(kind: Any) -> str:
     if float in kinds:
         names.pop(int)  # is a number
     return " or ".join(names[kind] for kind in kinds if kind in names)
-
-
-def _check_keys(schema: type, values: Mapping[str, Any], key: str) -> None:
-    known = {field.name: field for field in fields(schema)}
-    for name in values:
-        if name not in known:
-            raise UnknownKeyError(join(key, name), known, values[name])
-    for name, item in known.items():
-        full = join(key, name)
-        if values.get(name, MISSING) == MISSING:
-            is_group = str(item.type).startswith("dict")
-            example = f"{group_at(full)}=CHOICE" if is_group else f"{full}=VALUE"
-            raise ConfigError(f"{full} is missing; type {example}")
-        if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
-            _check_keys(item.default_factory, values[name], full)
 
 
 def _check_bounds(options: Any, key: str) -> None:
@@ -143,6 +135,6 @@ def join(key: str, name: object) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
-def group_at(place: str) -> str:
-    """The override key that selects the member at a place: `data/loader`, `data/loader@data.loader.base`."""
-    return f"data/loader@{place}" if place.startswith("data.loader.") else place.replace(".", "/")
+def group_at(section: str) -> str:
+    """The override key that selects the member of a section: `data/loader`, `data/loader@data.loader.base`."""
+    return f"data/loader@{section}" if section.startswith("data.loader.") else section.replace(".", "/")

@@ -1,4 +1,4 @@
-"""Batches from the samples of a map-style data set."""
+"""Batches from the samples of a map-style dataset."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Samples decoded once into files that are mapped into memory, for sets that are slow to decode or larger than memory.
 
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
-FOLDER/KEY/labels.npy   their labels
-FOLDER/KEY/cache.json   the fingerprint, the images' SHA-256, and the caller's notes
+FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each
+FOLDER/KEY/cache.json   the fingerprint, the first tensor's SHA-256, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -17,7 +17,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -39,19 +39,25 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such dtype, so the bits are kept
 UNUSABLE = (OSError, ValueError, KeyError, TypeError, DataError)
 """What reading a cache raises if its files are missing, or not what was written."""
-ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader)"
+ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
 
-Chunks = Iterable[tuple[Tensor, Tensor]]
-"""Images `[B, …]` and labels `[B, …]` of consecutive samples."""
+PAIR = ("images", "labels")
+Chunks = Iterable[tuple[Tensor, ...]]
+"""The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The contents of a cache: mapped images and labels in memory, the images' SHA-256, and the caller's notes."""
+    """The contents of a cache: the mapped tensors, the first one's SHA-256, and the caller's notes."""
 
-    tensors: TensorSet
+    mapped: tuple[Tensor, ...]
     sha256: str
     notes: dict[str, Any]
+
+    @property
+    def tensors(self) -> TensorSet:
+        """Images and labels."""
+        return TensorSet(*self.mapped, mapped=True)
 
 
 def decode_once(
@@ -59,57 +65,60 @@ def decode_once(
     fingerprint: str,
     size: int,
     decode: Callable[[], Chunks],
-    notes: Callable[[TensorSet], dict[str, Any]] = lambda tensors: {},
+    notes: Callable[[TensorSet], dict[str, Any]] | None = None,
     is_current: Callable[[dict[str, Any]], bool] = lambda notes: True,
+    names: Sequence[str] = PAIR,
 ) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
         fingerprint: identifies the contents; other contents need another one.
         size: how many samples `decode` yields at most.
-        notes: plain values to keep with the decoded tensors.
+        notes: plain values to keep with the decoded images and labels.
         is_current: whether a cache with these notes can still be used.
+        names: of the files, one for each tensor of a sample.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
         DoesNotFitError: its disk has too little room; raised before anything is written.
     """
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
-    place, unfinished = folder / key, folder / f".{key}.unfinished"
-    try:
-        return _open(place, fingerprint, is_current)
-    except UNUSABLE as damage:
-        log.debug("%s: %s", place, damage)  # perhaps another process is replacing it: checked again under the lock
+    entry, unfinished = folder / key, folder / f".{key}.unfinished"
+    with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
+        return _open(entry, fingerprint, names, is_current)
     with _locked(folder, key):
-        if place.is_dir():
+        if entry.is_dir():
             try:
-                return _open(place, fingerprint, is_current)
+                return _open(entry, fingerprint, names, is_current)
             except UNUSABLE as damage:
-                log.warning("the cache %s cannot be used (%s) and is decoded again", place, damage)
-        log.info("decoding once into %s", place)
+                log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
+        log.info("decoding once into %s", entry)
         try:
-            with _named_errors(folder):
-                shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
-                unfinished.mkdir()
-                images, labels = (unfinished / "images.npy").open("w+b"), (unfinished / "labels.npy").open("w+b")
-            with images, labels:
-                tensors, sha256 = _write(folder, [images, labels], size, decode())
-            record = {"fingerprint": fingerprint, "sha256": sha256, "notes": notes(tensors)}
+            with ExitStack() as stack:
+                with _named_errors(folder):
+                    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+                    unfinished.mkdir()
+                    files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
+                written = CacheEntry(*_write(folder, files, size, decode()), notes={})
+            record: dict[str, Any] = {"fingerprint": fingerprint, "sha256": written.sha256}
+            record["notes"] = notes(written.tensors) if notes else {}
             with _named_errors(folder):
                 write_atomic(unfinished / "cache.json", json.dumps(record, indent=2).encode())
-                shutil.rmtree(place, ignore_errors=True)
-                unfinished.rename(place)
+                shutil.rmtree(entry, ignore_errors=True)
+                unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return _open(place, fingerprint, lambda _: True)
+        return _open(entry, fingerprint, names, lambda _: True)
 
 
-def decode_temporarily(folder: Path, size: int, decode: Callable[[], Chunks]) -> TensorSet:
+def decode_temporarily(
+    folder: Path, size: int, decode: Callable[[], Chunks], names: Sequence[str] = PAIR
+) -> tuple[Tensor, ...]:
     """Mapped tensors in unnamed files, which disappear with the tensors or the process; raises as `decode_once`."""
     with ExitStack() as stack:
         with _named_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in ("images", "labels")]
+            files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
         return _write(folder, files, size, decode())[0]
 
 
@@ -128,60 +137,55 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
     with _named_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{key}.lock")
-        try:
+        with suppress(Timeout):
             return lock.acquire(timeout=0)
-        except Timeout:
-            log.info("waiting for another process, which decodes the same samples (%s)", lock.lock_file)
-            return lock.acquire()
+        log.info("waiting for another process, which decodes the same samples (%s)", lock.lock_file)
+        return lock.acquire()
 
 
-def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[TensorSet, str]:
-    """Write all chunks as `.npy`; the mapped tensors, and the images' SHA-256."""
+def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[tuple[Tensor, ...], str]:
+    """Write all chunks as `.npy`; the mapped tensors, and the first one's SHA-256."""
     count, checksum = 0, hashlib.sha256()
-    for images, labels in chunks:
-        arrays = _as_array("images", images), _as_array("labels", labels)
+    for chunk in chunks:
+        arrays = [_as_array(part) for part in chunk]
         with _named_errors(folder):
             if not count:
-                _check_room(folder, size * sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays))
+                needed = size * sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)
+                if needed > (free := shutil.disk_usage(folder).free):
+                    raise DoesNotFitError(
+                        f"cache: the decoded set takes {mib(needed)} on the disk of {folder}, where {mib(free)} are "
+                        f"free; name a folder on another disk with {ADVICE}, or choose data/loader=disk"
+                    )
+                _write_headers(files, arrays, size)
             for file, array in zip(files, arrays, strict=True):
-                if not count:
-                    _write_header(file, array, size)
                 file.write(array.data)
         checksum.update(arrays[0].data)
-        count += len(images)
+        count += len(arrays[0])
     if not count:
         raise DataError("there is no sample to decode")
     with _named_errors(folder):
-        for file, array in zip(files, arrays, strict=True):
-            _write_header(file, array, count)
+        _write_headers(files, arrays, count)
+        for file in files:
             file.flush()
             os.fsync(file.fileno())
-        return TensorSet(*map(_map, files), mapped=True), checksum.hexdigest()
+        return tuple(map(_map, files)), checksum.hexdigest()
 
 
-def _as_array(name: str, tensor: Tensor) -> np.ndarray[Any, Any]:
+def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     try:
         if tensor.dtype == torch.bfloat16:
             return tensor.contiguous().view(torch.uint16).numpy().view(BFLOAT16)
         return tensor.contiguous().numpy()
     except TypeError as error:
-        raise DataError(f"{name}: a cache cannot hold {tensor.dtype}; choose ram or disk") from error
+        raise DataError(f"a cache cannot hold {tensor.dtype}; choose ram or disk") from error
 
 
-def _check_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DoesNotFitError(
-            f"cache: the decoded set takes {mib(needed)} on the disk of {folder}, where {mib(free)} are free; "
-            f"name a folder on another disk with {ADVICE}, or choose data/loader=disk"
-        )
-
-
-def _write_header(file: IO[bytes], like: np.ndarray[Any, Any], size: int) -> None:
-    """Write the header of a `.npy` file; NumPy pads it, so that it has the same length for any `size`."""
-    file.seek(0)
-    described = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False}
-    np.lib.format.write_array_header_1_0(file, described | {"shape": (size, *like.shape[1:])})
+def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], size: int) -> None:
+    """Write the headers of `.npy` files; NumPy pads them, so that they have the same length for any `size`."""
+    for file, array in zip(files, arrays, strict=True):
+        file.seek(0)
+        described = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, described | {"shape": (size, *array.shape[1:])})
 
 
 def _map(file: IO[bytes]) -> Tensor:
@@ -199,13 +203,15 @@ def _map(file: IO[bytes]) -> Tensor:
     return torch.from_numpy(stored["bfloat16"]).view(torch.bfloat16) if dtype == BFLOAT16 else torch.from_numpy(stored)
 
 
-def _open(place: Path, fingerprint: str, is_current: Callable[[dict[str, Any]], bool]) -> CacheEntry:
-    """The cache in `place`; raises `UNUSABLE` if it is missing, incomplete, of other contents, or not current."""
-    record = json.loads((place / "cache.json").read_text())
+def _open(
+    entry: Path, fingerprint: str, names: Sequence[str], is_current: Callable[[dict[str, Any]], bool]
+) -> CacheEntry:
+    """The cache in `entry`; raises `UNUSABLE` if it is missing, incomplete, of other contents, or not current."""
+    record = json.loads((entry / "cache.json").read_text())
     if record["fingerprint"] != fingerprint:
         raise ValueError("it is of other contents")
     if not is_current(record["notes"]):
         raise ValueError("samples that could not be read can be read now")
-    with (place / "images.npy").open("rb") as images, (place / "labels.npy").open("rb") as labels:
-        tensors = TensorSet(_map(images), _map(labels).clone(), mapped=True)
-    return CacheEntry(tensors, record["sha256"], record["notes"])
+    with ExitStack() as stack:
+        files = [stack.enter_context((entry / f"{name}.npy").open("rb")) for name in names]
+        return CacheEntry(tuple(map(_map, files)), record["sha256"], record["notes"])

@@ -1,4 +1,4 @@
-"""Decoding a map-style data set of pairs (image, label) into two tensors, and refusing one with random samples."""
+"""Decoding a map-style dataset of pairs (image, label) into two tensors, and refusing one with random samples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitmnist.data.batch_layout import find_difference
+from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.seeding import preserved_generators, read_samples
-from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 
 CHUNK = 256  # samples decoded at a time
@@ -22,19 +21,19 @@ BATCHED = 4  # of them in a batch that is made twice
 
 
 def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-    """Samples (image, label) of a map-style data set as one batch: `[B, …]` and `[B, …]`.
+    """Samples (image, label) of a map-style dataset as one batch: `[B, …]` and `[B, …]`.
 
     Raises:
         DataError: samples that are no such pairs, or of different shapes.
     """
     if isinstance(dataset, RowPairs) and not dataset.is_transformed:  # what is not transformed is not random
-        samples: list[Any] = dataset.read(indices)
+        samples: list[Any] = dataset.__getitems__(indices)
     else:
         samples = read_samples(dataset, indices, seed, epoch)
     try:
         batch = collate_samples(samples)
     except (TypeError, RuntimeError) as error:
-        advice = "; give them the same shape, in a transform of the data set" if isinstance(error, RuntimeError) else ""
+        advice = "; give them the same shape, in a transform of the dataset" if isinstance(error, RuntimeError) else ""
         raise DataError(f"samples {indices[0]} to {indices[-1]} do not make a batch: {error}{advice}") from error
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
         found = f"a {type(samples[0]).__name__}"
@@ -48,7 +47,7 @@ def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: 
 
 
 def iter_pairs(dataset: Dataset[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of all samples (image, label) of a map-style data set, as in epoch 0.
+    """Chunks of all samples (image, label) of a map-style dataset, as in epoch 0.
 
     Raises:
         DataError: as `read_pairs`, or chunks of different shapes or dtypes.
@@ -67,17 +66,8 @@ def iter_pairs(dataset: Dataset[Any], seed: int) -> Iterator[tuple[Tensor, Tenso
         yield chunk
 
 
-def load_samples(dataset: Dataset[Any], seed: int) -> TensorSet:
-    """All samples of a map-style data set of pairs (image, label), in memory.
-
-    Raises:
-        DataError: as `iter_pairs`, or there are no samples.
-    """
-    return load_chunks(iter_pairs(dataset, seed), len(dataset))  # type: ignore[arg-type]
-
-
-def load_chunks(chunks: Iterable[tuple[Tensor, Tensor]], size: int) -> TensorSet:
-    """Chunks of images and labels, `size` samples together, in memory; raises `DataError` if there are none."""
+def load_chunks(chunks: Iterable[tuple[Tensor, ...]], size: int) -> tuple[Tensor, ...]:
+    """Chunks of tensors, `size` samples together, in memory; raises `DataError` if there are none."""
     tensors: tuple[Tensor, ...] = ()
     filled = 0
     for chunk in chunks:
@@ -87,14 +77,8 @@ def load_chunks(chunks: Iterable[tuple[Tensor, Tensor]], size: int) -> TensorSet
             tensor[filled : filled + len(part)] = part
         filled += len(chunk[0])
     if not tensors:
-        raise DataError("the data set is empty")
-    return TensorSet(*tensors)
-
-
-def estimate_nbytes(dataset: Dataset[Any], seed: int) -> int:
-    """The bytes that `load_samples` takes, estimated from the first sample."""
-    size = len(dataset)  # type: ignore[arg-type]
-    return sum(part.nbytes for part in read_pairs(dataset, [0], seed, epoch=0)) * size if size else 0
+        raise DataError("the dataset is empty")
+    return tensors
 
 
 def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:

@@ -1,38 +1,42 @@
-"""A replacement for a torch `DataLoader`: the same batches, from samples that are decoded once."""
+"""A `DataLoader` over samples that are decoded once, with the batches of the `DataLoader` that it replaces."""
 
 from __future__ import annotations
 
-import logging
-import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 from tqdm import tqdm
 
-from vitmnist.data.batch_layout import BatchLayout, find_difference
-from vitmnist.data.collate import map_tensors
+from vitmnist.data.batch_tensors import BatchTensors, find_difference
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
 from vitmnist.data.decoding import CHUNK, PROBES, find_random, load_chunks
-from vitmnist.data.drawn_batches import DrawnBatches
-from vitmnist.data.loaders.base import LOADERS, Loader
+from vitmnist.data.frozen_state import FrozenState, preserved_own_generators
 from vitmnist.data.loaders.cache import CacheOptions
-from vitmnist.data.loaders.pinned import HostLoader
-from vitmnist.data.loaders.prefetch import PrefetchOptions, Producer
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import ConfigError, DataError, UserError, choices, first_line
-from vitmnist.runtime.device import accelerator_of, choose_device
+from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, first_line
+from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 
-log = logging.getLogger(__name__)
-
-KEEPS_SAMPLES = ("gpu_slice", "ram", "cache")
+STORES = ("gpu_slice", "ram", "cache")
+DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw the indices of an epoch when the first is asked for."""
 COMPARED = 3  # batches that are compared with the original before the replacement is returned
 
 
@@ -40,202 +44,246 @@ def from_dataloader(
     dataloader: DataLoader[Any],
     loader: str = "auto",
     *,
-    device: torch.device | str = "auto",
+    device: torch.device | str | None = None,
     folder: str = CacheOptions.folder,
     fingerprint: str | None = None,
-) -> ReplacedDataLoader:
-    """A drop-in replacement for a `DataLoader` over a map-style data set: `for batch in replacement`.
+    num_workers: int | None = None,
+) -> DataLoader[Any]:
+    """A `DataLoader` with the same batches, in the same order, over samples that are decoded once.
 
-    The indices are drawn by the DataLoader's own batch sampler, so that the order is the same for the same state of the
-    random generators, and `DistributedSampler.set_epoch` works. A batch is what the DataLoader's collate function makes
-    of the samples, in the same structure, on `device`.
+    It is built from the arguments of the original: its sampler or batch sampler, generator, workers. So everything
+    that takes a `DataLoader` takes it, and Accelerate or Lightning give each rank its part. Its `dataset` is a
+    `DecodedDataset`. If `dataloader` is such a replacement already, it is returned.
 
     Args:
-        loader: gpu_slice, ram and cache decode each sample once, with the workers of the DataLoader, and keep it on the
-            device, in memory, or in a memory-mapped file; what does not fit on the device, gpu_slice keeps in memory.
-            prefetch decodes as before, but in a background thread, a few batches ahead: if an epoch is left early, the
-            sampler has drawn more than the DataLoader's would have. auto takes the first that fits: gpu_slice (with a
-            GPU), ram, cache; or prefetch if the samples cannot be kept.
-        device: where the batches are delivered; auto is the first CUDA device, or the CPU.
+        loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device.
+            auto: the first that fits of gpu_slice (if `device` is a CUDA device), ram and cache. If the samples cannot
+            be kept, auto warns with the reason, and returns the DataLoader that it was given.
+        device: of gpu_slice, which delivers the batches there; by default the current CUDA device. ram and cache
+            deliver on the host, as the original does.
         folder: of the files of cache.
         fingerprint: names the decoded contents, so that later processes find them in `folder`; by default that of a
-            Hugging Face data set with torch's own collate function. Without one, the file is for this process only.
+            Hugging Face dataset with torch's own collate function. Without one, the file is for this process only.
+        num_workers: of the result. None: 0, because gathering a batch takes less time than receiving one; or those of
+            the original, where its order depends on them: persistent workers, a sampler or generator of your own.
+            Loaders that are iterated in lockstep (`zip`) draw their seeds in another order with 0 than with workers.
 
     Raises:
         ConfigError: a loader that is unknown or cannot be used; random samples, which decoding once would freeze.
         DataError: samples that cannot be kept as rows of tensors, or batches that would differ from the original's.
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
-    allowed = (*KEEPS_SAMPLES, "prefetch", "auto")
-    if loader not in allowed:
-        raise ConfigError(f"loader={loader}: {choices(loader, allowed)}")
-    check_replaceable(dataloader)
-    place = choose_device(str(device))
-    if loader == "prefetch":
-        return PrefetchedDataLoader(dataloader, place)
-    if loader != "auto":
-        return KeptDataLoader(dataloader, loader, place, folder, fingerprint)
-    for name in KEEPS_SAMPLES if place.type == "cuda" else KEEPS_SAMPLES[1:]:
+    if loader not in (*STORES, "auto"):
+        raise ConfigError(f"loader={loader}: {allowed_names(loader, (*STORES, 'auto'))}")
+    if device is not None and loader in ("ram", "cache"):
+        raise ConfigError(f"device={device}: {loader} delivers batches on the host; leave device out, or use gpu_slice")
+    try:
+        check_replaceable(dataloader)
+    except UserError as error:
+        if loader != "auto" or not isinstance(dataloader, DataLoader):
+            raise
+        return _unchanged(dataloader, error)
+    if isinstance(dataloader.dataset, DecodedDataset):
+        return dataloader
+    target = choose_device("auto" if device is None else str(device))
+    workers = workers_needed(dataloader) if num_workers is None else num_workers
+    with_gpu = device is not None and target.type == "cuda"
+    for name in (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,):
         try:
-            replacement = KeptDataLoader(dataloader, name, place, folder, fingerprint)
-        except DoesNotFitError as reason:
-            log.info("loader=auto: not %s", reason)
-        except UserError as reason:  # true of the others too
-            log.info("loader=auto: prefetch, because %s", reason)
-            break
+            batches, state = _decode(dataloader, name, target, Path(folder).expanduser(), fingerprint, workers)
+        except UserError as error:
+            if loader != "auto":
+                raise
+            reason = error
+            if not isinstance(error, DoesNotFitError) and name != "gpu_slice":  # true of the others too
+                break
         else:
-            log.info("loader=auto: %s keeps the samples", name)
-            return replacement
-    return PrefetchedDataLoader(dataloader, place)
+            return rebuilt(
+                dataloader,
+                dataset=DecodedDataset(dataloader.dataset, batches, state),
+                collate_fn=partial(_hand_on, dataloader.collate_fn),
+                num_workers=workers,
+                pin_memory=dataloader.pin_memory and name != "gpu_slice",
+            )
+    return _unchanged(dataloader, reason)
 
 
-class ReplacedDataLoader(ABC):
-    """Delivers the batches of a `DataLoader`; each `iter()` begins its next epoch.
+def _unchanged(dataloader: DataLoader[Any], reason: UserError) -> DataLoader[Any]:
+    """Warn with the reason, and return the DataLoader as it is."""
+    warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {reason}", stacklevel=3)
+    return dataloader
 
-    Attributes other than these are those of the DataLoader, such as `dataset` and `batch_sampler`.
+
+class DecodedDataset(Dataset[Any]):
+    """The samples of another dataset, decoded once; `DataLoader` gathers a batch of them at once.
+
+    Attributes other than `original` and `sample_nbytes` are those of the original dataset, such as `classes`. Setting
+    one of them, or changing one in the original, is an error at the next batch: the decoded samples do not follow it.
+
+    Args:
+        dataset: the original.
+        batches: the decoded samples, as one batch of the collate function.
+        state: of the original when it was decoded.
     """
 
-    buffered = 0
-    """How many batches may be ready ahead of the consumer."""
+    original: Dataset[Any]
+    _batches: BatchTensors
+    _state: FrozenState
 
-    def __init__(self, dataloader: DataLoader[Any], loader: str) -> None:
-        self.dataloader, self.loader = dataloader, loader
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Any]:
-        """The batches of the next epoch, whose indices are drawn now."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End live iterators, and release what this object owns."""
+    def __init__(self, dataset: Dataset[Any], batches: BatchTensors, state: FrozenState) -> None:
+        self.__dict__.update(original=dataset, _batches=batches, _state=state)
 
     def __len__(self) -> int:
-        return len(self.dataloader)
+        return len(next(iter(self._batches.tensors.values())))
 
-    def __enter__(self) -> ReplacedDataLoader:
-        return self
+    def __getitem__(self, index: int) -> Any:
+        """A sample of the original; batches do not need it."""
+        return self.original[index]
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dataloader":  # not set yet: a copy is being made
-            raise AttributeError(name)
-        return getattr(self.dataloader, name)
-
-
-class KeptDataLoader(ReplacedDataLoader):
-    """Gathers batches from samples that were decoded once. See `from_dataloader`."""
-
-    def __init__(
-        self, dataloader: DataLoader[Any], loader: str, device: torch.device, folder: str, fingerprint: str | None
-    ) -> None:
-        super().__init__(dataloader, loader)
-        try:
-            with preserved_generators():
-                tensors = self._decode_once(Path(folder).expanduser(), fingerprint, device)
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:  # samples and collate function may fail in any way
-            reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
-            raise DataError(f"{loader}: {reason}; use loader='prefetch', which keeps no samples") from error
-        self._sampler = DrawnBatches(dataloader)
-        self._loader: Loader
-        if loader == "gpu_slice":
-            self._loader = LOADERS.build(LOADERS.complete({"name": loader}), tensors, self._sampler, device)
-        else:
-            self._loader = HostLoader(tensors, self._sampler, device)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = self._loader.epoch(self._sampler.begin_epoch())
-        return (self._layout.unpack(*rows) for rows in batches)
+    def __getitems__(self, indices: Sequence[int]) -> GatheredBatch:
+        """The batch of these samples, for the collate function of the replacement."""
+        self._state.check()
+        return GatheredBatch(self._batches.gather(indices))
 
     @property
     def sample_nbytes(self) -> int:
         """Bytes that a decoded sample takes."""
-        return self._layout.nbytes
+        return self._batches.sample_nbytes
 
-    def close(self) -> None:
-        self._loader.close()
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "original" not in self.__dict__:  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.original, name)
 
-    def _decode_once(self, folder: Path, fingerprint: str | None, device: torch.device) -> TensorSet:
-        """All samples as rows of two tensors, compared with batches of the DataLoader's own."""
-        dataloader, name = self.dataloader, self.loader
-        if hasattr(dataloader.dataset, "set_epoch"):
-            raise ConfigError(f"{name}: the data set has set_epoch: its samples change; use loader='prefetch'")
-        if random := find_random(dataloader.dataset, dataloader.collate_fn):
-            raise ConfigError(
-                f"{name}: {random} is random: it differs when it is read twice, and {name} would repeat one version of "
-                "it; use loader='prefetch', or move the random transform from the samples to the batches on the device"
-            )
-        size = len(dataloader.dataset)  # type: ignore[arg-type]
-        first = range(min(size, 2))
-        self._layout = BatchLayout.of(_read(dataloader, first), len(first))
-        decode = partial(_decode, dataloader, self._layout)
-        if name == "cache" and (fingerprint := fingerprint or _fingerprint_of(dataloader)):
-            tensors = decode_once(folder, f"{fingerprint}, {size} samples, {self._layout.forms}", size, decode).tensors
-        elif name == "cache":
-            tensors = decode_temporarily(folder, size, decode)
-        else:
-            check_fits(name, Memory(host=self._layout.nbytes * size), device)
-            tensors = load_chunks(decode(), size)
-        self._check_batches(tensors)
-        return tensors
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.original, name, value)
 
-    def _check_batches(self, tensors: TensorSet) -> None:
-        """Raise `DataError` if a batch of the decoded samples is not what the collate function makes of them."""
-        shuffled = torch.randperm(len(tensors), generator=torch.Generator().manual_seed(0))
-        # Batches of one too: where a batch is padded to its longest sample, all large ones may be equally long.
-        batches = [*shuffled.split(self.dataloader.batch_size or CHUNK)[:COMPARED], *shuffled[:PROBES].split(1)]
-        for indices in batches:
-            found = self._layout.unpack(tensors.images[indices], tensors.labels[indices])
-            if place := find_difference(found, _read(self.dataloader, indices.tolist())):
-                named = ", ".join(map(str, indices[:3].tolist()))
-                raise DataError(
-                    f"{place} of samples {named}, … is not what the DataLoader makes of them: it depends on the other "
-                    "samples of the batch, or fingerprint= names other contents"
+
+class GatheredBatch:
+    """A batch that is collated already."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __getitem__(self, index: int) -> Any:
+        raise ConfigError(
+            "a DecodedDataset gives collated batches: a DataLoader over it needs collate_fn=loader.collate_fn, of the "
+            "loader that from_dataloader returned (in a Hugging Face Trainer: data_collator=loader.collate_fn and "
+            "remove_unused_columns=False); .original of it is the dataset that gives samples"
+        )
+
+
+def _hand_on(collate: Callable[[Any], Any], samples: Any) -> Any:
+    """Collate single samples, such as those of a `ConcatDataset`; hand on what is collated already."""
+    return samples.batch if isinstance(samples, GatheredBatch) else collate(samples)
+
+
+def rebuilt(dataloader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
+    """A `DataLoader` with the arguments of another one, of which some are changed."""
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
+    if changed.get("num_workers", dataloader.num_workers):
+        names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
+    # Not the batch sampler that the DataLoader has made: frameworks build another one around the sampler.
+    is_own = dataloader.batch_size is None and "batch_size" not in changed
+    names += ["batch_sampler"] if is_own else ["batch_size", "drop_last", "sampler"]
+    return DataLoader(**{name: getattr(dataloader, name) for name in names} | changed)
+
+
+def check_replaceable(dataloader: Any) -> None:
+    """Raise `ConfigError` or `DataError` if this DataLoader has no batches of samples with an index."""
+    kind = type(dataloader).__name__
+    if not isinstance(dataloader, DataLoader):
+        if isinstance(getattr(dataloader, "loader", None), DataLoader):  # as timm's PrefetchLoader has
+            raise ConfigError(f"dataloader: {kind} wraps a DataLoader; give its .loader")
+        raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {kind}")
+    if type(dataloader).__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"dataloader: {kind} iterates in its own way; give the DataLoader that it was made of, before a framework "
+            "prepares it"
+        )
+    if isinstance(dataloader.dataset, IterableDataset):
+        raise ConfigError(
+            "dataloader: its dataset is an IterableDataset, whose samples have no index to find them by again; use the "
+            "DataLoader as it is"
+        )
+    if dataloader.batch_sampler is None:
+        raise ConfigError("dataloader: batch_size=None leaves batches to the dataset; give it a batch_size")
+    if not len(dataloader.dataset):  # type: ignore[arg-type]
+        raise DataError("dataloader: its dataset is empty")
+
+
+def workers_needed(dataloader: DataLoader[Any]) -> int:
+    """How many workers keep the order of samples: none, if reading batches ahead draws no further random number."""
+    sampler, workers = dataloader.sampler, int(dataloader.num_workers)
+    if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
+        return workers
+    if isinstance(sampler, RandomSampler) and sampler.generator is not None:  # draws again at the end of an epoch
+        return workers
+    # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
+    return workers if dataloader.persistent_workers else 0
+
+
+def _decode(
+    dataloader: DataLoader[Any], name: str, device: torch.device, folder: Path, fingerprint: str | None, workers: int
+) -> tuple[BatchTensors, FrozenState]:
+    """All samples where they are kept, and the dataset's state; raises as `from_dataloader`."""
+    dataset: Any = dataloader.dataset
+    if name == "gpu_slice" and workers:
+        raise ConfigError(
+            f"gpu_slice: num_workers={workers}, and workers cannot deliver from the device; give from_dataloader "
+            "num_workers=0, which keeps the order unless it depends on how far workers read ahead"
+        )
+    if hasattr(dataset, "set_epoch"):
+        raise ConfigError(f"{name}: the dataset has set_epoch: its samples change; use the DataLoader as it is")
+    size, state = len(dataset), FrozenState(dataset, dataloader.collate_fn)
+    try:
+        with preserved_generators(), preserved_own_generators(dataset):
+            first = BatchTensors.of(_read(dataloader, range(min(size, 2))), min(size, 2))
+            if random := find_random(dataset, dataloader.collate_fn):
+                raise ConfigError(
+                    f"{name}: {random} is random: it differs when it is read twice, and {name} would repeat one "
+                    "version of it; move the random transform to the batches, in the training loop"
                 )
+            chunks = partial(_chunks, dataloader, first)
+            files = [str(number) for number in range(len(first.tensors))]
+            if default_collate is dataloader.collate_fn:
+                fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
+            if name == "cache" and fingerprint:
+                contents = f"{fingerprint}, {size} samples, {first.forms}"
+                tensors = decode_once(folder, contents, size, chunks, names=files).mapped
+            elif name == "cache":
+                tensors = decode_temporarily(folder, size, chunks, files)
+            else:
+                needed = first.sample_nbytes * size
+                check_fits(name, Memory(needed, needed if (name, device.type) == ("gpu_slice", "cuda") else 0), device)
+                tensors = load_chunks(chunks(), size)
+            if name == "gpu_slice":
+                tensors = tuple(tensor.to(device) for tensor in tensors)
+            batches = replace(first, tensors=dict(zip(first.tensors, tensors, strict=True)))
+            _check_batches(dataloader, batches, size)
+    except ConfigError:
+        raise
+    except Exception as error:  # samples and collate function may fail in any way
+        reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
+        if not isinstance(error, DataError):
+            reason += "; raised by the dataset or the collate function, for samples read one after another"
+        raise DataError(f"{name}: {reason}") from error
+    state.ignore_changes()
+    return batches, state
 
 
-class PrefetchedDataLoader(ReplacedDataLoader):
-    """Lets the `DataLoader` work in a background thread. See `from_dataloader`."""
-
-    def __init__(self, dataloader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(dataloader, "prefetch")
-        has_workers = dataloader.num_workers > 0
-        if not has_workers and (random := find_random(dataloader.dataset, dataloader.collate_fn)):
-            raise ConfigError(
-                f"prefetch: {random} is random, and with num_workers=0 it would share its random generators with the "
-                "training loop; give the DataLoader num_workers=1 or more"
+def _check_batches(dataloader: DataLoader[Any], batches: BatchTensors, size: int) -> None:
+    """Raise `DataError` if a batch of the decoded samples is not what the collate function makes of them."""
+    shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    # Batches of one too: where a batch is padded to its longest sample, all large ones may be equally long.
+    for part in (*shuffled.split(dataloader.batch_size or CHUNK)[:COMPARED], *shuffled[:PROBES].split(1)):
+        indices = part.tolist()
+        if difference := find_difference(batches.gather(indices), _read(dataloader, indices)):
+            raise DataError(
+                f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
+                "them: it depends on the other samples of the batch (pad to a fixed length), it is random at times "
+                "(use the DataLoader as it is), or fingerprint= names other contents (give another one)"
             )
-        self._sampler = None if has_workers else DrawnBatches(dataloader, least_ahead=1)
-        in_queue = PrefetchOptions().queue_size + 1  # the thread holds one more, for which there is no room
-        self.buffered = in_queue + dataloader.num_workers * (dataloader.prefetch_factor or 0)
-        self._accelerator = accelerator_of(device)
-        self._stream = self._accelerator.new_stream()
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-    def __iter__(self) -> Iterator[Any]:
-        # The epoch begins here, and not in the thread, which would share the random generators with the training loop.
-        batches: Iterator[Any]
-        if self._sampler is not None:
-            drawn = self._sampler.batches(self._sampler.begin_epoch())
-            batches = (_read(self.dataloader, indices.tolist()) for indices in drawn)
-        else:
-            if self.dataloader.persistent_workers:  # it has a single iterator, which no thread may use any more
-                for producer in list(self._producers):
-                    producer.stop()
-                    producer.join()
-            batches = iter(self.dataloader)
-        to_device = partial(map_tensors, self._accelerator.to_device)
-        queue_size = PrefetchOptions().queue_size
-        producer = Producer(lambda: map(to_device, batches), queue_size, None, self._accelerator, self._stream)
-        self._producers.add(producer)
-        return producer.run()
-
-    def close(self) -> None:
-        for producer in list(self._producers):
-            producer.stop()
 
 
 def _read(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
@@ -248,44 +296,14 @@ def _read(dataloader: DataLoader[Any], indices: Sequence[int]) -> Any:
     return dataloader.collate_fn(samples)
 
 
-def _decode(dataloader: DataLoader[Any], layout: BatchLayout) -> Iterator[tuple[Tensor, Tensor]]:
-    """All samples in their order, as rows of two tensors; with the workers of the `DataLoader`."""
-    chunks = DataLoader(
-        dataloader.dataset,
-        CHUNK,
-        num_workers=dataloader.num_workers,
-        collate_fn=dataloader.collate_fn,
-        worker_init_fn=dataloader.worker_init_fn,
-        multiprocessing_context=dataloader.multiprocessing_context,
-        timeout=dataloader.timeout,
-        generator=torch.Generator(),
+def _chunks(dataloader: DataLoader[Any], first: BatchTensors) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors of all samples in their order, in chunks; with the workers of the `DataLoader`."""
+    chunks = rebuilt(
+        dataloader, batch_size=CHUNK, sampler=None, drop_last=False, generator=torch.Generator(), pin_memory=False
     )
-    chunks.is_internal = True  # python -m vitmnist.diagnose observes the user's alone
+    chunks.is_internal = True  # `vitmnist diagnose` observes the user's alone
     size = len(dataloader.dataset)  # type: ignore[arg-type]
     for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
-        yield layout.pack(batch, min(CHUNK, size - number * CHUNK))
-
-
-def _fingerprint_of(dataloader: DataLoader[Any]) -> str | None:
-    """That of a Hugging Face data set, which covers its transforms; None if the contents are unknown."""
-    fingerprint = getattr(dataloader.dataset, "_fingerprint", None)
-    return fingerprint if isinstance(fingerprint, str) and dataloader.collate_fn is default_collate else None
-
-
-def check_replaceable(dataloader: Any) -> None:
-    """Raise `ConfigError` or `DataError` if this DataLoader has no batches of samples with an index."""
-    if not isinstance(dataloader, DataLoader):
-        raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {type(dataloader).__name__}")
-    if type(dataloader).__iter__ is not DataLoader.__iter__:
-        raise ConfigError(
-            f"dataloader: {type(dataloader).__name__} iterates in its own way; give the DataLoader that it wraps, or "
-            "build a plain one"
-        )
-    if isinstance(dataloader.dataset, IterableDataset):
-        raise ConfigError(
-            "dataloader: its data set is an IterableDataset, whose samples have no index to find them by again"
-        )
-    if dataloader.batch_sampler is None:
-        raise ConfigError("dataloader: batch_size=None leaves batches to the data set; give it a batch_size")
-    if not len(dataloader.dataset):  # type: ignore[arg-type]
-        raise DataError("dataloader: its data set is empty")
+        chunk = BatchTensors.of(batch, min(CHUNK, size - number * CHUNK))
+        first.check_same(chunk)
+        yield tuple(chunk.tensors.values())

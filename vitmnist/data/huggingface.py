@@ -1,6 +1,5 @@
 """The rows of a Hugging Face `datasets.Dataset` as pairs of an image and a label; the package is not imported."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,36 +35,41 @@ class RowPairs(Dataset[tuple[Any, Any]]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.read([index])[0]
+        return self.__getitems__([index])[0]
 
-    def read(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
         """These samples in one query, which saves most of the time of small images."""
         rows = self._rows[indices]
-        if missing := set(self.columns) - set(rows):
-            raise DataError(f"row {indices[0]}: the transform has removed the column {', '.join(sorted(missing))}")
-        return [self._pair(*row) for row in zip(indices, *(rows[name] for name in self.columns), strict=True)]
+        for column in self.columns:
+            if column not in rows:
+                raise DataError(f"row {indices[0]}: the transform has removed the column {column}")
+            for index, value in zip(indices, rows[column], strict=True):
+                if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):  # NumPy's None
+                    raise DataError(f"row {index}: the column {column} has no value; leave the row out with filter()")
+        images, labels = (rows[column] for column in self.columns)
+        return list(zip(map(self._image, images), map(_label, labels), strict=True))
 
-    def _pair(self, index: int, *values: Any) -> tuple[Any, Any]:
-        for column, value in zip(self.columns, values, strict=True):
-            if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):  # NaN: NumPy's None
-                raise DataError(f"row {index}: the column {column} has no value; leave the row out with filter()")
-        image, label = values
+    def _image(self, image: Any) -> Any:
         if isinstance(image, Image.Image):
-            image = to_tensor(image.convert(PIXEL_MODES.get(image.mode, image.mode)))
-        elif not self.is_transformed:  # arrays; those of two dimensions get a channel
-            image = torch.from_numpy(np.array(image, self._dtype))
-            image = image.unsqueeze(0) if image.dim() == 2 else image
-        return image, torch.tensor(label, dtype=torch.float32) if isinstance(label, float | np.floating) else int(label)
+            return to_tensor(image.convert(PIXEL_MODES.get(image.mode, image.mode)))
+        if self.is_transformed:
+            return image
+        array = torch.from_numpy(np.array(image, self._dtype))
+        return array.unsqueeze(0) if array.dim() == 2 else array  # two dimensions get a channel
+
+
+def _label(label: Any) -> Any:
+    return torch.tensor(label, dtype=torch.float32) if isinstance(label, float | np.floating) else int(label)
 
 
 def _column(rows: Any, kind: str, name: str | None, feature: str) -> str:
     types = {key: type(value).__name__ for key, value in rows.features.items()}
     found = [key for key in types if (key == name if name else key == kind or types[key] == feature)]
-    if len(found) != 1:
-        columns = ", ".join(f"{key} ({value})" for key, value in types.items())
-        number = f"no column {name}" if name else f"{len(found) or 'no'} columns for the {kind}"
-        raise DataError(
-            f"the data set has {number}; its columns are {columns}; name one with "
-            f"make_loader(…, {kind}=COLUMN), or rename_column() it to {kind}"
-        )
-    return str(found[0])
+    if len(found) == 1:
+        return str(found[0])
+    columns = ", ".join(f"{key} ({value})" for key, value in types.items())
+    number = f"no column {name}" if name else f"{len(found) or 'no'} columns for the {kind}"
+    raise DataError(
+        f"the dataset has {number}; its columns are {columns}; name one with make_loader(…, {kind}=COLUMN), or "
+        f"rename_column() it to {kind}"
+    )

@@ -50,7 +50,8 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode) -> Image.Image:
             converted = upright if upright.mode == target else upright.convert(target)
             return converted.resize(size, Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow's decoders raise the errors of many libraries
-        raise DataError(f"{printable(path)}: cannot be read as a picture: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
+        raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
 
 
 def has_alpha(path: Path) -> bool:

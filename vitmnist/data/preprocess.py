@@ -25,8 +25,9 @@ class Preprocess(nn.Module):
 
     Args:
         data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
-            map-style data set, are computed from its uint8 images, each of which is read once.
+            map-style dataset, are computed from its uint8 images, each of which is read once.
         augment: applied to the normalised images if keys are given; one that mixes images, by `mixed`.
+        classes: number of classes, for an augmentation that mixes images; that of a split is known.
         mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
         std: likewise.
 
@@ -45,6 +46,7 @@ class Preprocess(nn.Module):
         data: Data | Sequence[Tensor] | None = None,
         augment: Compose | None = None,
         *,
+        classes: int | None = None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
     ) -> None:
@@ -66,6 +68,7 @@ class Preprocess(nn.Module):
         self.register_buffer("white", torch.tensor([255.0]))
         self.register_buffer("black", self._normalised(torch.zeros(len(self.mean), 1, 1, dtype=torch.uint8)))
         self.augment = augment
+        self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
         """Normalised float32 `[B, C, H, W]`; float images keep their dtype. Never writes to the batch itself.
@@ -81,21 +84,22 @@ class Preprocess(nn.Module):
             raise ConfigError("this augmentation mixes images and their labels; call mixed(images, labels, keys)")
         return self._augmented(images, keys)
 
-    def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.
-
-        The loss of an image is its weight times the loss for its label, plus the rest times that for its partner's.
 
         Args:
             labels: int64 `[B]`, negative for images that are padding.
             keys: int64 `[B]`, from the method `keys`.
 
         Returns:
-            The images, the labels of their partners, and the weights, 0.5 to 1; raises as `forward`.
+            The images, and their class probabilities, float32 `[B, classes]`, which `cross_entropy` takes; for padding
+            they are zero. Raises as `forward`.
         """
         if self.augment is None or not self.mixes:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
-        return self.augment.mix(self._augmented(images, keys), labels, keys)
+        if self.classes is None:
+            raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
+        return self.augment.mix(self._augmented(images, keys), labels, keys, self.classes)
 
     @property
     def mixes(self) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, allowed_names
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class EpochSampler:
         drop_last: leave out a last batch shorter than `batch_size`.
 
     Raises:
-        ConfigError: `batch_size` is below 1, or `seed` below 0.
+        ConfigError: `batch_size` is no whole number from 1, `seed` none from 0, or another value is not known.
     """
 
     size: int
@@ -39,11 +41,13 @@ class EpochSampler:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, least in (("batch_size", self.batch_size, 1), ("seed", self.seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{name}={value}: must be a whole number")
-            if value < least:
-                raise ConfigError(f"{name}={value}: must be at least {least}")
+        if self.shuffle not in (orders := [order.value for order in Shuffle]):
+            raise ConfigError(f"shuffle={self.shuffle}: {allowed_names(str(self.shuffle), orders)}")
+        if not isinstance(self.drop_last, bool):
+            raise ConfigError(f"drop_last={self.drop_last}: must be True or False")
+        for name, least in (("batch_size", 1), ("seed", 0)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        object.__setattr__(self, "shuffle", Shuffle(self.shuffle))
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -100,6 +104,15 @@ class EpochSampler:
     def _check(self, start: int) -> None:
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """`value` as an int, also one of NumPy; raises `ConfigError` if it is below `least`, or no whole number."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"{name}={value}: must be a whole number")
+    if value < least:
+        raise ConfigError(f"{name}={value}: must be at least {least}")
+    return index(value)
 
 
 @lru_cache(maxsize=1)  # the loader and the augmentation draw the same one: 1.4 ms each for 60,000 images

@@ -18,10 +18,10 @@ GeneratorStates = tuple[torch.Tensor, Any, Any]
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
-    """Read samples of a map-style data set, seeding the global generators before each; restores their state.
+    """Read samples of a map-style dataset, seeding the global generators before each; restores their state.
 
     The generators are those of torch (CPU), NumPy and Python, so what torchvision's transforms draw depends on (seed,
-    epoch, index) alone: not on the worker, nor on what was read before. A data set with its own generator is outside
+    epoch, index) alone: not on the worker, nor on what was read before. A dataset with its own generator is outside
     of this promise.
 
     Raises:
@@ -34,8 +34,8 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
             try:
                 samples.append(dataset[index])
             except StopIteration as error:
-                # A stray next() in a data set raises it; passed on, it would silently end the epoch.
-                raise RuntimeError(f"sample {index} of the data set raised StopIteration") from error
+                # A stray next() in a dataset raises it; passed on, it would silently end the epoch.
+                raise RuntimeError(f"sample {index} of the dataset raised StopIteration") from error
         return samples
 
 

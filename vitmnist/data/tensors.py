@@ -105,7 +105,7 @@ def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, 
         squares = squares + wide.square_().sum(dim=(0, 2, 3)).cpu()
         pixels += chunk.numel() // channels
     if not pixels:
-        raise DataError("the data set is empty")
+        raise DataError("the dataset is empty")
     mean, std = [], []
     for value_sum, square_sum in zip(total.tolist(), squares.tolist(), strict=True):
         mean.append(value_sum / (255 * pixels))

@@ -2,89 +2,120 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
+from contextlib import redirect_stderr, redirect_stdout
 from math import ceil
 from typing import Any
 
-from vitmnist.diagnosis.verdict import milliseconds, plural
+from vitmnist.diagnosis.verdict import COMPUTE_BOUND_PCT, milliseconds, plural
+from vitmnist.runtime.cpu import Cores
 
-NOTICEABLE_PCT = 5.0  # of the time, that the waits for the first batches of epochs must take
-DECODE_ONCE = "use vitmnist.from_dataloader(loader), which decodes once and gives the same batches"
+NOTICEABLE_PCT = 5.0  # of the time, that the starts and ends of epochs must take
+WORTH_A_WORKER_S = 0.001  # to make a batch, below which handing it over from a worker takes longer
+COMPUTES = 0.2  # the share of the time of reading samples from which on they count as computing, not waiting
+MOST_WORKERS = 4  # for each core, where samples wait
+ASKED = 16  # samples from which `from_dataloader` must be able to tell whether it accepts them
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
 PROFILE = (
     "with torch.profiler.profile() as profile: ...  # a few of your training steps\n"
     'print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))'
 )
+Advice = dict[str, str]
+"""`text`: what to change, with its measured reason; `run_next`: what shows more, or whether it helped."""
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What to change, with its measured reason, and what to run next."""
+def advise_on_script(waiting_pct: float, cores: Cores) -> list[Advice]:
+    """Where to look if the script hardly waits."""
+    if waiting_pct >= COMPUTE_BOUND_PCT:
+        return []
+    if cores.compete:
+        text = f"hardly a core is free ({cores}), and workers use {cores.workers:.1f}: measure the step without loading"
+        return [{"text": text, "run_next": COMPARE}]
+    text = f"the loader is not the problem: {100 - waiting_pct:.0f}% of the time is in the step; profile the step"
+    return [{"text": text, "run_next": PROFILE}]
 
-    text: str
-    run_next: str
 
-
-def advise(figures: dict[str, Any], cores: int, command: str) -> list[Advice]:
-    """The advice for one loader.
+def advise_on_loader(
+    figures: dict[str, Any], script: dict[str, Any], cores: Cores, samples: tuple[Any, Any] | None
+) -> list[Advice]:
+    """What to change in one loader, if the script waits noticeably for it.
 
     Args:
-        figures: as `describe_loader` returns them, with the verdict.
-        cores: how many this process may use.
-        command: the command line of this measurement, to be repeated.
+        figures: of the loader, as in the report.
+        script: the report, for its command and times.
+        samples: the dataset and the collate function of the loader; None if the dataset gives batches.
     """
-    found, at_start = [], _start_of_epochs(figures, command)
-    other_pct = figures["waiting_pct"] - figures["first_batches_pct"]
-    if figures["verdict"].startswith("compute-bound"):
-        share = 100 - figures["waiting_pct"]
-        text = f"the loader is not the problem: {share:.0f}% of the time is in the step; profile the step"
-        found.append(Advice(text, PROFILE))
-    elif not at_start or other_pct >= figures["first_batches_pct"]:
-        found.append(Advice(_workers(figures, cores), COMPARE))
-    return found + at_start
-
-
-def _workers(figures: dict[str, Any], cores: int) -> str:
-    """Why batches come late, and what could make them faster."""
-    workers, t1_s, step_s = figures["num_workers"], figures["t1_s"], figures["step_s"]
-    # As many as make a batch per step, but no more than there are cores.
-    enough = cores if t1_s is None else int(min(ceil(t1_s / max(step_s, 1e-6)), cores))
-    more_workers = f"try num_workers={enough} ({cores} cores available)"
-    if not workers:
-        reason = "the main process makes each batch between two steps"
-        reason += "" if t1_s is None else f", which takes {milliseconds(t1_s)}"
-        return _text(figures, reason, more_workers)
-    if t1_s is None:
-        return _text(figures, "T1 is unknown", "measure the alternatives")
-    reason = f"the {plural(workers, 'worker')} can make a batch every {milliseconds(figures['t1_per_worker_s'])}, "
-    if figures["t1_per_worker_s"] <= step_s:
-        reason += f"faster than the step of {milliseconds(step_s)}: batches arrive unevenly, or their copy to the "
-        reason += "main process takes the time"
-        return _text(figures, reason, "try a larger prefetch_factor")
-    reason += f"slower than the step of {milliseconds(step_s)}"
-    if enough > workers:
-        return _text(figures, reason, more_workers)
-    return _text(figures, f"{reason}, and none of the {plural(cores, 'core')} is free")
-
-
-def _start_of_epochs(figures: dict[str, Any], command: str) -> list[Advice]:
-    """Advice if the script waits noticeably for workers that start, or fill their queues, with each epoch."""
-    later = figures["first_batches_s"][1:]
-    if not later or not figures["num_workers"] or figures["first_batches_pct"] < NOTICEABLE_PCT:
+    if figures["waiting_pct"] < COMPUTE_BOUND_PCT:
         return []
-    reason = (
-        f"the first batch of an epoch takes {milliseconds(sum(later) / len(later))}, "
-        f"{figures['first_batches_pct']:.0f}% of the time"
-    )
+    again = f"the same command, after a change of the script:\n{script['command']}"
+    at_start = _restarts(figures)
+    found = [{"text": at_start, "run_next": again}] if at_start else []
+    if at_start and figures["restarts_pct"] > figures["waiting_pct"] / 2:
+        return found
+    reason, changes = _workers(figures, script, cores)
+    refused = _why_refused(*samples, figures["batch_size"]) if samples else "it gives batches itself"
+    if refused is None:
+        # Listed first: starting workers in every short epoch can cost more than they save.
+        changes = ["use vitmnist.from_dataloader(loader), which decodes once and gives the same batches", *changes]
+    text = "; ".join([reason, *([", or ".join(changes)] if changes else [])])
+    if refused:
+        text += f"; vitmnist.from_dataloader refuses this dataset: {refused}"
+    return [{"text": text, "run_next": again if changes else COMPARE}, *found]
+
+
+def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> tuple[str, list[str]]:
+    """Why batches come late, and the number of workers that could make them faster, if there is one."""
+    workers, waiting_s = figures["num_workers"], figures["waiting_s"] - figures["restarts_s"]
+    batch_s = figures["waiting_s"] / max(figures["batches"], 1)
+    if workers:
+        # While the main thread waits for a worker, one of them makes the batch: computing takes at least this time.
+        computing_s = (cores.workers or 0.0) * script["seconds"]
+        batch_s = workers * (batch_s + script["work_s"])  # all of them work if the script waits
+        reason = f"the {plural(workers, 'worker')} cannot keep up with the step of {milliseconds(script['work_s'])}"
+    else:
+        computing_s, waiting_s = figures["waiting_cpu_s"], figures["waiting_s"]
+        reason = f"the main process makes each batch between two steps, which takes {milliseconds(batch_s)}"
+    if batch_s < WORTH_A_WORKER_S:
+        reason += ", less than a worker needs to hand it over"
+        return reason, ["try num_workers=0"] if workers else []
+    enough = ceil(batch_s / max(script["work_s"], 1e-6))  # to make a batch per step
+    if computing_s < COMPUTES * waiting_s:
+        reason += f"; its samples wait rather than compute ({cores})"
+        more = min(enough, MOST_WORKERS * max(cores.available, 2))
+        return reason, [f"try num_workers={more}"] if more > workers else []
+    if cores.are_busy:
+        return f"{reason}, and hardly a core is free ({cores})", []
+    more = min(enough, cores.available)
+    return reason, [f"try num_workers={more} ({cores})"] if more > workers else []
+
+
+def _restarts(figures: dict[str, Any]) -> str | None:
+    """Advice if the script waits noticeably for workers that start, fill their queues and end with each epoch."""
+    if figures["epochs"] < 2 or not figures["num_workers"] or figures["restarts_pct"] < NOTICEABLE_PCT:
+        return None
+    reason = f"the starts and ends of epochs take {figures['restarts_pct']:.0f}% of the time"
     if figures["persistent_workers"] and figures["num_loaders"] == 1:
-        return [Advice(_text(figures, reason, "make the epochs longer"), COMPARE)]
+        return f"{reason}; make the epochs longer"
     once = "build the DataLoader once, before the epochs: " if figures["num_loaders"] > 1 else ""
-    text = f"{reason}; {once}persistent_workers=True keeps the workers from one epoch to the next"
-    return [Advice(text, f"the same command, with persistent_workers=True in the script:\n{command}")]
+    return f"{reason}; {once}persistent_workers=True keeps the workers from one epoch to the next"
 
 
-def _text(figures: dict[str, Any], reason: str, *changes: str) -> str:
-    """The reason and the changes, and also to decode once, unless the data set cannot be read by index."""
-    if figures["is_map_style"]:
-        changes = (*changes, DECODE_ONCE)
-    return f"{reason}; {', or '.join(changes)}" if changes else reason
+def _why_refused(dataset: Any, collate: Any, batch_size: int | None) -> str | None:
+    """Why `from_dataloader` would not take this dataset; it is asked, with a few samples."""
+    from torch.utils.data import DataLoader  # not before the script has imported it
+
+    from vitmnist.data.from_dataloader import check_replaceable
+    from vitmnist.data.loaders.timing import reason
+    from vitmnist.diagnosis.alternatives import decode_part
+    from vitmnist.runtime.memory import DoesNotFitError
+
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the samples may print
+            loader = DataLoader(dataset, batch_size or ASKED, collate_fn=collate)
+            check_replaceable(loader)
+            decode_part(loader, range(0, len(dataset), max(len(dataset) // ASKED, 1))[:ASKED])
+    except DoesNotFitError:  # in memory; there is the disk
+        return None
+    except Exception as error:  # samples and collate function may fail in any way
+        return reason(error)
+    return None

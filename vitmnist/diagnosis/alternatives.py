@@ -1,12 +1,12 @@
-"""Other ways to load the batches of a `DataLoader`: its own with other workers, and this project's loaders."""
+"""Other ways to load the batches of a `DataLoader`: its own with other workers, and decoded once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -14,30 +14,52 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from vitmnist.data.decoding import find_random
-from vitmnist.data.from_dataloader import KEEPS_SAMPLES, KeptDataLoader, ReplacedDataLoader, from_dataloader
+from vitmnist.data.from_dataloader import STORES, DecodedDataset, from_dataloader, rebuilt, workers_needed
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.timing import Alternative, Bench, Timed, reason
+from vitmnist.errors import ConfigError
 from vitmnist.runtime.memory import Memory, check_fits
 
 SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples for one loader
 
 
-def with_workers(dataloader: DataLoader[Any], workers: int, **changed: Any) -> DataLoader[Any]:
-    """The same DataLoader with another number of workers, and other arguments."""
-    arguments = {
-        "dataset": dataloader.dataset,
-        "batch_sampler": dataloader.batch_sampler,
-        "collate_fn": dataloader.collate_fn,
-        "pin_memory": dataloader.pin_memory,
-        "timeout": dataloader.timeout if workers else 0,
-        "worker_init_fn": dataloader.worker_init_fn,
-        "in_order": dataloader.in_order,
-        "multiprocessing_context": dataloader.multiprocessing_context if workers else None,
-        "generator": dataloader.generator,
-        "prefetch_factor": (dataloader.prefetch_factor or 2) if workers else None,
-        "persistent_workers": dataloader.persistent_workers and workers > 0,
-    }
-    return DataLoader(num_workers=workers, **{**arguments, **changed})
+class Part(Subset[Any]):
+    """Some samples of a dataset, with its attributes, by which `from_dataloader` may refuse it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def decode_part(
+    dataloader: DataLoader[Any], indices: Sequence[int], store: str = "ram", device: torch.device | None = None
+) -> tuple[DataLoader[Any], int]:
+    """What `from_dataloader` makes of a `DataLoader` for some of its samples, and the bytes that all would take.
+
+    Raises:
+        UserError: it would refuse the `DataLoader`, or all samples would not fit.
+    """
+    dataset: Any = dataloader.dataset
+    if isinstance(dataset, DecodedDataset):
+        raise ConfigError("the samples are decoded already")
+    # With a batch sampler of its own kind, the mean.
+    batch_size = dataloader.batch_size or max(len(dataset) // max(len(dataloader), 1), 1)
+    part = rebuilt(
+        dataloader,
+        dataset=Part(dataset, indices),
+        batch_size=batch_size,
+        sampler=None,
+        shuffle=True,
+        drop_last=len(indices) >= batch_size,
+        generator=torch.Generator(),
+    )
+    workers = workers_needed(dataloader)
+    replaced = from_dataloader(part, store, device=device if store == "gpu_slice" else None, num_workers=workers)
+    size = int(replaced.dataset.sample_nbytes * len(dataset))  # type: ignore[attr-defined]
+    needed = {"ram": Memory(host=size), "gpu_slice": Memory(device=size)}.get(store, Memory())
+    check_fits(store, needed, device or torch.device("cpu"))
+    return replaced, size
 
 
 @dataclass
@@ -55,47 +77,30 @@ class Alternatives(Bench):
 
     def add_workers(self, workers: int) -> Timed | None:
         """The same DataLoader with another number of workers; None if it failed."""
-        row = Alternative(f"DataLoader, num_workers={workers}", identical=self._repeats)
-        return self.add(row, lambda stack: self._timed(with_workers(self.dataloader, workers)))
+        name = f"DataLoader, num_workers={workers}"
+        return self.add(name, lambda *parts: self._timed(rebuilt(self.dataloader, num_workers=workers)), self._repeats)
 
-    def add_our_loaders(self, loading_s: float, seconds: float) -> None:
-        """This project's loaders; those that decode once do so for as many samples as there is time for.
+    def add_decoded(self, loading_s: float, seconds: float) -> None:
+        """The loader with its samples decoded once: as many of them as there is time for.
 
         Args:
             loading_s: seconds per batch of loading alone.
             seconds: for the whole diagnosis.
         """
-        dataloader, size = self.dataloader, len(self.dataloader.dataset)  # type: ignore[arg-type]
-        # With a batch sampler of its own kind, the mean.
-        batch_size = dataloader.batch_size or max(size // max(len(dataloader), 1), 1)
-        decoded = min(size, (int(SHARE_OF_TIME * seconds / loading_s) + 2) * batch_size)
-        # Copies, because a DataLoader with persistent workers has a single iterator.
-        whole = with_workers(dataloader, dataloader.num_workers)
-        part = with_workers(
-            dataloader,
-            dataloader.num_workers,
-            dataset=Subset(dataloader.dataset, range(decoded)),
-            batch_sampler=None,
-            batch_size=batch_size,
-            shuffle=True,
-            drop_last=decoded >= batch_size,
-            generator=torch.Generator(),
-        )
+        if isinstance(self.dataloader.dataset, DecodedDataset):
+            return
+        size = len(self.dataloader.dataset)  # type: ignore[arg-type]
+        batch_size = max(size // max(len(self.dataloader), 1), 1)
+        indices = range(min(size, (int(SHARE_OF_TIME * seconds / loading_s) + 2) * batch_size))
 
         def build(row: Alternative, stack: ExitStack) -> Timed:
             started = time.perf_counter()
-            source = whole if row.name == "prefetch" else part
-            loader = stack.enter_context(from_dataloader(source, row.name, device=self.device))
-            if isinstance(loader, KeptDataLoader):
-                row.set_up_s = time.perf_counter() - started + (size - decoded) * loading_s / batch_size
-                row.memory_bytes = loader.sample_nbytes * size
-                needed = {"ram": Memory(host=row.memory_bytes), "gpu_slice": Memory(device=row.memory_bytes)}
-                check_fits(row.name, needed.get(row.name, Memory()), self.device)
-            return self._timed(loader)
+            replaced, row.memory_bytes = decode_part(self.dataloader, indices, row.name, self.device)
+            row.set_up_s = time.perf_counter() - started + (size - len(indices)) * loading_s / batch_size
+            return self._timed(replaced)
 
-        for name in ("prefetch", *(KEEPS_SAMPLES if self.device.type == "cuda" else KEEPS_SAMPLES[1:])):
-            row = Alternative(name, identical="yes")
-            self.add(row, partial(build, row))
+        for store in STORES if self.device.type == "cuda" else STORES[1:]:
+            self.add(store, build, identical="yes")
 
     def complete(self) -> list[Alternative]:
         """The rows, with what was measured; for as many batches per epoch as the DataLoader has."""
@@ -109,7 +114,7 @@ class Alternatives(Bench):
                 row.identical = row.identical if self.is_order_known else "not compared"
         return self.rows
 
-    def _timed(self, loader: DataLoader[Any] | ReplacedDataLoader) -> Timed:
+    def _timed(self, loader: DataLoader[Any]) -> Timed:
         return Timed(BatchStream(loader, self.device), self.step)
 
     @cached_property

@@ -49,12 +49,12 @@ def audit(loader_factory: LoaderFactory, *, samples: int = 1009) -> Audit:
     """Check a loader for repeated and missing samples, shared random numbers, leaks, …; print a line per property.
 
     Args:
-        loader_factory: `loader_factory(dataset, **settings)` returns a new loader over a map-style data set, whose
+        loader_factory: `loader_factory(dataset, **settings)` returns a new loader over a map-style dataset, whose
             sample i is (i, random numbers `[3]`). The loader may collate samples, but not change them. Settings are
             those of `num_workers`, `rank`, `world_size` and `seed` that the factory has as parameters; what needs
             another one is not checked. A loader is one of ours, has `epoch(number, start)` like ours, or is an iterable
             whose n-th `iter` is epoch n. `set_epoch` is called, if the loader or its sampler has it.
-        samples: size of the data set. For a full check the batch size does not divide it, and each of two workers has
+        samples: size of the dataset. For a full check the batch size does not divide it, and each of two workers has
             two batches or more.
 
     Raises:
@@ -76,22 +76,19 @@ def audit(loader_factory: LoaderFactory, *, samples: int = 1009) -> Audit:
 
 def _settings(factory: LoaderFactory, dataset: ProbeDataset) -> dict[str, int]:
     """The settings that the factory takes; raises `ConfigError` unless it can be called with them."""
-    if not callable(factory):
-        raise ConfigError(
-            f"loader_factory: must be a function that builds a loader, found {type(factory).__name__}; "
-            "write lambda dataset: DataLoader(dataset, …)"
-        )
-    signature = inspect.signature(factory)
-    settings = {name: SETTINGS[name] for name in list(signature.parameters)[1:] if name in SETTINGS}
+    names: list[str] = []
     try:
-        signature.bind(dataset, **settings)
+        signature = inspect.signature(factory)
+        names = [name for name in list(signature.parameters)[1:] if name in SETTINGS]
+        signature.bind(dataset, **dict.fromkeys(names))
     except TypeError as error:
-        call = ", ".join(["dataset", *(f"{name}={value}" for name, value in settings.items())])
+        call = ", ".join(["dataset", *(f"{name}={SETTINGS[name]}" for name in names)])
         raise ConfigError(
-            f"loader_factory: cannot be called as loader_factory({call}): {error}; of num_workers, rank, "
-            "world_size and seed declare those that it takes, and give other parameters a default"
+            f"loader_factory: cannot be called as loader_factory({call}): {error}; write lambda dataset: "
+            f"DataLoader(dataset, …); of {', '.join(SETTINGS)} declare those that it takes, and give other parameters "
+            "a default"
         ) from error
-    return settings
+    return {name: SETTINGS[name] for name in names}
 
 
 def _report(promise: Callable[[Subject], str], subject: Subject) -> Property:
@@ -100,7 +97,6 @@ def _report(promise: Callable[[Subject], str], subject: Subject) -> Property:
         return Property(name, "ok", promise(subject))
     except Unchecked as reason:
         return Property(name, "not checked", str(reason))
-    except Broken as evidence:
-        return Property(name, "FAILED", str(evidence))
     except Exception as error:  # a loader may fail in any way
-        return Property(name, "FAILED", f"{type(error).__name__}: {first_line(error)}")
+        kind = "" if isinstance(error, Broken) else f"{type(error).__name__}: "
+        return Property(name, "FAILED", f"{kind}{first_line(error)}")

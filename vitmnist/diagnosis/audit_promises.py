@@ -6,15 +6,15 @@ A promise returns what was checked; it raises an error with the evidence if brok
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
 from vitmnist.data.seeding import GENERATORS, changed_generators, generator_states, seed_generators
-from vitmnist.diagnosis.audit_subject import START, Batch, Broken, Subject, Unchecked, start_epoch
+from vitmnist.diagnosis.audit_subject import START, Batch, Broken, ProbeDataset, Subject, Unchecked, start_epoch
 from vitmnist.runtime.leftovers import left_since, running
 
 WORKERS = 2
@@ -24,10 +24,10 @@ RESUMED = 1  # the epoch; epoch 0 could be right by being the default
 
 def each_index_once(subject: Subject) -> str:
     """an epoch has every index once"""
-    first, second = _identified(subject)
-    missing = [_check_coverage(subject, {f"epoch {number}": subject.epochs[number]})[1] for number in (0, 1)]
+    orders = _orders(subject)
+    missing = [_missing(subject, {f"epoch {number}": epoch}) for number, epoch in enumerate(subject.epochs)]
     # A dropped batch has other samples if the order is another one.
-    if missing[0] and missing[0] == missing[1] and first != second:
+    if missing[0] and missing[0] == missing[1] and orders[0] != orders[1]:
         raise Broken(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")
     dropped = f"; a short last batch is dropped ({len(missing[0])} samples)" if missing[0] else ""
     return f"{len(subject.data)} samples, {len(subject.epochs[0])} batches{dropped}"
@@ -35,7 +35,7 @@ def each_index_once(subject: Subject) -> str:
 
 def order_differs(subject: Subject) -> str:
     """epochs have different orders"""
-    first, second = _identified(subject)
+    first, second = _orders(subject)
     if first == second:
         raise Broken(f"epochs 0 and 1 have the same order: {', '.join(map(str, first[:5]))}, …")
     return "epochs 0 and 1"
@@ -49,7 +49,8 @@ def same_batches(subject: Subject) -> str:
         epochs = subject.read_epochs(**settings)
         for number, found in enumerate(epochs):
             subject.compare(found, number, context=f"{variant}: ", **settings)
-    compared = "indices" if subject.refusal or epochs[0][0][1] is None else "indices and random numbers"
+    is_random = epochs[0][0][1] is not None and not getattr(subject.data, "refusal", "")
+    compared = "indices and random numbers" if is_random else "indices"
     return f"{', '.join(subject.variants)}, 2 epochs, {compared}"
 
 
@@ -60,15 +61,12 @@ def resumes_exactly(subject: Subject) -> str:
     if not middle:
         raise Unchecked(_too_few(subject))
     jumps = [(1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size - 1), (1, size)]
-    # The second time, the loader may begin the next epoch early.
-    for epochs in (None, 2) if "epochs" in subject.settings else (None,):
-        with subject.open(epochs=epochs) as loader:
-            has_epoch = callable(getattr(loader, "epoch", None))
-            past = [(2, 0)] if subject.define else []
-            for number, start in [(RESUMED, middle), *(jumps + past if has_epoch else [])]:
-                with _resumed(subject, loader, number, start) as (method, rest):
-                    found = subject.read(rest, number, start)
-                subject.compare(found, number, start, f"{method} at epoch {number}, batch {start} of {size}: ")
+    past = [(2, 0)] if subject.define else []  # of two epochs, the next of which may have begun early
+    with subject.open(epochs=2) as loader:
+        has_epoch = callable(getattr(loader, "epoch", None))
+        for number, start in [(RESUMED, middle), *(jumps + past if has_epoch else [])]:
+            method, rest = _rest(subject, loader, number, start)
+            subject.compare(rest, number, start, f"{method} at epoch {number}, batch {start} of {size}: ")
     return f"{method} at epoch {RESUMED}, batch {middle} of {size}"
 
 
@@ -110,28 +108,26 @@ def ranks_are_disjoint(subject: Subject) -> str:
         raise Unchecked(f"the factory takes no {' and no '.join(unknown)}")
     parts = {f"rank {rank}": subject.read_epochs(1, rank=rank, world_size=RANKS)[0] for rank in range(RANKS)}
     # So that all ranks have as many samples, samplers repeat or leave out fewer than there are ranks.
-    repeated, missing = _check_coverage(subject, parts, tolerance=RANKS - 1)
-    evened = repeated or [f"index {index} is on no rank" for index in missing]
-    return f"{RANKS} ranks" + (f"; to make them equally long, {evened[0]}" if evened else "")
+    _missing(subject, parts, tolerance=RANKS - 1)
+    return f"{RANKS} ranks"
 
 
 def streams_are_independent(subject: Subject) -> str:
     """samples do not share random numbers"""
-    _identified(subject)
-    if subject.refusal:
-        raise Unchecked(f"the loader does not take random samples: {subject.refusal}")
-    drawn: dict[tuple[str, float], tuple[int, int, int]] = {}  # the epoch, index and batch that got a number
+    _orders(subject)
+    if subject.data.refusal:
+        raise Unchecked(f"the loader does not take random samples: {subject.data.refusal}")
+    owners: dict[tuple[str, float], tuple[int, int]] = {}  # the epoch and index that got a number
     for number, epoch in enumerate(subject.epochs):
-        for batch, (indices, noise) in enumerate(epoch):
+        for indices, noise in epoch:
             if noise is None:
                 raise Unchecked("the batches do not have the noise of the samples")
             for index, row in zip(indices.tolist(), noise.tolist(), strict=True):
-                for generator, value in zip(GENERATORS, row, strict=True):
-                    first = drawn.setdefault((generator, value), (number, index, batch))
-                    if first[:2] != (number, index):  # an index that comes twice in an epoch may be the same sample
-                        where = "epoch {0}, batch {2}, index {1}".format
-                        found = f"{where(*first)} and {where(number, index, batch)}"
-                        raise Broken(f"{generator}: the same number for {found}")
+                for drawn in zip(GENERATORS, row, strict=True):
+                    first = owners.setdefault(drawn, (number, index))
+                    if first != (number, index):  # an index that comes twice in an epoch may be the same sample
+                        found = f"epoch {first[0]}, index {first[1]} and epoch {number}, index {index}"
+                        raise Broken(f"{drawn[0]}: the same number for {found}")
     if len(subject.epochs[0]) < WORKERS:
         raise Unchecked(_too_few(subject))
     return f"{', '.join(GENERATORS)}; 2 epochs"
@@ -173,23 +169,15 @@ def nothing_left_behind(subject: Subject) -> str:
     return "no thread and no process"
 
 
-PROMISES: tuple[Callable[[Subject], str], ...] = (
-    each_index_once,
-    order_differs,
-    same_batches,
-    resumes_exactly,
-    independent_iterators,
-    batches_are_kept,
-    ranks_are_disjoint,
-    streams_are_independent,
-    generators_left_alone,
-    nothing_left_behind,
-)
+PROMISES: list[Callable[[Subject], str]] = [
+    *(each_index_once, order_differs, same_batches, resumes_exactly, independent_iterators, batches_are_kept),
+    *(ranks_are_disjoint, streams_are_independent, generators_left_alone, nothing_left_behind),
+]
 
 
-def _identified(subject: Subject) -> list[list[int]]:
+def _orders(subject: Subject) -> list[list[int]]:
     """The indices of epochs 0 and 1."""
-    if not subject.has_indices:
+    if not isinstance(subject.data, ProbeDataset):
         raise Unchecked("the labels are not the indices of the samples")
     return [[index for indices, _ in epoch for index in indices.tolist()] for epoch in subject.epochs]
 
@@ -198,49 +186,36 @@ def _too_few(subject: Subject) -> str:
     return f"an epoch has a single batch; audit more than {len(subject.data)} samples"
 
 
-@contextmanager
-def _resumed(subject: Subject, loader: Any, number: int, start: int) -> Iterator[tuple[str, Iterator[Any]]]:
+def _rest(subject: Subject, loader: Any, number: int, start: int) -> tuple[str, list[Batch]]:
     """How a loader resumes, and its batches of epoch `number` from batch `start` on."""
     if callable(getattr(loader, "epoch", None)):
-        yield "epoch(number, start)", loader.epoch(number, start)
-        return
+        return "epoch(number, start)", subject.read(loader.epoch(number, start), number, start)
     for earlier in range(number):
         subject.read(start_epoch(loader, earlier), earlier)
     batches: Any = start_epoch(loader, number)  # that of grain is more than an iterator
     for _ in range(start):
         next(batches, None)
-    has_state_dict = hasattr(loader, "load_state_dict")
-    if not has_state_dict and not hasattr(batches, "set_state"):
-        missing = "epoch(number, start) nor load_state_dict, and its iterator no set_state"
-        raise Unchecked(f"the loader has neither {missing}")
-    state = loader.state_dict() if has_state_dict else batches.get_state()
     with subject.open() as other:
-        if has_state_dict:
-            other.load_state_dict(state)
-        resumed: Any = start_epoch(other, number)
-        if not has_state_dict:
-            resumed.set_state(state)
-        yield "load_state_dict" if has_state_dict else "set_state", resumed
+        if hasattr(loader, "load_state_dict"):
+            other.load_state_dict(loader.state_dict())
+            return "load_state_dict", subject.read(start_epoch(other, number), number, start)
+        if hasattr(batches, "set_state"):
+            rest: Any = start_epoch(other, number)
+            rest.set_state(batches.get_state())
+            return "set_state", subject.read(rest, number, start)
+    raise Unchecked("the loader has neither epoch(number, start) nor load_state_dict, and its iterator no set_state")
 
 
-def _check_coverage(subject: Subject, parts: dict[str, list[Batch]], tolerance: int = 0) -> tuple[list[str], list[int]]:
-    """Raise if more than `tolerance` indices came twice, or never; return them."""
-    first: dict[int, str] = {}
-    repeated = []
-    for name, part in parts.items():
-        for batch, (indices, _) in enumerate(part):
-            for index in indices.tolist():
-                where = f"{name}, batch {batch}"
-                if index in first:
-                    repeated.append(f"index {index} came twice: {first[index]} and {where}")
-                first.setdefault(index, where)
+def _missing(subject: Subject, parts: Mapping[str, list[Batch]], tolerance: int = 0) -> list[int]:
+    """The indices that never came; raises for more than `tolerance`, unless batches were dropped, or repeated ones."""
+    counts = Counter(index for part in parts.values() for indices, _ in part for index in indices.tolist())
+    repeated = [index for index, count in counts.items() if count > 1]
     if len(repeated) > tolerance:
-        raise Broken(repeated[0] + (f"; {len(repeated)} such indices" if len(repeated) > 1 else ""))
-    missing = sorted({*range(len(subject.data))} - {*first})
+        raise Broken(f"{', '.join(parts)}: index {repeated[0]} came twice; such indices: {len(repeated)}")
+    missing = sorted({*range(len(subject.data))} - {*counts})
     # Each worker of each rank may leave out a last batch shorter than the others.
     sizes = {len(indices) for part in parts.values() for indices, _ in part}
     droppers = len(parts) * max(subject.settings.get("num_workers", 1), 1)
     if len(missing) > tolerance and (len(sizes) > 1 or len(missing) >= sizes.pop() * droppers):
-        others = f", nor did {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise Broken(f"{', '.join(parts)}: index {missing[0]} never came{others}")
-    return repeated, missing
+        raise Broken(f"{', '.join(parts)}: index {missing[0]} never came; such indices: {len(missing)}")
+    return missing

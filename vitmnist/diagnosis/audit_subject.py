@@ -1,9 +1,9 @@
-"""A loader under examination, the data set that identifies its samples, and the batches that it delivers."""
+"""A loader under examination, the dataset that identifies its samples, and the batches that it delivers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress, zip_longest
@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from vitmnist.data.seeding import GENERATORS, draw_from_generators, seed_generators
-from vitmnist.errors import DataError, first_line
+from vitmnist.errors import ConfigError, DataError, first_line
 
 START = (0, 0, 0)  # seeds the global generators before a loader is built, as a training script may
 ENDLESS = 10  # an epoch of so many times the set counts as endless
 
 Batch = tuple[Tensor, Tensor | None]
-"""Labels and images on the CPU; of a `ProbeDataset`, the indices `[B]` and the random numbers `[B, 3]`, if any."""
+"""Labels and images on the CPU; of a `ProbeDataset`, the indices `[B]` and the numbers `[B, 3]`, if any."""
 
 
 class Broken(AssertionError):  # noqa: N818
@@ -34,10 +34,14 @@ class Unchecked(Exception):  # noqa: N818
 
 
 class ProbeDataset(Dataset[tuple[int, Any]]):
-    """Sample i is i, and a number from each of the global generators, `[3]` (or constants, for a comparison)."""
+    """Sample i is i, and a number from each of the global generators, `[3]`.
 
-    def __init__(self, size: int, is_random: bool = True) -> None:
-        self.size, self.is_random = size, is_random
+    Args:
+        refusal: why the loader does not take random samples; then the numbers are constant.
+    """
+
+    def __init__(self, size: int, refusal: str = "") -> None:
+        self.size, self.refusal = size, refusal
 
     def __len__(self) -> int:
         return self.size
@@ -45,12 +49,12 @@ class ProbeDataset(Dataset[tuple[int, Any]]):
     def __getitem__(self, index: SupportsIndex) -> tuple[int, Any]:
         number = index.__index__()
         if not 0 <= number < self.size:
-            raise IndexError(f"sample {number} of a data set of {self.size}")
-        return number, draw_from_generators() if self.is_random else np.full(len(GENERATORS), float(number))
+            raise IndexError(f"sample {number} of a dataset of {self.size}")
+        return number, np.full(len(GENERATORS), float(number)) if self.refusal else draw_from_generators()
 
 
 def copy_probe(batch: Any) -> Batch:
-    """Copies of the indices and random numbers of a batch in any form: a loader may reuse its memory."""
+    """Copies of the indices and numbers of a batch in any form: a loader may reuse its memory."""
     leaves = [np.array(leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf) for leaf in tree_leaves(batch)]
     if leaves and leaves[0].ndim == 0:  # a list of samples, or a single one
         leaves = [np.stack(column) for column in (leaves[::2], leaves[1::2]) if column]
@@ -58,7 +62,7 @@ def copy_probe(batch: Any) -> Batch:
         found = f"{leaves[0].dtype} {list(leaves[0].shape)}" if leaves else "missing"
         raise DataError(
             f"the first value of a batch must be the indices of its samples, whole numbers [B], but is {found}; "
-            "let the loader deliver the samples (index, noise) of the data set as they are"
+            "let the loader deliver the samples (index, noise) of the dataset as they are"
         )
     has_noise = len(leaves) > 1 and leaves[1].shape == (len(leaves[0]), len(GENERATORS))
     return torch.from_numpy(leaves[0]), torch.from_numpy(leaves[1]) if has_noise else None
@@ -66,13 +70,13 @@ def copy_probe(batch: Any) -> Batch:
 
 @dataclass(frozen=True)
 class Subject:
-    """A loader under examination: `build(data, **settings)` returns a new one.
+    """A loader under examination.
 
-    `settings`: the parameters of `build` that a promise may change, with their usual values.
-    `variants`: settings that deliver what `define(data, number, **settings)` returns, or else the usual batches.
-    `copy`: makes a `Batch` of a loader's batch.
-    `has_indices`: whether labels are the indices of the samples.
-    `refusal`: why the samples are constant; empty if they are random.
+    Args:
+        build: `build(data, **settings)` returns a new one.
+        settings: the parameters of `build` that a promise may change, with their usual values.
+        variants: settings that deliver what `define(data, number, **settings)` returns, or else the usual batches.
+        copy: makes a `Batch` of a loader's batch.
     """
 
     build: Callable[..., Any]
@@ -81,8 +85,6 @@ class Subject:
     variants: Mapping[str, Mapping[str, Any]]
     define: Callable[..., list[Batch]] | None = None
     copy: Callable[[Any], Batch] = copy_probe
-    has_indices: bool = True
-    refusal: str = ""
 
     def new(self, **wanted: Any) -> Any:
         """A new loader, with some other settings; those that `build` does not have are left out."""
@@ -130,42 +132,42 @@ class Subject:
     def compare(self, found: list[Batch], number: int, start: int = 0, context: str = "", **settings: Any) -> None:
         """Raise `Broken` if these are not the batches of epoch `number` from batch `start` on.
 
-        Random numbers are compared where they are defined, and between settings.
+        Images are compared where they are defined, and between settings.
         """
         define = self.define
         expected = define(self.data, number, **{**self.settings, **settings}) if define else self.epochs[number]
+        names = ("labels", "images")[: 2 if define or settings else 1]
         for batch, pair in enumerate(zip_longest(expected[start:], found), start):
             where = f"{context}epoch {number}, batch {batch}"
             if pair[0] is None or pair[1] is None:
                 raise Broken(f"{where} is {'missing' if pair[0] else 'one too many'}")
-            for name, one, other in list(zip(("labels", "images"), *pair, strict=True))[
-                : 2 if define or settings else 1
-            ]:
-                if one is None or other is None or (one.dtype == other.dtype and torch.equal(one, other)):
+            for name, one, other in zip(names, *pair, strict=False):
+                if one is None or other is None:
                     continue
                 if (one.dtype, one.shape) != (other.dtype, other.shape):
                     kinds = [f"{part.dtype} {list(part.shape)}" for part in (other, one)]
                     raise Broken(f"{where}: {name} are {kinds[0]}, not {kinds[1]}")
-                if not self.has_indices or (name == "images" and self.refusal):
-                    raise Broken(f"{where}: {name} differ")
                 differs = (one != other).view(len(one), -1)
+                if not differs.any():
+                    continue
+                if not isinstance(self.data, ProbeDataset):
+                    raise Broken(f"{where}: {name} differ")
                 row = int(differs.any(1).int().argmax())
                 if name == "labels":
                     raise Broken(f"{where}: expected index {one[row]}, found index {other[row]}")
-                names = ", ".join(compress(GENERATORS, differs.any(0).tolist()))
-                raise Broken(f"{where}: the random numbers of index {pair[0][0][row]} differ ({names})")
+                generators = ", ".join(compress(GENERATORS, differs.any(0).tolist()))
+                raise Broken(f"{where}: the numbers of index {pair[0][0][row]} differ ({generators})")
 
 
-def choose_samples(subject: Subject, refusal: type[Exception] = Exception) -> Subject:
-    """The subject over its random samples, or over constant ones if it takes only these."""
+def choose_samples(subject: Subject) -> Subject:
+    """The subject over random samples, or over constant ones if the loader refuses the random ones."""
     try:
         _ = subject.epochs
-    except refusal as error:
-        constant = replace(subject, data=ProbeDataset(len(subject.data), is_random=False), refusal=first_line(error))
-        with suppress(Exception):
-            _ = constant.epochs
-            return constant
-    return subject  # if neither can be loaded, each promise reports why
+    except ConfigError as refusal:
+        return replace(subject, data=ProbeDataset(len(subject.data), first_line(refusal)))
+    except Exception:  # each promise reports it
+        return subject
+    return subject
 
 
 def start_epoch(loader: Any, number: int) -> Iterator[Any]:

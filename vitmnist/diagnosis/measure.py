@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -17,15 +17,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.collate import map_tensors
-from vitmnist.data.from_dataloader import check_replaceable
+from vitmnist.data.from_dataloader import check_replaceable, rebuilt
 from vitmnist.data.loaders.base import Loader
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.alternatives import Alternatives, with_workers
+from vitmnist.diagnosis.alternatives import Alternatives
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError, UserError
-from vitmnist.runtime.device import accelerator_of, choose_device
+from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import choose_device
 
 
 def diagnose(
@@ -42,9 +43,9 @@ def diagnose(
     """Find out what limits a training loop, and what other loaders would give; prints the result.
 
     Three measurements take turns: loading alone (T1), the step over one batch that is already on the device (T2), and
-    both together (T). If the loader is a `DataLoader` over a map-style data set, every other loader of this project
-    takes turns with them, and so do other numbers of workers if the step waits for data. Loaders that decode once do so
-    for a part of the set, as much as the time allows.
+    both together (T). If the loader is a `DataLoader` over a map-style dataset, what `from_dataloader` makes of it
+    takes turns with them, with as many samples as the time allows; and so do other numbers of workers if the step waits
+    for data.
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
@@ -54,7 +55,7 @@ def diagnose(
         seconds: about how long it may take. A step that takes long exceeds it.
         device: whose clock is used: that of the step. By default that of `model`, or else the CUDA device if CUDA is
             in use.
-        data: the map-style data set behind a loader that is no DataLoader.
+        data: the map-style dataset behind a loader that is no DataLoader.
         model: its state is restored afterwards, as is that of the random generators in any case.
         optimizer: the same.
 
@@ -64,13 +65,13 @@ def diagnose(
     """
     if batches < BLOCKS:
         raise ConfigError(f"batches={batches}: must be at least {BLOCKS}")
-    place = _device_of(model, device)
+    run_device = _device_of(model, device)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # torch warns of more workers than cores, but samples that wait for a disk gain from them.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        stack.enter_context(_restored(loader, place, model, optimizer))
-        diagnosis = _measure(loader, calling(step), batches, seconds, place, data, stack)
+        stack.enter_context(_restored(loader, run_device, model, optimizer))
+        diagnosis = _measure(loader, calling(step), batches, seconds, run_device, data, stack)
     if model is None or optimizer is None:
         missing = [name for name, value in (("model", model), ("optimizer", optimizer)) if value is None]
         given = " and ".join(f"{name}=" for name in missing)
@@ -94,13 +95,18 @@ def _measure(
         check_replaceable(loader)
         dataloader = loader  # type: ignore[assignment]
     # A copy, because persistent workers belong to the loop.
-    stream = BatchStream(loader if dataloader is None else with_workers(dataloader, dataloader.num_workers), device)
+    stream = BatchStream(loader if dataloader is None else rebuilt(dataloader), device)
     stack.callback(stream.close)
     first = next(stream.take(1), None)
     if not stream.taken:
         raise DataError("the loader has no batches")
-    resident = repeat(map_tensors(accelerator_of(device).to_device, first))
-    turns = [Timed(stream), Timed(BatchStream(resident, device), step), Timed(stream, step)]
+    resident = repeat(map_tensors(backend_of(device).to_device, first))
+    steps = count()
+    turns = [
+        Timed(stream),
+        Timed(BatchStream(resident, device), step),
+        Timed(stream, lambda batch: (next(steps), step(batch))),
+    ]
     loading, _, both = turns
     warm_up = [timed.time_block() for timed in turns]
     others = None
@@ -111,32 +117,32 @@ def _measure(
         add_workers = others.add_workers  # mypy does not narrow `others` in the lambda
         build = lambda workers: add_workers(workers) if time.perf_counter() < deadline else None  # noqa: E731
         try_workers(both, source.num_workers, build)
-        others.add_our_loaders(warm_up[0].batch_s, seconds)  # type: ignore[union-attr]
+        others.add_decoded(warm_up[0].batch_s, seconds)  # type: ignore[union-attr]
         turns += others.turns
     rounds = take_turns(turns, batches, deadline - time.perf_counter())
     if not loading.blocks or not both.blocks:
-        raise DataError(_too_few(stream))
-    diagnosis = _diagnosis(turns, others.complete() if others else [])
-    if rounds < BLOCKS:
-        diagnosis.notes.append(
-            f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these"
+        raise DataError(
+            f"the loader ended after {stream.taken} batches and cannot begin again, which is too few to time it; "
+            "give a DataLoader or a list, or a generator of more batches"
         )
+    diagnosis = _diagnosis(turns, next(steps), others.complete() if others else [])
+    if rounds < BLOCKS:
+        ended = f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds"
+        diagnosis.notes.append(f"{ended}; the ranges are of these")
     return diagnosis
 
 
 def _dataloader_over(data: Dataset[Any], batch: Any) -> DataLoader[Any]:
-    """A DataLoader over the data set behind a loader of another kind, which gave this batch."""
+    """A DataLoader over the dataset behind a loader of another kind, which gave this batch."""
     sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
     return DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
 
 
-def _diagnosis(turns: list[Timed], rows: list[Alternative]) -> Diagnosis:
+def _diagnosis(turns: list[Timed], steps: int, rows: list[Alternative]) -> Diagnosis:
     """The diagnosis; the first three of `turns` are loading alone, the step alone, and both."""
     times = [[block.batch_s for block in timed.blocks] for timed in turns[:3]]
     stream, blocks = turns[2].stream, turns[2].blocks
     loading_s, step_s, batch_s = map(Figure.of, times)
-    overlaps = [100 * min(max((t1 + t2 - t) / min(t1, t2), 0.0), 1.0) for t1, t2, t in zip(*times, strict=False)]
-    can_tell = batch_s.high - batch_s.low < min(loading_s.median, step_s.median) / 2
     notes = []
     if stream.has_ended:
         notes.append(f"the loader ended after {stream.taken} batches and cannot begin again, so few were timed")
@@ -148,20 +154,13 @@ def _diagnosis(turns: list[Timed], rows: list[Alternative]) -> Diagnosis:
         batch_s,
         waiting_s=Figure.of(block.waiting_s for block in blocks),
         waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in blocks),
-        overlap_pct=Figure.of(overlaps) if can_tell else None,
         first_batch_s=Figure.of(stream.first_batch_s),
         cores_busy=Figure.of(block.cores for block in blocks),
+        steps=steps,
         device=str(stream.device),
         batches_per_epoch=len(stream.source) if isinstance(stream.source, Sized) else None,
         alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
         notes=notes,
-    )
-
-
-def _too_few(stream: BatchStream) -> str:
-    return (
-        f"the loader ended after {stream.taken} batches and cannot begin again, which is too few to time it; give a "
-        "DataLoader or a list, or a generator of more batches"
     )
 
 
@@ -176,10 +175,10 @@ def _device_of(model: nn.Module | None, device: torch.device | str | None) -> to
         if parameter is not None:
             return parameter.device
         return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-    place = choose_device(str(device))
-    if parameter is not None and parameter.device.type != place.type:
+    run_device = choose_device(str(device))
+    if parameter is not None and parameter.device.type != run_device.type:
         raise ConfigError(f"device={device}: the model is on {parameter.device}; leave device out, or move the model")
-    return place
+    return run_device
 
 
 @contextmanager

@@ -1,20 +1,20 @@
-"""What is measured of one `DataLoader` of a user's script."""
+"""What is measured of a user's script: the time of its main thread, and each of its `DataLoader`s."""
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import sysconfig
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.sharedctypes import RawArray
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from types import FrameType
 from typing import Any
 
+from vitmnist.runtime.cpu import CpuTime
 from vitmnist.runtime.files import display_path
 
 LIBRARIES = (
@@ -22,118 +22,186 @@ LIBRARIES = (
     str(Path(__file__).parent.parent),
 )
 
+HELD_S = 0.001  # of work per step, below which the script seems to collect batches
+
 
 @dataclass(frozen=True)
 class Limits:
-    """How many steps of each loader are observed after how many that are not; `stop` ends the script then."""
+    """How many steps are observed after how many that are not; `stop` ends the script then.
 
-    steps: int
+    A step is a batch, or one batch of each loader if they are iterated in lockstep, as by `zip`.
+
+    Args:
+        steps: None: up to the end of the script.
+    """
+
+    steps: int | None
     warm_up: int
     stop: bool
 
 
-class FetchTimes:
-    """How many batches the processes of one `DataLoader` have made, and in how many seconds.
-
-    The memory is shared with forked workers. Each has its own slot, so there is no lock that a killed one could hold.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._slots = RawArray("d", 2 * max(num_workers, 1))
-
-    def total(self) -> tuple[float, float]:
-        """Batches and seconds, of all workers."""
-        return sum(self._slots[::2]), sum(self._slots[1::2])
-
-    def timed(self, fetch: Callable[[Any], Any], worker: int) -> Callable[[Any], Any]:
-        """`fetch`, whose duration is added to the slot of `worker`."""
-
-        def timed_fetch(indices: Any) -> Any:
-            started = perf_counter()
-            batch = fetch(indices)
-            self._slots[2 * worker + 1] += perf_counter() - started
-            self._slots[2 * worker] += 1
-            return batch
-
-        return timed_fetch
-
-
 @dataclass
 class Observation:
-    """One `DataLoader`, or several alike in turn; times are sums in seconds over the observed steps.
-
-    A step is observed once its iterator has been asked for another batch.
-    """
+    """One `DataLoader`, or several alike in turn; from `batches` on, what was measured after the warm-up."""
 
     loader: weakref.ref[Any]
     about: dict[str, Any]  # the settings of the loader, and where it is iterated
-    limits: Limits
-    fetch_times: FetchTimes
+    # Kept for the advice, because a loader that a function has built no longer exists when the script has ended.
+    samples: tuple[Any, Any] | None  # the dataset and the collate function; None if it gives batches itself
     num_loaders: int = 1
-    first_batches_s: list[float] = field(default_factory=list)  # one per epoch, observed or not
-    seen: int = 0  # batches, observed or not
-    steps: int = 0
+    in_other_thread: bool = False
+    epochs: int = 0
+    batches_seen: int = 0
+    batches: int = 0
     waiting_s: float = 0.0
-    first_waiting_s: float = 0.0  # the part of `waiting_s` for the first batches of epochs
-    step_s: float = 0.0
-    overhead_s: float = 0.0  # of this measurement, over all batches
-    _made_before: tuple[float, float] = (0.0, 0.0)
-    _made_after: tuple[float, float] | None = None
+    waiting_cpu_s: float = 0.0  # processor time of this process while it waited
+    restarts_s: float = 0.0  # the part of `waiting_s` for the first batches and the ends of epochs, and their workers
+
+    def forget(self) -> None:
+        """Drop what was measured of the warm-up."""
+        self.batches, self.waiting_s, self.waiting_cpu_s, self.restarts_s = 0, 0.0, 0.0, 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """As plain values."""
+        return self.about | {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
+
+
+class Timeline:
+    """The main thread's time from the end of the warm-up to the end of the script: waiting for a loader, or work.
+
+    Waiting is the time within `iter()` and `next()` of a `DataLoader`, and for the end of its workers. It is summed
+    over the whole time: a loop may hold batches ahead (`list(loader)`, Accelerate), so that what follows a request need
+    not be the step over the batch that it returned.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.observations: list[Observation] = []
+        self.steps = 0
+        self.waiting_s = 0.0
+        self.last_request = 0.0
+        self.skipped = limits.warm_up
+        """Steps of the warm-up."""
+        self.began: CpuTime | None = None
+        self.ended: CpuTime | None = None
+        self._is_warm = False
+        self._in_step: set[int] = set()  # the loaders that have delivered a batch of the current step
+        self._is_waiting = False
+        self._epoch = (0.0, 0.0, 0)  # clock, waiting and steps when it began
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps are observed now."""
+        return self.began is not None and self.ended is None
 
     @property
     def is_complete(self) -> bool:
-        return self.steps >= self.limits.steps
+        """Whether as many steps have been observed as asked for."""
+        return self._is_warm and self.limits.steps is not None and self.steps >= self.limits.steps
 
-    def add_batch(self, waiting_s: float, is_first: bool) -> None:
-        """Count a batch that has arrived; `is_first` of its epoch, whose wait includes the start of the workers."""
-        self.seen += 1
-        if is_first:
-            self.first_batches_s.append(waiting_s)
-        if self.seen == self.limits.warm_up:
-            self._made_before = self.fetch_times.total()
+    @property
+    def is_threaded(self) -> bool:
+        """Whether a loader is iterated in another thread, so that what the script waits for it is unknown."""
+        return any(observation.in_other_thread for observation in self.observations)
 
-    def add_step(self, waiting_s: float, step_s: float, is_first: bool) -> bool:
-        """Add the times of the step over the latest batch, unless it was a warm-up or too late.
+    def wait(
+        self, observation: Observation, call: Callable[..., Any], *arguments: Any, is_restart: bool = False
+    ) -> Any:
+        """Call something of a loader, and add its duration to the waiting.
 
-        Returns:
-            Whether the observation became complete.
+        Args:
+            is_restart: whether the call begins or ends an epoch.
         """
-        if self.seen <= self.limits.warm_up or self.is_complete:
-            return False
-        self.steps += 1
-        self.waiting_s += waiting_s
-        self.first_waiting_s += waiting_s if is_first else 0.0
-        self.step_s += step_s
-        if self.is_complete:
-            self._made_after = self.fetch_times.total()
-        return self.is_complete
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._is_waiting:  # for another loader, which is charged
+            return call(*arguments)
+        self._begin_or_end(is_start=is_restart, can_stop=is_main)
+        if is_restart and call is not next:  # the epoch before may have been left early, within a step
+            self._in_step.clear()
+        self._is_waiting |= is_main
+        cpu_s, started = process_time(), perf_counter()
+        try:
+            return call(*arguments)
+        except StopIteration:
+            is_restart = True
+            self._in_step.clear()
+            raise
+        finally:
+            self.last_request = perf_counter()
+            self._is_waiting &= not is_main
+            if self.is_open:
+                seconds = self.last_request - started
+                self.waiting_s += seconds if is_main else 0.0
+                observation.waiting_s += seconds
+                observation.waiting_cpu_s += process_time() - cpu_s
+                observation.restarts_s += seconds if is_restart else 0.0
 
-    def made(self) -> tuple[float, float]:
-        """Batches made while the steps were observed, and the seconds that it took."""
-        batches, seconds = self._made_after or self.fetch_times.total()
-        return batches - self._made_before[0], seconds - self._made_before[1]
+    def add_batch(self, observation: Observation) -> None:
+        """Count a batch that has arrived, and the step if it is the first batch of one."""
+        observation.batches_seen += 1
+        observation.batches += self.is_open
+        observation.in_other_thread |= threading.current_thread() is not threading.main_thread()
+        if not self._in_step or id(observation) in self._in_step:
+            self._in_step.clear()
+            self.steps += self.is_open
+        self._in_step.add(id(observation))
+
+    def end(self, reading: CpuTime | None = None) -> None:
+        """Observe no more, from now or from `reading` on."""
+        if self.is_open:
+            self.ended = reading or CpuTime.now()
+            if not self._is_warm:
+                self._forget()
+
+    def _begin_or_end(self, *, is_start: bool, can_stop: bool) -> None:
+        """Called before each request; `is_start` if it begins an epoch."""
+        if self.began is None:
+            self.began = CpuTime.now()
+        if not self._is_warm and self.steps >= self.limits.warm_up:
+            self._is_warm = True
+            if self._holds_batches():
+                self.skipped = 0  # the steps of the warm-up are still to come
+            elif self.steps:
+                self._forget()
+                self.began = CpuTime.now()
+        elif self.is_open and self.is_complete and (is_start or not self._holds_batches()):
+            self.end()
+            if self.limits.stop and can_stop:
+                sys.exit(0)
+        if is_start:
+            self._epoch = perf_counter(), self.waiting_s, self.steps
+
+    def _holds_batches(self) -> bool:
+        """Whether the script seems to collect the batches of this epoch, and to work on them later."""
+        began_s, waited_s, steps = self._epoch
+        waiting_s, steps = self.waiting_s - waited_s, self.steps - steps
+        work_s = perf_counter() - began_s - waiting_s
+        return steps > 0 and work_s < min(HELD_S * steps, waiting_s / 10)
+
+    def _forget(self) -> None:
+        """Drop what was measured of the warm-up."""
+        self.steps, self.waiting_s = 0, 0.0
+        for observation in self.observations:
+            observation.forget()
 
 
-def new_observation(loader: Any, limits: Limits) -> Observation:
+def new_observation(loader: Any) -> Observation:
     """The observation of a `DataLoader` over which iteration begins."""
-    context = loader.multiprocessing_context or multiprocessing
-    batch_size = loader.batch_size
-    samples = None
-    with suppress(Exception):  # the script may never ask for the length, so any error is none of the script's
-        samples = len(loader.dataset)
+    batch_size, size = loader.batch_size, None
+    with suppress(Exception):  # the script may never call `len()`; ignore errors
+        size = len(loader.dataset)
     about = {
         "dataset": type(loader.dataset).__name__,
-        "samples": samples,
+        "samples": size,
         "sampler": type(loader.sampler).__name__,
         "drop_last": loader.drop_last,
-        "is_map_style": loader._dataset_kind == 0,
         "batch_size": getattr(loader.batch_sampler, "batch_size", None) if batch_size is None else batch_size,
         "num_workers": loader.num_workers,
-        "start_method": context.get_start_method() if loader.num_workers else None,
         "persistent_workers": loader.persistent_workers,
         "where": _calling_line(),
     }
-    return Observation(weakref.ref(loader), about, limits, FetchTimes(loader.num_workers))
+    samples = None if loader.batch_sampler is None else (loader.dataset, loader.collate_fn)
+    return Observation(weakref.ref(loader), about, samples)
 
 
 def _calling_line() -> str:

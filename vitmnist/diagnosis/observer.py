@@ -1,4 +1,4 @@
-"""Measures every `DataLoader` of this process from within its iterator: waiting, step, and the time to make a batch.
+"""Observes every `DataLoader` of this process, from within its iterator.
 
 This module does not import torch: a script may set environment variables before it does.
 """
@@ -6,130 +6,110 @@ This module does not import torch: a script may set environment variables before
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from time import perf_counter
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitmnist.diagnosis.observation import FetchTimes, Limits, Observation, new_observation
-
-
-class ThreadState(threading.local):
-    """What the observed loaders of one thread share."""
-
-    fetch_times: FetchTimes | None = None  # of the loader whose iterator is being created
-    waited_s = 0.0  # for batches of any observed loader
+from vitmnist.diagnosis.observation import Limits, Observation, Timeline, new_observation
 
 
 class ObservedIterator:
-    """The iterator of a `DataLoader`, with four readings of the clock per batch."""
+    """The iterator of a `DataLoader`, whose requests are timed."""
 
-    def __init__(self, iterator: Iterator[Any], observation: Observation, start_s: float, thread: ThreadState) -> None:
-        self._iterator = iterator
-        self._observation = observation
-        self._start_s = start_s  # of the workers; part of the wait for the first batch
-        self._thread = thread
-        self._batches = 0
-        self._waiting_s: float | None = None  # for the batch that the script has now
-        self._step_began = 0.0
-        self._waited_s = 0.0  # by this thread, when the step began
+    def __init__(
+        self, start: Callable[[Any], Iterator[Any]], loader: Any, observed: Observation, time: Timeline
+    ) -> None:
+        self._observed, self._time = observed, time
+        self._is_first = True
+        self._iterator = time.wait(observed, start, loader, is_restart=True)
+        observed.epochs += 1
 
     def __iter__(self) -> ObservedIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._iterator)  # type: ignore[arg-type]
+        return len(self._iterator)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_iterator":  # it could not be created
+            raise AttributeError(name)
         return getattr(self._iterator, name)
 
     def __next__(self) -> Any:
-        asked = perf_counter()
-        if self._waiting_s is not None:
-            self._end_step(self._waiting_s, asked)
-        waited_s = self._thread.waited_s
-        started = perf_counter()
-        try:
-            batch = next(self._iterator)
-        finally:
-            arrived = perf_counter()
-            # Not added up: `waited_s` may have grown meanwhile, if this loader iterates over another one.
-            self._waited_s = self._thread.waited_s = waited_s + arrived - started
-        self._batches += 1
-        is_first = self._batches == 1
-        self._waiting_s = arrived - started + (self._start_s if is_first else 0.0)
-        observation = self._observation
-        observation.add_batch(self._waiting_s, is_first)
-        self._step_began = perf_counter()
-        observation.overhead_s += started - asked + self._step_began - arrived
+        is_first, self._is_first = self._is_first, False
+        batch = self._time.wait(self._observed, next, self._iterator, is_restart=is_first)
+        self._time.add_batch(self._observed)
         return batch
 
-    def _end_step(self, waiting_s: float, asked: float) -> None:
-        waited_for_others_s = self._thread.waited_s - self._waited_s
-        step_s = max(asked - self._step_began - waited_for_others_s, 0.0)  # negative if another thread has begun it
-        self._waiting_s = None
-        is_last = self._observation.add_step(waiting_s, step_s, is_first=self._batches == 1)
-        # In another thread, SystemExit would end that thread alone, and the script could wait for it for ever.
-        if is_last and self._observation.limits.stop and threading.current_thread() is threading.main_thread():
-            sys.exit(0)
+    def __del__(self) -> None:
+        """The loop may have left the epoch early; then its workers end now."""
+        if "_iterator" in self.__dict__ and self._time.is_open and not self._time.is_complete:
+            self._time.wait(self._observed, self.__delattr__, "_iterator", is_restart=True)
 
 
 class Observer:
     """Replaces `DataLoader.__iter__` in this process, as soon as the script imports torch."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.observations: list[Observation] = []
+        self.time = Timeline(limits)
+        self.processes = 0
+        """Python processes that the script has started, such as ranks, without workers; they are not observed."""
         self._process = os.getpid()
-        self._thread = ThreadState()
         sys.meta_path.insert(0, AfterImport("torch.utils.data.dataloader", self._install))
+        self._count_processes()
 
     def _install(self, module: Any) -> None:
-        iterate, create_fetcher = module.DataLoader.__iter__, module._DatasetKind.create_fetcher
+        iterate = module.DataLoader.__iter__
 
         def observed_iter(loader: Any) -> Any:
             # A worker or rank that was forked has no report.
             if os.getpid() != self._process or getattr(loader, "is_internal", False):
                 return iterate(loader)
-            observation, thread = self._observation_of(loader), self._thread
-            thread.fetch_times, waited_s = observation.fetch_times, thread.waited_s
-            started = perf_counter()
-            try:
-                iterator = iterate(loader)
-            finally:
-                start_s = perf_counter() - started
-                thread.fetch_times, thread.waited_s = None, waited_s + start_s
-            return ObservedIterator(iterator, observation, start_s, thread)
-
-        def timed_create_fetcher(*arguments: Any) -> Any:
-            """Also called in each worker, which is forked while `fetch_times` is set."""
-            fetcher = create_fetcher(*arguments)
-            if times := self._thread.fetch_times:
-                worker = module.get_worker_info()
-                fetcher.fetch = times.timed(fetcher.fetch, worker.id if worker else 0)
-            return fetcher
+            return ObservedIterator(iterate, loader, self._observation_of(loader), self.time)
 
         module.DataLoader.__iter__ = observed_iter
-        module._DatasetKind.create_fetcher = staticmethod(timed_create_fetcher)
+
+    def _count_processes(self) -> None:
+        start, run = BaseProcess.start, subprocess.Popen.__init__
+
+        @wraps(start)
+        def counted_start(process: Any) -> None:
+            start(process)
+            self.processes += not process.daemon  # as workers are
+
+        @wraps(run)
+        def counted_run(process: Any, args: Any, *more: Any, **named: Any) -> None:
+            run(process, args, *more, **named)
+            program = args if isinstance(args, str | bytes | os.PathLike) else next(iter(args), "")
+            self.processes += Path(os.fsdecode(program)).name.startswith("python")
+
+        for owner, name, counted in (
+            (BaseProcess, "start", counted_start),
+            (subprocess.Popen, "__init__", counted_run),
+        ):
+            setattr(owner, name, counted)
 
     def _observation_of(self, loader: Any) -> Observation:
         """The observation of a loader, or of one like it that no longer exists: some scripts build one per epoch."""
-        new = new_observation(loader, self.limits)
-        for known in self.observations:
+        new = new_observation(loader)
+        for known in self.time.observations:
             owner = known.loader()
             if owner is loader and known.about["num_workers"] == new.about["num_workers"]:
-                known.about = new.about
+                known.about, known.samples = new.about, new.samples
                 return known
             if owner is None and known.about == new.about:
-                known.loader = new.loader
+                known.loader, known.samples = new.loader, new.samples
                 known.num_loaders += 1
                 return known
-        self.observations.append(new)
+        self.time.observations.append(new)
         return new
 
 

@@ -1,19 +1,11 @@
-"""Runs a user's training script unchanged, observes its loaders, and reports where the time went.
-
-    python -m vitmnist.diagnose train_mine.py --its --own arguments
-    python -m vitmnist.diagnose --steps 100 --stop --json report.json -m package.train --its --own arguments
-
-The options come before the script; everything after it belongs to the script.
-"""
+"""Runs a user's training script unchanged and observes its loaders."""
 
 # Nothing here imports torch: the script may set environment variables before it does.
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import io
-import json
 import os
 import shlex
 import sys
@@ -30,76 +22,42 @@ from typing import Any
 
 from vitmnist.diagnosis.observation import Limits
 from vitmnist.diagnosis.observer import Observer
-from vitmnist.diagnosis.script_report import describe_script, format_report
-from vitmnist.runtime.files import write_atomic
+from vitmnist.diagnosis.script_report import describe_script
+from vitmnist.errors import DataError
+from vitmnist.runtime.cpu import CpuTime
 
 OWN_FOLDER = str(Path(__file__).parent)
 INTERRUPTED = 130  # what a shell shows after Ctrl-C
 
 
-class MissingScriptError(Exception):
+class MissingScriptError(DataError):
     """The file or module of the command line cannot be found or read."""
 
 
-def main() -> None:
-    """Run the script of the command line, print the report to stderr, and exit with the script's exit code."""
-    parser, options = _parse()
-    load, sys.argv = (_load_module, options.module) if options.module else (_load_script, options.script)
-    command = shlex.join(["python", *sys.orig_argv[1:]])
-    json_file = options.json and options.json.absolute()  # the script may change the working directory
-    limits = Limits(options.steps, options.warm_up, options.stop)
-    observations = Observer(limits).observations
-    try:
-        ended = _run(load)
-    except MissingScriptError as error:
-        parser.error(str(error))
+def observe_script(
+    arguments: list[str], is_module: bool, limits: Limits
+) -> tuple[dict[str, Any], BaseException | None]:
+    """Run a script or module with its arguments as `__main__`, and describe its loaders.
+
+    Returns:
+        The report, and the exception that ended the script.
+
+    Raises:
+        MissingScriptError: there is no such script.
+    """
+    sys.argv = arguments
+    observer = Observer(limits)
+    ended = _run(_load_module if is_module else _load_script)
+    at_end = CpuTime.now()
     _join_threads()
-    report = describe_script(observations, limits, command, _exit_code(ended))
-    _print(format_report(report))
-    failure = _fail_above(report, options.fail_above)
-    if json_file:
-        try:
-            write_atomic(json_file, (json.dumps(report, indent=2) + "\n").encode())
-        except OSError as error:
-            failure = failure or f"error: {json_file}: {error.strerror}"
-    if failure:
-        _print(failure)
-    if isinstance(ended, KeyboardInterrupt):
-        sys.excepthook = lambda *_: None  # it has been printed
-        raise ended  # so that the process ends by SIGINT, as the shell expects
-    sys.exit(report["exit_code"] or int(failure is not None))
+    observer.time.end(None if observer.time.is_threaded else at_end)
+    return describe_script(observer, shlex.join(_command_line()), _exit_code(ended)), ended
 
 
-def _parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    parser = argparse.ArgumentParser(
-        prog="python -m vitmnist.diagnose",
-        usage="%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--steps", type=int, default=200, help="steps of each loader to observe (200)")
-    parser.add_argument("--warm-up", type=int, default=10, help="steps that are not observed (10)")
-    parser.add_argument("--stop", action="store_true", help="end the script when a loader's steps have been observed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    parser.add_argument(
-        "--fail-above",
-        type=float,
-        metavar="PCT",
-        help="exit with 1 if a loader makes the script wait for more than this percentage of the time",
-    )
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
-    options = parser.parse_args()
-    if options.steps < 1:
-        parser.error(f"--steps {options.steps}: must be at least 1")
-    if options.warm_up < 0:
-        parser.error(f"--warm-up {options.warm_up}: must be at least 0")
-    if options.fail_above is not None and not 0 <= options.fail_above <= 100:
-        parser.error(f"--fail-above {options.fail_above:g}: must be from 0 to 100")
-    if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json {options.json}: the folder {options.json.parent} does not exist; create it first")
-    return parser, options
+def _command_line() -> list[str]:
+    """The command that runs now, as it was typed."""
+    program, *arguments = sys.orig_argv[1:]
+    return ["vitmnist", *arguments] if Path(program).name == "vitmnist" else ["python", program, *arguments]
 
 
 def _run(load: Callable[[str], tuple[ModuleType, CodeType]]) -> BaseException | None:
@@ -108,8 +66,6 @@ def _run(load: Callable[[str], tuple[ModuleType, CodeType]]) -> BaseException | 
     `__main__` stays in place: the script's threads and exit handlers may need it.
     """
     try:
-        if not sys.argv:
-            raise MissingScriptError("which script? Type SCRIPT.py or -m package.module after the options")
         sys.modules["__main__"], code = load(sys.argv[0])
         exec(code, sys.modules["__main__"].__dict__)
     except MissingScriptError:
@@ -136,12 +92,6 @@ def _join_threads() -> None:
         threading._shutdown()  # type: ignore[attr-defined]
 
 
-def _print(text: str) -> None:
-    """Print to stderr as it was before the script, which may have replaced or closed `sys.stderr`."""
-    with suppress(ValueError, OSError):
-        print(text, file=sys.__stderr__)
-
-
 def _load_script(name: str) -> tuple[ModuleType, CodeType]:
     """`__main__` and the code as of `python NAME`."""
     path = os.path.abspath(name)
@@ -158,6 +108,8 @@ def _load_script(name: str) -> tuple[ModuleType, CodeType]:
 
 def _load_module(name: str) -> tuple[ModuleType, CodeType]:
     """`__main__` and the code as of `python -m NAME`."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()  # the console script has its own folder here
     try:
         spec = find_spec(name)
         if spec and spec.submodule_search_locations is not None:
@@ -202,17 +154,3 @@ def _exit_code(ended: BaseException | None) -> int:
         return INTERRUPTED
     code = ended.code if isinstance(ended, SystemExit) else int(ended is not None)
     return code & 0xFF if isinstance(code, int) else int(code is not None)
-
-
-def _fail_above(report: dict[str, Any], limit: float | None) -> str | None:
-    """Why the exit code must be 1: the loaders that wait for more than `limit` percent of the time, or no figures."""
-    if limit is None:
-        return None
-    if all(figures["waiting_pct"] is None for figures in report["loaders"]):
-        return f"failed: nothing was measured to compare with --fail-above {limit:g}%"
-    above = [
-        f"{figures['where']} ({figures['waiting_pct']:.1f}%)"
-        for figures in report["loaders"]
-        if figures["waiting_pct"] is not None and figures["waiting_pct"] > limit
-    ]
-    return f"failed: waiting exceeds --fail-above {limit:g}%: {', '.join(above)}" if above else None

@@ -1,162 +1,170 @@
-"""The report on a user's script: figures for JSON, and a block of text per loader."""
+"""The report on a user's script: figures for JSON, and text: a line for the script, and a block per loader."""
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from textwrap import indent
 from typing import Any
 
 import vitmnist
-from vitmnist.diagnosis.advice import advise
-from vitmnist.diagnosis.observation import Limits, Observation
-from vitmnist.diagnosis.verdict import milliseconds, plural, verdict
-from vitmnist.runtime.cpu import available_cores
+from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script
+from vitmnist.diagnosis.observation import Timeline
+from vitmnist.diagnosis.observer import Observer
+from vitmnist.diagnosis.verdict import FEW_STEPS, milliseconds, plural, verdict
+from vitmnist.runtime.cpu import Cores
 
 NO_LOADER = (
     "no DataLoader was iterated in this process. Observed is torch.utils.data.DataLoader in the process that runs the "
-    "script; processes that the script starts, and subclasses that replace __iter__, are not."
+    "script; subclasses that replace __iter__ are not"
 )
+OTHER_PROCESSES = "start them with this command to observe them, such as torchrun -m vitmnist diagnose SCRIPT.py"
+NOTICEABLE_PCT = 10.0  # of the time, from which what follows the last batch is named
 
 
-def describe_script(observations: list[Observation], limits: Limits, command: str, exit_code: int) -> dict[str, Any]:
+def describe_script(observer: Observer, command: str, exit_code: int) -> dict[str, Any]:
     """The content of the JSON file: times in seconds, percentages 0 to 100, None for what is not known."""
-    torch = sys.modules.get("torch")
-    cores = available_cores()
-    reason = _why_incomplete(observations, limits)
-    return {
+    torch, time = sys.modules.get("torch"), observer.time
+    reason = _why_incomplete(observer)
+    report: dict[str, Any] = {
         "complete": reason is None,
         "reason": reason,
         "command": command,
         "exit_code": exit_code,
+        "rank": _rank(),
+        "processes_not_observed": observer.processes,
         "cuda_used": torch is not None and torch.cuda.is_initialized(),
-        "cores": cores,
         "versions": {
             "python": platform.python_version(),
             "torch": None if torch is None else str(torch.__version__),
             "vitmnist": vitmnist.__version__,
         },
-        "loaders": [describe_loader(observation, cores, command) for observation in observations],
-    }
-
-
-def _why_incomplete(observations: list[Observation], limits: Limits) -> str | None:
-    if not observations:
-        return NO_LOADER
-    if any(observation.is_complete for observation in observations):
-        return None
-    most = max(observation.steps for observation in observations)
-    if most:
-        return f"the script ended after {most} of the {limits.steps} steps to observe"
-    seen = max(observation.seen for observation in observations)
-    if seen <= limits.warm_up:
-        return f"no loader had enough batches: {seen} at most, of a warm-up of {limits.warm_up}; lower --warm-up"
-    return (
-        f"{seen} batches arrived, but after the warm-up no iterator was asked for another batch, which ends a step; "
-        "iterate over the loader in a for loop"
-    )
-
-
-def describe_loader(observation: Observation, cores: int, command: str) -> dict[str, Any]:
-    """What was measured of one loader, the verdict, and the advice."""
-    steps, seen = observation.steps, observation.seen
-    figures = {
-        **observation.about,
-        "num_loaders": observation.num_loaders,
-        "complete": observation.is_complete,
-        "warm_up": observation.limits.warm_up,
-        "steps": steps,
-        "batches_seen": seen,
-        "first_batches_s": observation.first_batches_s,
-        **dict.fromkeys(("first_batches_pct", "waiting_pct", "batch_s", "waiting_s", "step_s", "verdict")),
-        **_time_to_make_a_batch(observation),
-        "overhead_s": observation.overhead_s / seen if seen else None,
+        "warm_up": time.skipped,
+        "steps": time.steps,
+        **dict.fromkeys(("seconds", "after_last_batch_s", "waiting_s", "waiting_pct", "work_s", "cores", "verdict")),
         "advice": [],
     }
-    if steps:
-        waiting_s, step_s = observation.waiting_s / steps, observation.step_s / steps
-        batch_s = waiting_s + step_s
-        figures |= {
-            "first_batches_pct": 100 * observation.first_waiting_s / (steps * batch_s),
-            "waiting_pct": 100 * waiting_s / batch_s,
-            "batch_s": batch_s,
-            "waiting_s": waiting_s,
-            "step_s": step_s,
-            "verdict": verdict(batch_s, waiting_s),
+    loaders = [one.figures() | {"waiting_pct": None, "restarts_pct": None, "advice": []} for one in time.observations]
+    if time.began and time.ended and any(observation.batches for observation in time.observations):
+        cores = time.ended.cores_since(time.began)
+        report |= {
+            "cores": vars(cores),
+            "seconds": time.ended.wall_s - time.began.wall_s,
+            "after_last_batch_s": max(0.0, time.ended.wall_s - time.last_request),
         }
-        figures["advice"] = [vars(advice) for advice in advise(figures, cores, command)]
-    return figures
+        _add_shares(report, loaders, time, cores)
+        if report["verdict"] and time.steps >= FEW_STEPS and exit_code == 0:
+            report["advice"] = advise_on_script(report["waiting_pct"], cores)
+            for figures, observation in zip(loaders, time.observations, strict=True):
+                figures["advice"] = advise_on_loader(figures, report, cores, observation.samples)
+    return report | {"loaders": loaders}
 
 
-def _time_to_make_a_batch(observation: Observation) -> dict[str, Any]:
-    """T1, or the reason why it is not known."""
-    batches, seconds = observation.made()
-    workers, unknown, t1_s = observation.about["num_workers"], None, None
-    method = observation.about["start_method"]
-    if method not in (None, "fork"):
-        unknown = f"workers started by {method} import torch again, without this measurement"
-    elif batches:
-        t1_s = seconds / batches
-    else:
-        unknown = "no batch was made while steps were observed; workers had made them before"
-    per_worker_s = t1_s / workers if t1_s is not None and workers else None
-    return {"t1_s": t1_s, "t1_per_worker_s": per_worker_s, "t1_unknown": unknown}
+def _add_shares(report: dict[str, Any], loaders: list[dict[str, Any]], time: Timeline, cores: Cores) -> None:
+    """Add how long the script waits; not for batches of another thread, which it may hold ahead."""
+    seconds = report["seconds"]
+    if not time.steps or time.is_threaded:
+        return
+    waiting_pct = 100 * time.waiting_s / seconds
+    report |= {
+        "waiting_s": time.waiting_s,
+        "waiting_pct": waiting_pct,
+        "work_s": max(0.0, seconds - time.waiting_s) / time.steps,
+        "verdict": verdict(waiting_pct, time.steps, cores),
+    }
+    for figures in loaders:
+        figures["waiting_pct"] = 100 * figures["waiting_s"] / seconds
+        figures["restarts_pct"] = 100 * figures["restarts_s"] / seconds
+
+
+def _why_incomplete(observer: Observer) -> str | None:
+    time = observer.time
+    if not time.observations:
+        return NO_LOADER
+    if threaded := [one.about["where"] for one in time.observations if one.in_other_thread]:
+        return (
+            f"the loader of {', '.join(threaded)} is iterated in another thread than the main one, so that how long "
+            "the script waits for its batches is not known"
+        )
+    if time.limits.steps is not None and 0 < time.steps < time.limits.steps:
+        return f"the script ended after {time.steps} of the {time.limits.steps} steps to observe"
+    if not time.steps:
+        seen = max(observation.batches_seen for observation in time.observations)
+        return f"there were too few batches: {seen}, of a warm-up of {time.limits.warm_up}; lower --warm-up"
+    return None
+
+
+def _rank() -> str | None:
+    """Which process this is of those that train together, as torchrun and others say."""
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
+    return None if rank is None or size == "1" else f"{rank} of {size}"
+
+
+def why_failed(report: dict[str, Any], limit: float) -> str | None:
+    """Why `--fail-above` fails: the script waits for more than `limit` percent of its time, or that is not known."""
+    if report["waiting_pct"] is None:
+        return f"failed: nothing was measured to compare with --fail-above {limit:g}%"
+    if report["waiting_pct"] <= limit:
+        return None
+    return f"failed: waiting takes {report['waiting_pct']:.1f}% of the time, which exceeds --fail-above {limit:g}%"
 
 
 def format_report(report: dict[str, Any]) -> str:
     """The report as it is printed."""
-    lines = [f"\nvitmnist.diagnose: the script ended with exit code {report['exit_code']}"]
+    rank = f", rank {report['rank']}" if report["rank"] else ""
+    lines = [f"\nvitmnist diagnose{rank}: the script ended with exit code {report['exit_code']}"]
     if report["reason"]:
         lines.append(f"incomplete: {report['reason']}")
+    if count := report["processes_not_observed"]:
+        processes = "1 Python process" if count == 1 else f"{count} Python processes"
+        lines.append(f"not observed: {processes} that the script has started; {OTHER_PROCESSES}")
     if report["cuda_used"]:
         lines.append("CUDA was used: times are on the host's clock, and a step may end before its kernels do")
-    for number, figures in enumerate(report["loaders"], 1):
+    numbered = [(number, figures) for number, figures in enumerate(report["loaders"], 1) if figures["batches"]]
+    if report["seconds"] is not None:
+        lines.append(f"script: {_format_script(report, numbered)}")
+    if report["verdict"]:
+        lines += [f"verdict: {report['verdict']}", *_format_advice(report["advice"])]
+    for number, figures in numbered:
         lines += ["", *_format_loader(number, figures)]
     return "\n".join(lines)
+
+
+def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, Any]]]) -> str:
+    """One line: the time, the share of it that the script waited for all loaders and for each, and the cores."""
+    seconds, cores = report["seconds"], report["cores"]
+    parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s after a warm-up of {report['warm_up']}"]
+    if report["waiting_pct"] is not None:
+        shares = ", ".join(f"loader {number} {figures['waiting_pct']:.0f}%" for number, figures in loaders)
+        parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")
+        parts.append(f"work {milliseconds(report['work_s'])} per step")
+    parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy, {cores['workers']:.1f} in other processes")
+    if report["after_last_batch_s"] > NOTICEABLE_PCT / 100 * seconds:
+        parts.append(f"{report['after_last_batch_s']:.3g} s of it after the last request of a batch")
+    return "; ".join(parts)
 
 
 def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
     size, workers = figures["batch_size"] or "unknown", figures["num_workers"]
     title = f"loader {number}: {figures['dataset']}, batch size {size}, num_workers={workers}, {figures['where']}"
-    observed = f"{figures['steps']} steps after a warm-up of {figures['warm_up']}"
-    rows = [("observed", f"{observed}, of {figures['batches_seen']} in all")]
+    batches, per_batch_s = figures["batches"], figures["waiting_s"] / figures["batches"]
+    rows = [("observed", f"{batches} batches, of {figures['batches_seen']} in all")]
     if figures["num_loaders"] > 1:
-        alike = "with the same line, settings, and class and length of the data set; figures of all together"
+        alike = "with the same line, settings, and class and length of the dataset; figures of all together"
         rows.append(("loaders", f"{figures['num_loaders']} in turn, {alike}"))
-    if figures["steps"]:
-        rows += [
-            ("waiting", f"{figures['waiting_pct']:.0f}% of the time, {milliseconds(figures['waiting_s'])} per batch"),
-            ("T1", _format_t1(figures)),
-            ("step", milliseconds(figures["step_s"])),
-        ]
-    if figures["first_batches_s"]:
-        rows.append(("first batch", _format_first_batches(figures)))
-    if figures["steps"]:
-        overhead_pct = 100 * figures["overhead_s"] / figures["batch_s"]
-        rows += [
-            ("overhead", f"{1e6 * figures['overhead_s']:.1f} µs per step ({overhead_pct:.2f}%) for this measurement"),
-            ("verdict", figures["verdict"]),
-        ]
-    for advice in figures["advice"]:
-        rows += [("advice", advice["text"]), ("next", advice["run_next"])]
-    return [title, *(f"  {name:<12}{indent(text, ' ' * 14).lstrip()}" for name, text in rows)]
+    if figures["in_other_thread"]:
+        rows.append(("delivers", f"a batch in {milliseconds(per_batch_s)}, to another thread than the main one"))
+    elif figures["waiting_pct"] is not None:
+        rows.append(("waiting", f"{figures['waiting_pct']:.0f}% of the time, {milliseconds(per_batch_s)} per batch"))
+    if figures["restarts_pct"] and workers:
+        rows.append(("restarts", f"{figures['restarts_pct']:.0f}% of the time, in the starts and ends of epochs"))
+    return [title, *_format_rows(rows), *_format_advice(figures["advice"])]
 
 
-def _format_first_batches(figures: dict[str, Any]) -> str:
-    first, *later = figures["first_batches_s"]
-    text = f"{milliseconds(first)} in the first epoch"
-    if later:
-        text += f", {milliseconds(sum(later) / len(later))} in later ones (mean of {len(later)})"
-    if figures["first_batches_pct"]:
-        text += f"; {figures['first_batches_pct']:.0f}% of the time"
-    return text
+def _format_advice(advice: list[dict[str, str]]) -> list[str]:
+    return _format_rows([row for one in advice for row in (("advice", one["text"]), ("next", one["run_next"]))])
 
 
-def _format_t1(figures: dict[str, Any]) -> str:
-    if figures["t1_unknown"]:
-        return f"unknown: {figures['t1_unknown']}"
-    made = f"{milliseconds(figures['t1_s'])} to make a batch"
-    if not figures["num_workers"]:
-        return f"{made}, in the main process"
-    workers = plural(figures["num_workers"], "worker")
-    return f"{made}, by {workers}: a batch every {milliseconds(figures['t1_per_worker_s'])}"
+def _format_rows(rows: list[tuple[str, str]]) -> list[str]:
+    return [f"  {name:<12}{indent(text, ' ' * 14).lstrip()}" for name, text in rows]

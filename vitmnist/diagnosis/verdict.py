@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import math
+from vitmnist.runtime.cpu import Cores
 
 COMPUTE_BOUND_PCT = 10.0  # of the time spent waiting, below which the step is the limit
 INPUT_BOUND_PCT = 60.0  # and above which the loader is
+FEW_STEPS = 20  # below which there is no verdict
 
 
-def verdict(batch_s: float, waiting_s: float) -> str:
-    """One sentence: what limits a loop, and how much faster it could be without waiting for data.
+def verdict(waiting_pct: float, steps: int, cores: Cores | None) -> str:
+    """One sentence: what limits a loop; without a bound, because the time of the step without loading is not known.
 
     Args:
-        batch_s: seconds per batch, waiting included.
-        waiting_s: seconds per batch spent waiting for data.
+        waiting_pct: the percentage of the time spent waiting for data.
+        steps: how many it was measured over.
+        cores: in use meanwhile; None if unknown.
     """
-    pct, step_s = 100 * waiting_s / batch_s, batch_s - waiting_s
-    gain = batch_s / step_s if step_s > 0 else math.inf
-    waiting = f"{pct:.0f}% of the time is spent waiting for data"
-    if pct < COMPUTE_BOUND_PCT:
-        return f"compute-bound: {waiting}; no loader can make it more than {gain:.2f} times faster"
-    kind = "input-bound" if pct > INPUT_BOUND_PCT else "balanced"
-    shorter = f"{milliseconds(step_s)} instead of {milliseconds(batch_s)}"
-    return f"{kind}: {waiting}; without waiting a batch would take {shorter}, {gain:.3g} times faster"
+    if steps < FEW_STEPS:
+        return few(steps)
+    waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"
+    busy = f", with {cores}" if cores else ""
+    if waiting_pct >= COMPUTE_BOUND_PCT:
+        return f"{limit(waiting_pct)}: {waiting}{busy}"
+    if cores is None or cores.compete:
+        return f"{waiting}{busy}; whether loading slows down the step is not measured"
+    return f"{limit(waiting_pct)}: {waiting}{busy}"
+
+
+def limit(loading_pct: float) -> str:
+    """What limits a loop that spends this percentage of its time on loading."""
+    if loading_pct < COMPUTE_BOUND_PCT:
+        return "compute-bound"
+    return "input-bound" if loading_pct > INPUT_BOUND_PCT else "balanced"
+
+
+def few(steps: int) -> str:
+    """In place of a verdict."""
+    return f"few: {plural(steps, 'step')} of the {FEW_STEPS} that a verdict needs"
 
 
 def milliseconds(seconds: float) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 import vitmnist
-from vitmnist.cli.resume import recorded_overrides
 from vitmnist.export.exported import Exported
 
 HEADING = "# Model card: "
@@ -30,15 +29,15 @@ def is_export(output: Path) -> bool:
     return not output.exists() or (output.is_file() and _sha256(output) in card.read_text())
 
 
-def model_card(exported: Exported, file_name: str, folder: Path) -> str:
-    """The card of an exported model in Markdown, of 40 lines.
+def model_card(exported: Exported, file_name: str, overrides: Sequence[str]) -> str:
+    """The card of an exported model in Markdown, of about 40 lines.
 
     Args:
-        folder: of the run, whose records have the recipe.
+        overrides: of the run, which are the recipe.
     """
     trained, dataset = exported.trained, exported.dataset
     channels, height, width = trained.shape
-    usage = exported.kind.usage.format(name=json.dumps(file_name), shape=(1, *trained.shape))
+    mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (trained.mean, trained.std))
     return f"""{HEADING}{file_name}
 
 An image classifier, trained with vitmnist {vitmnist.__version__}, exported as {exported.kind.title} with torch \
@@ -49,7 +48,7 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported as {
 | input | `images`, uint8 `[B, {channels}, {height}, {width}]`, any B, values 0 to 255 |
 | image files | upright, transparent pixels on white, converted to {"grey" if channels == 1 else "RGB"}, resized to \
 {width}×{height} by Pillow's bilinear filter, as `predict` does |
-| normalisation | in the model: mean {_numbers(trained.mean)}, standard deviation {_numbers(trained.std)} |
+| normalisation | in the model: mean {mean}, standard deviation {std} |
 | output | `logits`, float32 `[B, {len(trained.classes)}]` |
 | accuracy | {exported.accuracy:.2f}% on {dataset.name}, {dataset.evaluated_on()}; with this file, on a CPU |
 | check | the same prediction as the original for each of these images; largest difference of the logits \
@@ -61,7 +60,7 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported as {
 ## Use
 
 ```python
-{usage.rstrip()}
+{exported.kind.usage.format(name=json.dumps(file_name), shape=(1, *trained.shape))}
 ```
 
 ## Classes
@@ -73,13 +72,9 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported as {
 ## Recipe
 
 ```bash
-{shlex.join(["python", "train.py", *recorded_overrides(folder)])}
+{shlex.join(["python", "train.py", *overrides])}
 ```
 """
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.6g}" for value in values)
 
 
 def _sha256(file: Path) -> str:

@@ -20,10 +20,8 @@ class Exported:
 
     Args:
         content: of its file.
-        trained: the original.
-        dataset: the two were compared on its `test`.
-        accuracy: of the exported model there, in percent.
-        largest_difference: between the logits of the two, absolute.
+        accuracy: of the exported model on the `test` of the dataset, in percent.
+        largest_difference: between the logits of the two there, absolute.
     """
 
     kind: Format
@@ -45,7 +43,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
     """Export a model that is on the CPU, with its normalisation, and compare the two on `dataset.test`.
 
     Raises:
-        ConfigError: the images or classes of the data set do not fit the model.
+        ConfigError: the images or classes of the dataset do not fit the model.
         ExportError: the exported model predicts another class for some image.
     """
     split = trained.normalized(dataset.test)
@@ -58,12 +56,11 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, found = (torch.cat(logits) for logits in zip(*pairs, strict=True))
-    predicted, difference = found.argmax(dim=1), (found - expected).abs().max().item()
-    differing = int((predicted != expected.argmax(dim=1)).sum())
-    if differing:
+    predicted = found.argmax(dim=1)
+    if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise ExportError(
             f"the exported model predicts another class than {trained.path} for {differing:,} images of {dataset.name} "
-            f"({dataset.evaluated_on()}; largest difference of the logits {difference:.2g}); nothing is written"
+            f"({dataset.evaluated_on()}); nothing is written"
         )
     accuracy = 100 * int((predicted == split.labels).sum()) / len(split)
-    return Exported(kind, content, trained, dataset, accuracy, difference)
+    return Exported(kind, content, trained, dataset, accuracy, (found - expected).abs().max().item())

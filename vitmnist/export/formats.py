@@ -45,16 +45,9 @@ class Format:
 
 
 def _to_onnx(program: ExportedProgram) -> bytes:
-    exported: Any = torch.onnx.export(
-        program,
-        dynamo=True,
-        input_names=["images"],
-        output_names=["logits"],
-        dynamic_shapes=({0: "batch"},),  # the program is dynamic already; this names the dimension
-        verbose=False,
-    )
-    content: bytes = exported.model_proto.SerializeToString()
-    return content
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "dynamic_shapes": ({0: "batch"},)}
+    exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    return bytes(exported.model_proto.SerializeToString())
 
 
 def _load_onnx(content: bytes) -> Callable[[Tensor], Tensor]:
@@ -82,19 +75,13 @@ import onnxruntime
 
 session = onnxruntime.InferenceSession({name})
 images = np.zeros({shape}, dtype=np.uint8)  # your images
-(logits,) = session.run(None, {{"images": images}})
-print(logits.argmax(axis=1))
-"""
-
+print(session.run(None, {{"images": images}})[0].argmax(axis=1))"""
 TORCH_USAGE = """\
 import torch
 
 model = torch.export.load({name}).module()
 images = torch.zeros({shape}, dtype=torch.uint8)  # your images
-logits = model(images)
-print(logits.argmax(dim=1))
-"""
-
+print(model(images).argmax(dim=1))"""
 FORMATS = {
     "onnx": Format("ONNX", ".onnx", ("onnx", "onnxscript", "onnxruntime"), ONNX_USAGE, _to_onnx, _load_onnx),
     "torch": Format("torch.export", ".pt2", (), TORCH_USAGE, _to_pt2, _load_pt2),

@@ -1,4 +1,4 @@
-"""Configurations of one machine and data set, and how their times compare.
+"""Configurations of one machine and dataset, and how their times compare.
 
 Configurations are compared over the rounds of a sweep (`repeats`), in each of which every configuration runs: whatever
 slows a whole round down cancels in the ratio.
@@ -89,18 +89,14 @@ class Configuration:
 
     @property
     def status(self) -> str:
-        """How its runs ended and why, and why their times are not compared, each with the number of runs."""
-        total, parts = len(self.runs), []
-        for state, count in Counter(run.state for run in self.runs).items():
-            ending, colon, reason = state.partition(":")
-            share = f" {count} of {total}" if total > 1 and state != "completed" else ""
-            parts.append(f"{ending}{share}{colon}{reason}")
-        return "; ".join(parts)
+        """How its runs ended and why, and why their times are not compared, with numbers of runs if they differ."""
+        states = Counter(run.state for run in self.runs)
+        return "; ".join(f"{count} {state}" if len(states) > 1 else state for state, count in states.items())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of one machine and one data set.
+    """Runs of one machine and one dataset.
 
     Args:
         columns: the configuration keys that vary, then the facts about the software that vary.
@@ -116,19 +112,20 @@ class Comparison:
     def ranked(self) -> list[Configuration]:
         """The rows whose times are compared, lowest median first."""
         timed = [row for row in self.rows if row.rounds and row.epoch_s]
-        return sorted(timed, key=lambda row: row.epoch_s.median if row.epoch_s else 0.0)
+        return sorted(timed, key=lambda row: row.epoch_s.median)  # type: ignore[union-attr]
 
     @cached_property
-    def _ratios(self) -> dict[tuple[int, int], Ratio]:
-        """The ratios of all pairs, by their positions in `ranked`."""
+    def ratios(self) -> dict[tuple[Configuration, Configuration], Ratio]:
+        """How many times as long an epoch of a ranked row takes as one of another, if they have a common round."""
         # Runs of several seeds in a round share the state of the machine: they count as one.
-        return compare_all(
-            [{key: median(_values(runs, "epoch_s")) for key, runs in row.rounds.items()} for row in self.ranked]
-        )
+        times = {
+            row: {key: median(_values(runs, "epoch_s")) for key, runs in row.rounds.items()} for row in self.ranked
+        }
+        return compare_all(times)
 
-    def ratio(self, row: Configuration, other: Configuration) -> Ratio | None:
-        """How many times as long an epoch of `row` takes as one of `other`; None without a common round."""
-        return self._ratios.get((self.ranked.index(row), self.ranked.index(other)))
+    def to_fastest(self, row: Configuration) -> Ratio | None:
+        """The ratio of a row to the one with the lowest median; None for that row, and without a common round."""
+        return self.ratios.get((row, self.ranked[0])) if self.ranked else None
 
     @property
     def target_acc(self) -> float | None:
@@ -136,11 +133,10 @@ class Comparison:
         runs = [run for row in self.rows for run in row.runs]
         objectives = {(run.config.get("sweep.objective"), run.config.get("sweep.target_acc")) for run in runs}
         objective, target = objectives.pop() if len(objectives) == 1 else (None, None)
-        is_target = objective == "seconds_to_target" and isinstance(target, int | float) and 0 <= target <= 100
-        return target if is_target else None
+        return target if objective == "seconds_to_target" and isinstance(target, int | float) else None
 
     @property
-    def place(self) -> str:
+    def machine_and_data(self) -> str:
         """Machine and data in one line."""
         known = (self.facts.get(title) for title in ("gpu", "cpu", "host", "data"))
         return ", ".join(filter(None, known)) or "unknown machine and data"

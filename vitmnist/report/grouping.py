@@ -1,4 +1,4 @@
-"""Divides runs into comparisons, one for each machine and data set, and groups the repeats of a configuration.
+"""Divides runs into comparisons, one for each machine and dataset, and groups the repeats of a configuration.
 
 Columns are found, not listed: any configuration key and any fact about the software that varies is one.
 """
@@ -11,7 +11,9 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from vitmnist.config.labels import NOT_COMPARED, is_under, trainer_label
+from vitmnist.config.labels import trainer_label
+from vitmnist.config.schema import NOT_COMPARED
+from vitmnist.config.values import is_under
 from vitmnist.report.compare import NOTHING, Comparison, Configuration
 from vitmnist.tracking.runs import Run
 
@@ -19,7 +21,7 @@ MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a 
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """Divide runs by machine and data set. The order of the runs is kept."""
+    """Divide runs by machine and dataset. The order of the runs is kept."""
     runs = mark_overlapping(runs)
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
@@ -57,7 +59,7 @@ def _active_spans(run: Run) -> list[tuple[float, float]]:
 
 
 def _identity(run: Run) -> tuple[str, ...]:
-    """The machine and the data set of a run."""
+    """The machine and the dataset of a run."""
     machine, dataset = run.section("environment"), run.section("dataset")
     keys = (*(machine.get(key) for key in MACHINE), dataset.get("name"), dataset.get("sha256"))
     return tuple(map(fact_text, keys))
@@ -127,9 +129,9 @@ def _facts(run: Run) -> dict[str, str]:
         return {}
     known = {**environment, "device": run.result.get("device"), "processes": run.section("distributed").get("ranks")}
     name, train, test = (fact_text(dataset.get(key)) for key in ("name", "train_size", "test_size"))
-    data = {"data": f"{name}, {train} training and {test} evaluation images" if dataset else NOTHING}
-    data["SHA-256 of the data"] = fact_text(dataset.get("sha256"))
-    return {key.replace("_", " "): fact_text(value) for key, value in known.items()} | data
+    data = f"{name}, {train} training and {test} evaluation images" if dataset else None
+    known |= {"data": data, "SHA-256 of the data": dataset.get("sha256")}
+    return {title.replace("_", " "): fact_text(value) for title, value in known.items()}
 
 
 def fact_text(value: Any) -> str:

@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 
 from vitmnist.report.compare import NOTHING, Comparison, Configuration, value_text
 from vitmnist.report.statistics import seconds
-from vitmnist.report.table import to_fastest
 
 # Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -90,7 +89,7 @@ def epoch_times(
     axis.set_xlim(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s))
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlabel("seconds per epoch, evaluation included (median of runs; whiskers: range; × the fastest)")
-    titles = [f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.place]
+    titles = [f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
     lines = [line for title in titles for line in textwrap.wrap(title, TITLE, max_lines=3, placeholder=" …")]
     axis.set_title("\n".join(lines), fontsize=10, loc="left")
     axis.grid(True, axis="x", color="#777777", alpha=0.3)
@@ -123,5 +122,5 @@ def _remark(comparison: Comparison, row: Configuration) -> str:
     time = f"{seconds(row.epoch_s.median)} s (n={row.epoch_s.n})"
     if not row.rounds:
         return f"{time}, not ranked: {textwrap.shorten(row.status, 40, placeholder=' …')}"
-    ratio = to_fastest(comparison, row)
+    ratio = comparison.to_fastest(row)
     return f"{time}, × {ratio}" if ratio else time

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, median
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 NEGLIGIBLE = 1.01  # factors closer to 1 than this are not called a difference
 ERROR = 0.05  # probability of a false difference among all pairs of a table, and that an interval misses
@@ -56,15 +59,15 @@ class Ratio:
         return self.low is not None and self.high is not None and max(self.low, 1 / self.high) > NEGLIGIBLE
 
     def __str__(self) -> str:
-        if self.low is not None:
-            remark = "" if self.is_difference else ", not distinguishable"
-            return f"{self.ratio:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
-        ranges = f"{self.rounds} rounds, ranges {'overlap' if self.overlap else 'do not overlap'}"
-        return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else ranges})"
+        if self.low is None:
+            ranges = f"{self.rounds} rounds, ranges {'overlap' if self.overlap else 'do not overlap'}"
+            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else ranges})"
+        remark = "" if self.is_difference else ", not distinguishable"
+        return f"{self.ratio:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
 
-def compare_all(times: Sequence[Mapping[Hashable, float]]) -> dict[tuple[int, int], Ratio]:
-    """The ratio of each pair of configurations that have a round in common, by their positions.
+def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Ratio]:
+    """The ratio of each pair of configurations that have a round in common.
 
     A two-way analysis of the log times: configurations are treatments, rounds are blocks. Each pair is compared over
     its common rounds, with Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments,
@@ -77,31 +80,22 @@ def compare_all(times: Sequence[Mapping[Hashable, float]]) -> dict[tuple[int, in
     """
     if len(times) < 2:
         return {}
-    rounds = list(dict.fromkeys(key for by_round in times for key in by_round))
-    logs = np.array(
-        [[math.log(by_round[key]) if key in by_round else math.nan for key in rounds] for by_round in times]
-    )
+    names, rounds = list(times), list(dict.fromkeys(key for by_round in times.values() for key in by_round))
+    logs = np.log([[by_round.get(key, math.nan) for key in rounds] for by_round in times.values()])
     differences = logs[:, None] - logs[None]  # [configuration, configuration, round]
     common = np.isfinite(differences)
     counts = common.sum(-1)
     means = np.where(common, differences, 0).sum(-1) / np.maximum(counts, 1)
     squares = (np.where(common, differences - means[..., None], 0) ** 2).sum(-1)
     margins = _margins(np.isfinite(logs), squares, counts)
-    pairs = [(one, other) for one, other in zip(*np.nonzero(counts), strict=True) if one != other]
-    return {
-        (int(one), int(other)): _ratio(
-            means[one, other], margins[one, other], np.where(common[one, other], logs[[one, other]], math.nan)
-        )
-        for one, other in pairs
-    }
-
-
-def _ratio(mean: float, margin: float, logs: np.ndarray) -> Ratio:
-    """The ratio of a pair from its mean and margin, and from the log times of both `[2, round]`."""
-    low, high = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
-    (min_one, min_other), (max_one, max_other) = np.nanmin(logs, 1), np.nanmax(logs, 1)
-    overlap = bool(min_one <= max_other and min_other <= max_one)
-    return Ratio(math.exp(mean), int(np.isfinite(logs[0]).sum()), low, high, overlap)
+    ratios = {}
+    for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
+        mean, margin = float(means[one, other]), float(margins[one, other])
+        bounds = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
+        shared = logs[[one, other]][:, common[one, other]]
+        overlap = bool(shared.min(1).max() <= shared.max(1).min())
+        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), *bounds, overlap)
+    return ratios
 
 
 def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np.ndarray:

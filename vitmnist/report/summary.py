@@ -1,12 +1,14 @@
 """Summarises a comparison in a few sentences: which loader, and does it matter; losses; accuracy.
 
-A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison.
+A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison,
+and has the overrides of one configuration at most: the table has the others.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from statistics import median
 
 from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides
@@ -37,8 +39,8 @@ def fastest_to_target(comparison: Comparison) -> str:
     if not reached:
         return f"No completed run that had the machine to itself reached {target:g}%."
     spread, row = min(reached, key=lambda pair: pair[0].median)
-    runs = f"{spread.n} of {len(row.runs)} runs reached it" if len(row.runs) > 1 else "single run"
-    return f"Lowest median time to {target:g}%: {row.label}, {seconds(spread.median)} s ({runs})."
+    runs = f"{spread.n} of its {len(row.runs)} runs reached it"
+    return f"Lowest median time to {target:g}%: {row.label}, {seconds(spread.median)} s; {runs}."
 
 
 def fastest(comparison: Comparison) -> list[str]:
@@ -47,16 +49,13 @@ def fastest(comparison: Comparison) -> list[str]:
     Without a choice of loaders, the same of all configurations.
     """
     ranked = comparison.ranked
-    if len(ranked) < 2:
-        alone = [f"{row.label} took " * bool(row.label) + _time(row) for row in ranked]
-        return alone or [
-            "No run can be ranked: a run must be completed, alone on the machine, and have a second epoch."
-        ]
-    groups = [(shared, rows) for shared, rows in loader_groups(ranked).items() if len(rows) > 1]
-    answers = [_answer(comparison, rows, "loader", f" at {shared}" * bool(shared)) for shared, rows in groups]
-    if groups and len(groups[0][1]) == len(ranked):
-        return answers
-    return [*answers, _answer(comparison, ranked, "configuration")]
+    if not ranked:
+        return ["No run can be ranked: a run must be completed, alone on the machine, and have a second epoch."]
+    if len(ranked) == 1:
+        return [f"{ranked[0].label} took {_time(ranked[0])}" if ranked[0].label else _time(ranked[0])]
+    groups = {shared: rows for shared, rows in loader_groups(ranked).items() if len(rows) > 1}
+    answers = [_answer(comparison, rows, "loader", f" at {shared}" * bool(shared)) for shared, rows in groups.items()]
+    return answers if ranked in groups.values() else [*answers, _answer(comparison, ranked, "configuration")]
 
 
 def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
@@ -70,28 +69,22 @@ def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration
 
 def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, where: str = "") -> str:
     """Whether a choice matters, the row with the lowest median, and how the others compare with it."""
-    best, *others = ((row.loader if noun == "loader" else row.label, row) for row in rows)
-    different, equal, unknown, is_fastest = [], [], [], True
-    for name, row in others:
-        ratio = comparison.ratio(row, best[1])
-        is_fastest = is_fastest and ratio is not None and ratio.is_difference and ratio.ratio > 1
-        if ratio is None:
-            unknown.append(f"{name} has no common round with it")
-        elif ratio.low is None:
-            unknown.append(f"{name} takes {ratio} times as long")
-        elif ratio.is_difference:
-            different.append(f"{name} takes {ratio} times as long")
-        else:
-            equal.append(f"{name} ({ratio.ratio:.2f}, {ratio.low:.2f}–{ratio.high:.2f})")
-    unsure = f"Whether the {noun} matters{where} takes {MIN_ROUNDS} rounds to tell (repeats={MIN_ROUNDS})"
-    matters = f"The {noun} matters{where}" if different else unsure
-    sentences = [
-        f"{matters if different or unknown else f'The {noun} makes no measurable difference{where}'}: {best[0]} "
-        f"{'is the fastest' if is_fastest else 'has the lowest median'}, {_time(best[1])}",
-        f"{_listed(different + unknown)}." if different or unknown else "",
-        f"Not distinguishable from it: {_listed(equal)}." if equal else "",
-    ]
-    return " ".join(filter(None, sentences))
+    best, *others = rows
+    pairs = [comparison.ratios.get(pair) for pair in combinations(rows, 2)]
+    verdict = f"Whether the {noun} matters{where} takes {MIN_ROUNDS} rounds to tell (repeats={MIN_ROUNDS})"
+    if any(ratio and ratio.is_difference for ratio in pairs):
+        verdict = f"The {noun} matters{where}"
+    elif all(ratio and ratio.low is not None for ratio in pairs):
+        verdict = f"No difference between {noun}s is distinguishable from noise{where}"
+    known = [(row.loader, ratio) for row in others if (ratio := comparison.ratios.get((row, best)))]
+    slower = [ratio for _, ratio in known if ratio.is_difference and ratio.ratio > 1]
+    is_fastest = len(slower) == len(others)
+    name, relative = best.loader, ", ".join(f"{loader} {ratio}" for loader, ratio in known)
+    if noun == "configuration":
+        ratios = sorted((ratio for _, ratio in known), key=lambda ratio: ratio.ratio)
+        name, relative = best.label, " to ".join(map(str, dict.fromkeys([*ratios[:1], *ratios[-1:]])))
+    answer = f"{verdict}: {name} {'is the fastest' if is_fastest else 'has the lowest median'}, {_time(best)}"
+    return f"{answer} Relative to it: {relative}." if relative else answer
 
 
 def _time(row: Configuration) -> str:
@@ -99,18 +92,12 @@ def _time(row: Configuration) -> str:
 
 
 def not_ranked(comparison: Comparison) -> str:
-    """The rows without a time that is compared, and how to measure those whose runs overlapped."""
-    rows = [f"{row.label or 'a run'} ({row.status:.60})" for row in comparison.rows if not row.rounds]
-    count = sum(run.overlapping for row in comparison.rows for run in row.runs)
-    advice = f" {count} runs overlapped with another, which slows both down: sweep without a launcher." if count else ""
-    return (f"Not ranked: {_listed(rows)}." if rows else "") + advice
-
-
-def _listed(texts: Sequence[str]) -> str:
-    """At most four texts; of a longer list the first two and the last."""
-    if len(texts) > 4:
-        texts = [*texts[:2], f"{len(texts) - 3} more", texts[-1]]
-    return "; ".join(texts)
+    """How many rows have no time that is compared, and how to measure those whose runs overlapped."""
+    rows = sum(not row.rounds for row in comparison.rows)
+    runs = sum(run.overlapping for row in comparison.rows for run in row.runs)
+    reasons = f"Not ranked, for the reason in the column status: {rows} of {len(comparison.rows)} rows." if rows else ""
+    overlaps = f" {runs} runs overlapped with another on this machine: run one at a time." if runs else ""
+    return (reasons + overlaps).strip()
 
 
 def loss_sentences(comparison: Comparison) -> list[str]:
@@ -118,18 +105,21 @@ def loss_sentences(comparison: Comparison) -> list[str]:
 
     Equality is stated only of completed runs.
     """
-    sentences: dict[str, list[str]] = defaultdict(list)  # where each holds
+    cases: dict[str, list[str]] = defaultdict(list)  # where each sentence holds
     for shared, rows in loader_groups(comparison.rows).items():
         for seed in dict.fromkeys(run.config.get("seed") for row in rows for run in row.runs):
             runs = [(row, run) for row in rows for run in row.runs if run.config.get("seed") == seed]
             if sentence := _first_difference(runs) or _equality(runs):
-                sentences[sentence].append(f"with seed={seed} at {shared}".removesuffix(" at "))
-    return [f"{sentence}, {_listed(where)}." for sentence, where in sentences.items()]
+                cases[sentence].append(f"with seed={seed} at {shared}".removesuffix(" at "))
+    return [
+        f"{text}, {first}" + (f", and in {len(others)} more group{'s' * (len(others) > 1)}." if others else ".")
+        for text, (first, *others) in cases.items()
+    ]
 
 
 def _first_difference(runs: Sequence[tuple[Configuration, Run]]) -> str:
     """The earliest epoch in which losses differ, and the two runs that are furthest apart there."""
-    for number in range(max(len(run.epochs) for _, run in runs)):
+    for number in range(max((len(run.epochs) for _, run in runs), default=0)):
         for key, loss in LOSSES.items():
             known = [(row.loader, run.epochs[number].get(key)) for row, run in runs if number < len(run.epochs)]
             values = sorted((value, loader) for loader, value in known if value is not None)
@@ -144,9 +134,8 @@ def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
     """A statement if several loaders have completed the same epochs; their losses do not differ."""
     completed = [(row.loader, len(run.epochs)) for row, run in runs if run.status == "completed"]
     number = max((epochs for _, epochs in completed), default=0)
-    loaders = list(dict.fromkeys(loader for loader, epochs in completed if epochs == number))
-    measured = all(epoch.get(key) is not None for _, run in runs for epoch in run.epochs for key in LOSSES)
-    if len(loaders) < 2 or not measured:
+    loaders = sorted({loader for loader, epochs in completed if epochs == number})
+    if len(loaders) < 2:
         return ""
     epochs = f"all {number} epochs" if number > 1 else "their only epoch"
     same = "have the same training and evaluation losses, to the last bit, in"
@@ -159,17 +148,16 @@ def highest_accuracy(comparison: Comparison) -> str:
     medians = {row: median(by_seed.values()) for row, by_seed in by_row.items()}
     if len(set(medians.values())) < 2:
         return ""
-    highest = max(medians.values())
-    best = [row for row in by_row if medians[row] == highest]
-    values = by_row[best[0]].values()
+    best = max(medians, key=lambda row: medians[row])
+    values, images = by_row[best].values(), best.runs[0].section("dataset").get("test_size")
     seeds = f"{min(values):.2f}–{max(values):.2f} over {len(values)} seeds" if len(values) > 1 else "one seed"
-    text = f"Highest median accuracy: {_listed([row.label for row in best])}, {highest:.2f}%"
-    runs = [run for row in by_row for run in row.runs if run.status == "completed"]
-    images, *others = {run.section("dataset").get("test_size") or 0 for run in runs}
-    if others or not images:
+    text = f"Highest median accuracy: {best.label}, {medians[best]:.2f}%"
+    if not images:
         return f"{text} ({seeds})."
     # All seeds evaluate the same images, so more seeds do not narrow this interval.
-    low, high = (100 * bound for bound in wilson(min(highest / 100, 1.0), images))
-    text = f"{text} (95% interval {low:.2f}–{high:.2f} for {images:,} images; {seeds})."
-    within = [row.label for row in by_row if row not in best and medians[row] >= low]
-    return f"{text} Within this interval: {_listed(within)}." if within else text
+    low, high = (100 * bound for bound in wilson(min(medians[best] / 100, 1.0), images))
+    within = sum(accuracy >= low for accuracy in medians.values()) - 1
+    return (
+        f"{text} (95% interval {low:.2f}–{high:.2f} for {images:,} images; {seeds}). "
+        f"Other rows within this interval: {within} of {len(medians) - 1}."
+    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, value_text
-from vitmnist.report.statistics import Ratio, Spread, seconds
+from vitmnist.report.statistics import Spread, seconds
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.metrics import METRICS
 
@@ -37,7 +37,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
             cells[metric.column] = _median(row.spread(metric.name), metric.digits)
         if metric.name == "epoch_s":
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else NOTHING
-            cells["× fastest"] = str(to_fastest(comparison, row) or NOTHING)
+            cells["× fastest"] = str(comparison.to_fastest(row) or NOTHING)
     return cells | {"status": row.status}
 
 
@@ -45,12 +45,6 @@ def _median(spread: Spread | None, digits: int | None = None) -> str:
     if spread is None:
         return NOTHING
     return seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
-
-
-def to_fastest(comparison: Comparison, row: Configuration) -> Ratio | None:
-    """The ratio of a row's epoch time to the lowest; None for the fastest row, and if the two have no common round."""
-    ranked = comparison.ranked
-    return comparison.ratio(row, ranked[0]) if row in ranked[1:] else None
 
 
 def articles_table(comparison: Comparison) -> Table | None:
@@ -75,21 +69,26 @@ def articles_table(comparison: Comparison) -> Table | None:
 def as_csv(comparisons: Sequence[Comparison]) -> str:
     """All rows of all comparisons, not rounded. An empty cell was not measured."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
-    rows: list[dict[str, Any]] = []
-    for number, comparison in enumerate(comparisons, 1):
-        place = {"comparison": number, "place": comparison.place}
-        rows += [place | columns | row.values | _csv_values(comparison, row) for row in comparison.rows]
+    rows: list[dict[str, Any]] = [
+        {"comparison": number, "machine": comparison.machine_and_data, **columns, **row.values}
+        | _csv_values(comparison, row)
+        for number, comparison in enumerate(comparisons, 1)
+        for row in comparison.rows
+    ]
     return csv_text(list(rows[0]), rows)
 
 
 def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
     """Median, lowest and highest run of each metric, and how the time compares with the fastest."""
     values: dict[str, Any] = {"runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
-    ratio = to_fastest(comparison, row)
-    values |= {"ratio_to_fastest": ratio and ratio.ratio, "ratio_low": ratio and ratio.low}
-    values |= {"ratio_high": ratio and ratio.high}
+    ratio = comparison.to_fastest(row)
+    values |= {
+        "ratio_to_fastest": ratio and ratio.ratio,
+        "ratio_low": ratio and ratio.low,
+        "ratio_high": ratio and ratio.high,
+    }
     for metric in METRICS:
         spread = row.spread(metric.name)
-        values[metric.name] = spread and spread.median
-        values |= {f"{metric.name}_{part}": getattr(spread, part, None) for part in ("low", "high")}
+        for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
+            values[f"{metric.name}{column}"] = getattr(spread, part, None)
     return values | {"status": row.status}

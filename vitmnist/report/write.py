@@ -5,23 +5,25 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from filelock import FileLock
+from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.errors import printable
 from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
-from vitmnist.report.page import CHART, as_html
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, articles_table, as_csv, table
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.runs import find_runs, read_run
 
+CHART = "![Seconds per epoch](report.png)"  # in Markdown
 LEGEND = """
 An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
-after each start or resume, which warms up; a row shows median and range over its runs. × fastest: geometric mean of the
+after each start or resume; a row shows median and range over its runs. × fastest: geometric mean of the
 ratios to the row with the lowest median, over the rounds that both have; it counts as a difference if its interval lies
 outside 0.99 to 1.01. With a probability of about 95%, the intervals of all pairs of rows are right at once (Tukey's
 studentised range, rounds as blocks). Waiting: time without a batch, as a share of the training pass. Accuracy: after
@@ -63,6 +65,18 @@ def as_markdown(comparisons: Sequence[Comparison], with_chart: bool = True) -> s
     return "\n\n".join(["# Report", *chart, *blocks, LEGEND.lstrip()])
 
 
+def as_html(text: str, svg: str | None) -> str:
+    """The Markdown report as a page that needs no other file, with `svg` in place of the chart."""
+    body = markdown(text, extensions=["tables"], output_format="html")
+    # Wide tables and the chart scroll within their own box, which the keyboard can reach.
+    body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
+    if svg:
+        chart = svg.replace("<svg", '<svg role="img" aria-label="Seconds per epoch"', 1)
+        picture = markdown(CHART, output_format="html")
+        body = body.replace(picture, f'<div class="scroll" tabindex="0">{chart}</div>')
+    return files("vitmnist.report").joinpath("page.html").read_text(encoding="utf-8").replace("BODY", body)
+
+
 def as_text(comparisons: Sequence[Comparison]) -> str:
     """The report for a terminal, without the facts about machine and software."""
     return "\n\n".join(_rendered(block, _line, "simple") for block in _blocks(comparisons, with_facts=False))
@@ -72,10 +86,10 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
     """Headings, paragraphs and tables."""
     several = len(comparisons) > 1
     if several:
-        yield f"These runs are from {len(comparisons)} machines or data sets, which are not compared with each other."
+        yield f"These runs are from {len(comparisons)} machines or datasets, which are not compared with each other."
     for number, comparison in enumerate(comparisons, 1):
         if several:
-            yield f"## {number}. {comparison.place}"
+            yield f"## {number}. {comparison.machine_and_data}"
         yield from summary(comparison)
         yield table(comparison)
         if articles := articles_table(comparison):

@@ -1,14 +1,93 @@
-"""What the processor has: cores, and on Linux instruction sets and cache."""
+"""What the processor has (cores, and on Linux instruction sets and cache), and how much of it is in use."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
+BUSY = 0.75  # the share of the cores in use from which on they count as busy
+NOTICEABLE = 0.05  # the share of the processor time that workers take, or of the cores, that others do, which counts
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Processor cores in use, on average over a time.
+
+    Args:
+        available: how many this process may use.
+        busy: of this process with its threads, and of its worker processes.
+        workers: those of the worker processes alone; None where threads of this process load too.
+        others: of those available, what other programs used.
+    """
+
+    available: int
+    busy: float
+    workers: float | None = None
+    others: float = 0.0
+
+    @property
+    def are_busy(self) -> bool:
+        """Whether hardly any core is free."""
+        return self.busy + self.others > BUSY * self.available
+
+    @property
+    def compete(self) -> bool:
+        """Whether loading may take processor time from the step."""
+        return self.are_busy and (self.workers is None or self.workers > NOTICEABLE * self.busy)
+
+    def __str__(self) -> str:
+        others = f" and {self.others:.1f} with other programs" if self.others > NOTICEABLE * self.available else ""
+        return f"{self.busy:.1f} of {self.available} cores busy{others}"
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """A reading of the clock and of processor times, in seconds."""
+
+    wall_s: float
+    process_s: float
+    workers_s: float
+    idle_s: float
+    """Of all cores of the machine; 0 where the system does not say."""
+
+    @classmethod
+    def now(cls) -> CpuTime:
+        """The reading of this moment."""
+        return cls(time.perf_counter(), time.process_time(), workers_seconds(), idle_seconds())
+
+    def cores_since(self, begin: CpuTime) -> Cores:
+        """The cores in use between two readings."""
+        seconds = max(self.wall_s - begin.wall_s, 1e-9)
+        workers = max(0.0, self.workers_s - begin.workers_s) / seconds
+        busy = max(0.0, self.process_s - begin.process_s) / seconds + workers
+        available = available_cores()
+        idle = max(0.0, self.idle_s - begin.idle_s) / seconds if self.idle_s else available
+        return Cores(available, busy, workers, others=max(0.0, available - busy - idle))
+
+
+def workers_seconds() -> float:
+    """Processor time of the processes that this one has started by multiprocessing, such as a DataLoader's workers."""
+    seconds = sum(psutil.Process().cpu_times()[2:4])  # of those that have ended
+    # Not psutil's children(): it looks at all processes of the machine, while workers get ahead of the loop.
+    for child in multiprocessing.active_children():
+        with suppress(psutil.Error):
+            seconds += sum(psutil.Process(child.pid).cpu_times()[:4])
+    return float(seconds)
+
+
+def idle_seconds() -> float:
+    """Time that the cores of the machine have spent idle so far, together."""
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 def available_cores() -> int:

@@ -5,9 +5,12 @@ Runs, sweeps, ranks and the command line all ask `classify`. A new failure is a 
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any, Literal
 
 from vitmnist.errors import LoadingError, UserError, first_line
@@ -54,6 +57,8 @@ def worker_error(error: BaseException) -> LoadingError | None:
             "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
             f"(null waits forever): {message}"
         )
+    if message.startswith("DataLoader worker (pid") and is_shared_memory_full(error):
+        return LoadingError(_shared_memory_full(error).message)
     if message.startswith("DataLoader worker (pid"):
         return LoadingError(
             f"disk: {message}. A killed worker often exceeded the memory limit; "
@@ -62,8 +67,41 @@ def worker_error(error: BaseException) -> LoadingError | None:
     return None
 
 
+def is_shared_memory_full(error: BaseException) -> bool:
+    """Whether there was no room in /dev/shm for a worker, its queue or a batch; torch says so in one of these ways."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # a semaphore has no name
+        names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+        return any(name.startswith("multiprocessing.") for name in names)
+    return re.search(r"</torch_.*No space left|out of shared memory|insufficient shared memory", str(error)) is not None
+
+
+def are_too_many_files_open(error: BaseException) -> bool:
+    """Whether this process or a worker has as many open files as it may have; a batch of a worker needs some."""
+    return re.search(r"Too many open files|received \d+ items of ancdata", str(error)) is not None
+
+
+def _shared_memory_full(error: BaseException) -> Failure:
+    return Failure(
+        f"the shared memory /dev/shm, through which workers hand over their batches, is full: {_last_line(error)}; "
+        "start the container with more, as in docker run --shm-size=2g (the default is 64 MB), or type fewer workers "
+        "with data.loader.num_workers=N (0 needs none)"
+    )
+
+
+def _too_many_files(error: BaseException) -> Failure:
+    return Failure(
+        f"too many open files: {_last_line(error)}; allow more with ulimit -n 4096, or type fewer workers with "
+        "data.loader.num_workers=N (0 needs none)"
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    """The end of a worker's traceback, which torch makes the message of the error."""
+    return (str(error).strip().splitlines() or [""])[-1]
+
+
 def _out_of_memory(error: BaseException) -> Failure:
-    advice = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the data set off the GPU"
+    advice = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
     return Failure(f"out of memory: {first_line(error) or type(error).__name__}; {advice}")
 
 
@@ -84,6 +122,8 @@ def _os_error(error: OSError) -> Failure:
 FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], Callable[[Any], Failure]], ...] = (
     (RunInterrupted, lambda error: Failure(str(error), UNFINISHED, "interrupted")),
     (KeyboardInterrupt, lambda error: Failure("interrupted", 130, "interrupted")),
+    (is_shared_memory_full, _shared_memory_full),
+    (are_too_many_files_open, _too_many_files),
     (UserError, lambda error: Failure(str(error))),
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from vitmnist.errors import ConfigError, printable
 
@@ -57,36 +58,43 @@ def locked(folder: Path) -> Iterator[None]:
     The lock is the file `.lock`, which stays. It is released at the end of the block, or when this process ends.
 
     Raises:
+        ConfigError: it contains a link, as a copied folder may, through which a run would write elsewhere, or a FIFO.
         InUseError: another process has locked it, or another part of this one.
         OSError: it cannot be created, or not be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for entry in folder.rglob("*"):
+        if entry.is_symlink():
+            raise ConfigError(f"{display_path(entry)}: is a symbolic link; replace it by what it points to")
+        if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
+            raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")
     path = folder.resolve()
     if path in _locked:  # the system does not lock out the process that has the lock
         raise InUseError(f"{display_path(folder)}: in use by this process")
     with open(path / ".lock", "a", opener=_without_links) as file:
-        try:
-            for is_last in (False, False, True):
-                try:
-                    # lockf and not flock: workers would inherit a flock, and keep it if they outlive this process.
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if is_last:
-                        raise
-                    time.sleep(0.02)  # `is_in_use` of another process holds a lock for a moment
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                in_use = f"{display_path(folder)}: in use by another process; wait for it, or stop it"
-                raise InUseError(in_use) from error
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS):
-                raise
-            log.warning("%s: this file system has no locks; start only one run at a time in this folder", folder)
+        if not _try_lock(file, folder):
+            raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
         _locked.add(path)
         try:
             yield
         finally:
             _locked.remove(path)
+
+
+def _try_lock(file: TextIO, folder: Path) -> bool:
+    for _ in range(3):
+        try:
+            # lockf and not flock: workers would inherit a flock, and keep it if they outlive this process.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, PermissionError):
+            time.sleep(0.02)  # `is_in_use` of another process holds a lock for a moment
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS):
+                raise
+            log.warning("%s: this file system has no locks; start only one run at a time in this folder", folder)
+            return True
+    return False
 
 
 def _without_links(path: str, flags: int) -> int:

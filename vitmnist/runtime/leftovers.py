@@ -6,23 +6,22 @@ import gc
 import multiprocessing
 import threading
 import time
+from multiprocessing.process import BaseProcess
+
+Running = threading.Thread | BaseProcess
 
 GRACE_S = 5.0  # threads and processes end within a second; a busy machine may need more
 
 
-def running() -> set[object]:
+def running() -> set[Running]:
     """The threads of this process, and the processes that it has started with `multiprocessing`."""
     return {*threading.enumerate(), *multiprocessing.active_children()}
 
 
-def left_since(before: set[object]) -> list[str]:
+def left_since(before: set[Running]) -> list[str]:
     """What runs and is not in `before`, as `thread NAME` and `process NAME`, once it had `GRACE_S` to end."""
     deadline = time.monotonic() + GRACE_S
     while (left := running() - before) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
-    return sorted(f"{'thread' if isinstance(one, threading.Thread) else 'process'} {_name(one)}" for one in left)
-
-
-def _name(one: object) -> str:
-    return str(getattr(one, "name", one))
+    return sorted(f"{'thread' if isinstance(one, threading.Thread) else 'process'} {one.name}" for one in left)

@@ -18,12 +18,6 @@ from vitmnist.runtime.allocator import trim_heap
 Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS_GROUPS = Path("/proc/self/cgroup")
-# Keyed by the controllers in a line of /proc/self/cgroup, empty in version 2: limit, usage, and the key in memory.stat
-# of file cache that the kernel can drop.
-GROUP_FILES = {
-    "": ("memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
 
 
 class DoesNotFitError(ConfigError):
@@ -65,18 +59,14 @@ def free_memory_at(device: torch.device) -> int:
 
 
 def _container_free() -> Iterator[int]:
-    """What each control group of this process has left, in either version; droppable file cache counts as free."""
-    for line in PROCESS_GROUPS.read_text().splitlines() if PROCESS_GROUPS.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in GROUP_FILES:
-            continue
-        limit_file, used_file, cache_key = GROUP_FILES[controllers]
-        # In a container the path is often that of the host, and the files are at the root.
-        for folder in (CGROUP / controllers / path.lstrip("/"), CGROUP / controllers):
-            with suppress(OSError, ValueError, KeyError):  # no such file, or no limit ("max")
-                limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield max(limit - used + int(stat[cache_key]), 0)
+    """What each control group (version 2) of this process has left; file cache that the kernel can drop is free."""
+    path = PROCESS_GROUPS.read_text().partition("0::/")[2].partition("\n")[0] if PROCESS_GROUPS.exists() else ""
+    # In a container the path is often that of the host, and the files are at the root.
+    for folder in (CGROUP / path, *(CGROUP / path).parents):
+        with suppress(OSError, ValueError, KeyError):  # no such file, or no limit ("max")
+            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield max(limit - used + int(stat["inactive_file"]), 0)
 
 
 def reset_host_peak() -> bool:
@@ -129,7 +119,7 @@ def check_fits(
         DoesNotFitError: with both numbers, and the loaders that would work.
     """
     free, needed, reserved = free_memory(device), needs.on(device), reserve.on(device)
-    for place, need, reserve_bytes, available in (
+    for location, need, reserve_bytes, available in (
         (f"on {device}", needed.device, reserved.device, free.device),
         ("on the host", needed.host, reserved.host, free.host),
     ):
@@ -138,7 +128,8 @@ def check_fits(
             fitting = [other for other in others if other != "ram" or needs.host + needs.device <= free.host]
             advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
             raise DoesNotFitError(
-                f"{loader}: the set takes {mib(need)} of memory {place}, where {mib(available)} are free{model}{advice}"
+                f"{loader}: the set takes {mib(need)} of memory {location}, where {mib(available)} are free"
+                f"{model}{advice}"
             )
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from vitmnist.runtime.files import write_atomic
+
 log = logging.getLogger(__name__)
 
 SKIPPED, RECORDED, ROWS = 4, 5, 25
@@ -37,7 +39,9 @@ def profiled(folder: Path, steps: int, device: torch.device) -> Iterator[Callabl
         yield profiler.step
     output = folder / "profile"
     output.mkdir(exist_ok=True)
-    profiler.export_chrome_trace(str(output / "trace.json"))
+    trace = output / "trace.json"
+    trace.unlink(missing_ok=True)  # it could be a link
+    profiler.export_chrome_trace(str(trace))
     table = profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=ROWS)
-    (output / "operations.txt").write_text(table)
+    write_atomic(output / "operations.txt", table.encode())
     log.info("%d steps were profiled, which makes them slower; see %s", recorded, os.path.relpath(output))

@@ -108,10 +108,8 @@ def _read(path: Path, megabytes: int) -> str:
         if len(content) > megabytes * 1_000_000:
             raise UnreadableError(f"is larger than {megabytes} MB")
         return content.decode()
-    except NotADirectoryError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(*error.args) from error
-    except FileNotFoundError:
-        raise
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

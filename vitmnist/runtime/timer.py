@@ -30,19 +30,16 @@ class EpochTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._phases: list[Phase] = []
-        self._marks: list[Mark] = []
+        self._marks: list[tuple[Phase, Mark]] = []
         self.stop()
 
     def begin(self, phase: Phase) -> None:
         """Charge the time from here on to `phase`."""
-        self._phases.append(phase)
+        mark: Mark = time.perf_counter()
         if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self._device))
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record(torch.cuda.current_stream(self._device))
+        self._marks.append((phase, mark))
 
     def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches: `waiting` until each arrives, `computing` from then on."""
@@ -51,7 +48,7 @@ class EpochTimer:
             self.begin("computing")
             yield batch
             self.begin("waiting")
-        self._phases[-1] = "other"  # no batch follows: this is the end of the epoch
+        self._marks[-1] = "other", self._marks[-1][1]  # no batch follows: this is the end of the epoch
 
     def stop(self) -> None:
         """Synchronise the device, and end the last phase."""
@@ -60,24 +57,20 @@ class EpochTimer:
 
     def seconds(self) -> dict[Phase, float]:
         """Seconds of each phase up to the last `begin` or `stop`; synchronises the device."""
-        synchronize(self._device)
         seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
-        for phase, begin, end in self._spans():
-            seconds[phase] += _seconds(begin, end)
+        for phase, duration in self._spans():
+            seconds[phase] += duration
         return seconds
 
     def first_wait(self) -> float:
         """Seconds from the first `waiting` to the mark after it; 0 if there is none. Synchronises the device."""
+        return next((duration for phase, duration in self._spans() if phase == "waiting"), 0.0)
+
+    def _spans(self) -> Iterator[tuple[Phase, float]]:
+        """The phases that have ended, in order, with their seconds."""
         synchronize(self._device)
-        return next((_seconds(begin, end) for phase, begin, end in self._spans() if phase == "waiting"), 0.0)
-
-    def _spans(self) -> Iterator[tuple[Phase, Mark, Mark]]:
-        """The phases that have ended, with the marks around them."""
-        for phase, (begin, end) in zip(self._phases, pairwise(self._marks), strict=False):  # the last is still open
-            yield phase, begin, end
-
-
-def _seconds(begin: Mark, end: Mark) -> float:
-    if isinstance(begin, torch.cuda.Event):
-        return float(begin.elapsed_time(end)) / 1000  # type: ignore[arg-type]
-    return end - begin  # type: ignore[operator]
+        for (phase, begin), (_, end) in pairwise(self._marks):
+            if isinstance(begin, float):
+                yield phase, end - begin  # type: ignore[operator]
+            else:
+                yield phase, float(begin.elapsed_time(end)) / 1000  # type: ignore[arg-type]

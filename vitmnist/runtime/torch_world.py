@@ -24,7 +24,7 @@ from vitmnist.runtime.world import World
 POLL_S = 0.002
 EXIT_S = 2.0  # a rank that fails as rank 0 does finds out within this time
 MEETING = timedelta(minutes=5)
-SETUP = timedelta(hours=6)  # one rank of a machine may have to decode a large data set while the others wait
+SETUP = timedelta(hours=6)  # one rank of a machine may have to decode a large dataset while the others wait
 
 
 class TorchWorld(World):
@@ -109,11 +109,9 @@ class TorchWorld(World):
         if isinstance(error, PeerError):
             return False
         deadline = time.monotonic() + EXIT_S
-        while 0 not in self._closed():
-            if time.monotonic() > deadline:
-                return True
+        while not (has_failed := 0 in self._closed()) and time.monotonic() < deadline:
             time.sleep(10 * POLL_S)
-        return False  # rank 0 failed at the same time, and has shown the same message
+        return not has_failed  # if rank 0 failed at the same time, it has shown the same message
 
     def disconnect(self) -> None:
         if distributed.is_initialized():

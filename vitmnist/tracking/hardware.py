@@ -1,4 +1,4 @@
-"""Peak memory and GPU utilisation of a run; None for what this machine cannot measure."""
+"""Peak memory, and use of the GPU and the processor, of a run; None for what this machine cannot measure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 import torch
 
+from vitmnist.runtime.cpu import CpuTime
 from vitmnist.runtime.memory import host_memory, reset_host_peak
 
 MIB = 2**20
@@ -25,12 +26,13 @@ def gpu_handle(device: torch.device) -> Any | None:
 
 
 class HardwareFigures:
-    """Peak memory and GPU utilisation since construction."""
+    """Peak memory, and use of the GPU and the processor, since construction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._gpu = device, gpu_handle(device)
         self._read_until = int(time.time() * 1_000_000)  # microseconds, the driver's unit
         self._busy = self._samples = 0
+        self._cpu_time = CpuTime.now()
         # A sweep runs its jobs in one process: a peak must not include the jobs before.
         self._host_reset = reset_host_peak()
         if device.type == "cuda":
@@ -43,6 +45,11 @@ class HardwareFigures:
     def gpu_peak_mib(self) -> float | None:
         """Peak memory of torch's tensors on the device, in MiB."""
         return torch.cuda.max_memory_allocated(self._device) / MIB if self._device.type == "cuda" else None
+
+    def cores_busy(self) -> float:
+        """Processor cores in use on average, of those that this process may use; also by other ranks and programs."""
+        cores = CpuTime.now().cores_since(self._cpu_time)
+        return cores.busy + cores.others
 
     def gpu_util_pct(self) -> float | None:
         """Mean share of time in which a kernel ran, in percent, over the driver's samples so far.

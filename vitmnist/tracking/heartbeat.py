@@ -9,7 +9,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from vitmnist.runtime.files import write_atomic
 
@@ -28,7 +27,7 @@ class Heartbeat:
         self.epoch = 0  # completed
         self.batch = 0  # done in the pass under way
         self.batches = 0  # in that pass
-        self._epochs, self._path = epochs, folder / FILE
+        self.epochs, self._path = epochs, folder / FILE
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -47,20 +46,10 @@ class Heartbeat:
             self._path.unlink()  # result.json says how the run ended
 
     def _run(self) -> None:
+        process = {"pid": os.getpid(), "host": platform.node()}
         while True:
+            progress = {name: getattr(self, name) for name in ("status", "epoch", "epochs", "batch", "batches")}
             with suppress(OSError):  # a full disk ends the run elsewhere, where it has something to lose
-                write_atomic(self._path, json.dumps(self._record()).encode())
+                write_atomic(self._path, json.dumps({**progress, "updated_at": time.time(), **process}).encode())
             if self._stopped.wait(INTERVAL_S):
                 return
-
-    def _record(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "epoch": self.epoch,
-            "epochs": self._epochs,
-            "batch": self.batch,
-            "batches": self.batches,
-            "updated_at": time.time(),
-            "pid": os.getpid(),
-            "host": platform.node(),
-        }

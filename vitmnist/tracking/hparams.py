@@ -13,7 +13,9 @@ from typing import Any
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-from vitmnist.config.labels import NOT_COMPARED, is_under, trainer_label
+from vitmnist.config.labels import trainer_label
+from vitmnist.config.schema import NOT_COMPARED
+from vitmnist.config.values import is_under
 from vitmnist.tracking.metrics import SUMMARY
 from vitmnist.tracking.result import Result
 
@@ -67,9 +69,9 @@ def _overridden(result: Result) -> list[str]:
 
 def _value(key: str, result: Result) -> Value:
     """The value of a key of the command line; numbers as floats, since one key needs one type in all runs."""
-    choice = key.rpartition("@")[2].replace("/", ".").removeprefix("data.")
-    if choice in result.choices:
-        return f"auto: {result.choices[choice]}" if choice == "loader" and result.auto else result.choices[choice]
+    group = key.rpartition("@")[2].replace("/", ".").removeprefix("data.")
+    if group in result.choices:
+        return f"auto: {result.choices[group]}" if group == "loader" and result.auto else result.choices[group]
     if key == "trainer" and result.config:
         return trainer_label(result.config["trainer"])
     node: Any = result.config

@@ -49,7 +49,7 @@ def model_inputs(split: Split, indices: Tensor, preprocess: Preprocess, keys: Te
     images = split.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         if preprocess.mixes and keys is not None:
-            inputs, _, _ = preprocess.mixed(images, split.labels[indices].to(images.device), keys)
+            inputs, _ = preprocess.mixed(images, split.labels[indices].to(images.device), keys)
         else:
             inputs = preprocess(images, keys)
         return (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
@@ -73,17 +73,14 @@ def worst_mistakes(test: Split, predictions: Predictions) -> Image.Image | None:
         return None
     _, _, height, width = test.images.shape
     scale = MISTAKE_SIZE / max(height, width)
+    size = round(width * scale), round(height * scale)
     tile_width, tile_height = MISTAKE_SIZE + 4 * GAP, MISTAKE_SIZE + 3 * LINE + 2 * GAP
-    rows = math.ceil(len(worst) / MISTAKE_COLUMNS)
-    canvas, draw = _canvas(MISTAKE_COLUMNS * tile_width, rows * tile_height)
+    canvas, draw = _canvas(MISTAKE_COLUMNS * tile_width, math.ceil(len(worst) / MISTAKE_COLUMNS) * tile_height)
     for number, index in enumerate(worst):
         row, column = divmod(number, MISTAKE_COLUMNS)
         x, y = column * tile_width, row * tile_height + GAP
-        for line, text in enumerate(_caption(test, predictions, index)):
-            draw.text((x + tile_width / 2, y + line * LINE), text, "black", anchor="ma")
-        image = _to_image(test.images[index]).resize(
-            (round(width * scale), round(height * scale)), Image.Resampling.NEAREST
-        )
+        draw.text((x + tile_width / 2, y), _caption(test, predictions, index), "black", anchor="ma", align="center")
+        image = _to_image(test.images[index]).resize(size, Image.Resampling.NEAREST)
         canvas.paste(image, (x + (tile_width - image.width) // 2, y + 3 * LINE + 2))
     return canvas
 
@@ -96,33 +93,32 @@ def confusion_matrix(test: Split, predictions: Predictions) -> Image.Image:
     # White for 0, dark blue for 1.
     colours = 255 - shares.unsqueeze(0) * (255 - torch.tensor(DARK_BLUE)).view(3, 1, 1)
     cell = CELL if classes <= MAX_NAMED_CLASSES else max(MATRIX_SIZE // classes, 1)
-    matrix = _to_image(colours.round().byte()).resize((classes * cell, classes * cell), Image.Resampling.NEAREST)
+    size = classes * cell
     names = [_shorten(name, MISTAKE_SIZE) for name in test.classes] if classes <= MAX_NAMED_CLASSES else []
-    margin = max((round(_font().getlength(name)) for name in names), default=0) + GAP
-    left = top = margin + LINE + GAP
-    canvas, draw = _canvas(left + matrix.width + GAP, top + matrix.height + GAP)
-    canvas.paste(matrix, (left, top))
-    draw.rectangle((left - 1, top - 1, left + matrix.width, top + matrix.height), outline="grey")
-    draw.text((left + matrix.width / 2, GAP), "predicted class", "black", anchor="ma")
-    _draw_rotated(canvas, "true class", (GAP, top + matrix.height // 2))
+    margin = max((round(_font().getlength(name)) for name in names), default=0) + LINE + 2 * GAP
+    canvas, draw = _canvas(margin + size + GAP, margin + size + GAP)
+    canvas.paste(_to_image(colours.round().byte()).resize((size, size), Image.Resampling.NEAREST), (margin, margin))
+    draw.rectangle((margin - 1, margin - 1, margin + size, margin + size), outline="grey")
+    upwards = ImageFont.TransposedFont(_font(), Image.Transpose.ROTATE_90)
+    draw.text((margin + size / 2, GAP), "predicted class", "black", anchor="ma")
+    draw.text((GAP, margin + size // 2 - 2 * LINE), "true class", "black", upwards)
     for number, name in enumerate(names):
-        middle = number * cell + cell // 2
-        draw.text((left - GAP, top + middle), name, "black", anchor="rm")
-        _draw_rotated(canvas, name, (left + middle - LINE // 2, top - GAP), is_bottom=True)
-    if names:
-        for row, column in counts.nonzero().tolist():
-            colour = "white" if shares[row, column] > 0.5 else "black"
-            place = (left + column * cell + cell / 2, top + row * cell + cell / 2)
-            draw.text(place, f"{counts[row, column]:,}", colour, anchor="mm")
+        middle = margin + number * cell + cell // 2
+        draw.text((margin - GAP, middle), name, "black", anchor="rm")
+        draw.text((middle - LINE // 2, margin - GAP - _font().getlength(name)), name, "black", upwards)
+        for column in counts[number].nonzero().flatten().tolist():
+            colour = "white" if shares[number, column] > 0.5 else "black"
+            position = (margin + column * cell + cell / 2, middle)
+            draw.text(position, f"{counts[number, column]:,}", colour, anchor="mm")
     return canvas
 
 
-def _caption(test: Split, predictions: Predictions, index: int) -> list[str]:
-    """File name or index, true class, and predicted class with its probability."""
+def _caption(test: Split, predictions: Predictions, index: int) -> str:
+    """File name or index, true class, and predicted class with its probability: three lines."""
     actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
     confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
     lines = (str(test.name(index)), f"true: {actual}", f"predicted: {predicted}, {confidence}")
-    return [_shorten(line, MISTAKE_SIZE + 3 * GAP) for line in lines]
+    return "\n".join(_shorten(line, MISTAKE_SIZE + 3 * GAP) for line in lines)
 
 
 @cache
@@ -142,16 +138,6 @@ def _canvas(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     draw = ImageDraw.Draw(canvas)
     draw.font = _font()
     return canvas, draw
-
-
-def _draw_rotated(canvas: Image.Image, text: str, place: tuple[int, int], is_bottom: bool = False) -> None:
-    """Draw a line that reads upwards; `place` is its left edge, and its middle or its bottom."""
-    font = _font()
-    line, draw = _canvas(math.ceil(font.getlength(text)), LINE)
-    draw.text((0, LINE / 2), text, "black", anchor="lm")
-    rotated = line.rotate(90, expand=True)
-    x, y = place
-    canvas.paste(rotated, (x, y - (rotated.height if is_bottom else rotated.height // 2)))
 
 
 def _shorten(line: str, width: int) -> str:

@@ -47,5 +47,6 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
 def log_verdict(result: Result) -> None:
     """What limited the run, and how to find a loader that helps if one could."""
     if verdict := result.verdict():
-        can_gain = result.auto is None and not verdict.startswith("compute-bound")
-        log.info("%s%s", verdict, "; data/loader=auto measures which loader helps" if can_gain else "")
+        can_gain = result.auto is None and not verdict.startswith(("compute-bound", "few"))
+        epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
+        log.info("%s%s%s", verdict, epochs, "; data/loader=auto measures which loader helps" if can_gain else "")

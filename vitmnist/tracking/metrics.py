@@ -1,7 +1,7 @@
 """The metrics of an epoch: one table for `result.json`, `epochs.csv`, TensorBoard and the report.
 
-To add a metric, add a row here, and its value to the dict of `EpochProgress.compute` or `evaluate` (both in
-`vitmnist/training/loop.py`), or of `RunContext.finish_epoch` (`vitmnist/run.py`); with several ranks, summed over them.
+A metric of logits and labels is a module in `vitmnist/metrics`. Any other needs a row here, and a value in the dict of
+`EpochProgress.compute` or `evaluate` (both in `vitmnist/training/loop.py`), or of `RunContext.finish_epoch`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
+
+from vitmnist.errors import TrainingError
+from vitmnist.metrics import BATCH_METRICS
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), a value for each of `METRICS` (None: this machine cannot measure
@@ -23,7 +26,7 @@ class Metric:
 
     Args:
         name: the key in an `EpochRecord`.
-        unit: s, %, MiB, images/s; empty for a loss.
+        unit: s, %, MiB, images/s, cores; empty for a loss.
         tag: where TensorBoard shows it.
         column: the title of its column in the report and in HParams; None for a metric that only the CSV file has.
         digits: after the decimal point in the report; None prints seconds with three significant digits.
@@ -48,12 +51,19 @@ METRICS = (
     Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1),
     Metric("compute_s", "s", "time/compute_s"),
     Metric("train_loss", "", "train/loss", over_epochs="last"),
-    Metric("train_acc", "%", "train/acc", over_epochs="last"),
+    *(
+        Metric(f"train_{name}", metric.unit, f"train/{metric.tag}", over_epochs="last")
+        for name, metric in BATCH_METRICS.items()
+    ),
     Metric("eval_loss", "", "eval/loss", over_epochs="last"),
-    Metric("eval_acc", "%", "eval/acc", "accuracy, %", digits=2, over_epochs="last"),
+    *(
+        Metric(f"eval_{name}", metric.unit, f"eval/{metric.tag}", metric.column, metric.digits, over_epochs="last")
+        for name, metric in BATCH_METRICS.items()
+    ),
     Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0),
     Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
     Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
+    Metric("cores_busy", "cores", "cpu/cores_busy", over_epochs="last"),
     Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0, over_epochs="last"),
 )
 
@@ -68,10 +78,16 @@ def epoch_record(
 
     Raises:
         KeyError: a metric of the table was not measured, or one that was is not in the table.
+        TrainingError: a value that no record may have.
     """
     if differing := metrics.keys() ^ {metric.name for metric in METRICS}:
         raise KeyError(f"measured metrics and METRICS differ: {', '.join(sorted(differing))}")
-    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
+    record = {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
+    try:
+        check_epoch(record)
+    except ValueError as error:
+        raise TrainingError(f"epoch {epoch + 1}: {error}; it must be finite and not negative") from error
+    return record
 
 
 def check_epoch(epoch: Any) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 
-from vitmnist.config.labels import flatten
+from vitmnist.config.values import flatten
 from vitmnist.diagnosis.verdict import verdict
 from vitmnist.errors import printable
+from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.metrics import METRICS, SUMMARY, EpochRecord, summarize
@@ -61,12 +62,12 @@ class Result:
 
     def verdict(self) -> str | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        summary, images = self.summary(), (self.dataset or {}).get("train_size")
-        train_s, waiting_s = summary["train_s_median"], summary["data_wait_s_median"]
-        if not images or not self.batch_size or not train_s or waiting_s is None:
+        waiting_pct, images = self.summary()["data_wait_pct_median"], (self.dataset or {}).get("train_size")
+        if not images or not self.batch_size or waiting_pct is None:
             return None
-        batches = -(-images // self.batch_size)
-        return verdict(train_s / batches, waiting_s / batches)
+        busy, available = self.epochs[-1].get("cores_busy"), (self.environment or {}).get("cpu_count")
+        cores = None if busy is None or available is None else Cores(available, busy)
+        return verdict(waiting_pct, len(self.epochs) * -(-images // self.batch_size), cores)
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -95,4 +96,4 @@ class Result:
 def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The registered name that each config group came down to: `{"model": "vit", "loader": "ram", …}`."""
     names = {key.removesuffix(".name"): value for key, value in flatten(config).items() if key.endswith(".name")}
-    return {place.removeprefix("data."): str(names[place]) for place in GROUPS if names.get(place) is not None}
+    return {group.removeprefix("data."): str(names[group]) for group in GROUPS if names.get(group) is not None}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.config.labels import flatten
+from vitmnist.config.values import flatten
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml

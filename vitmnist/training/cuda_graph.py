@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitmnist.data.loaders import Loader
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import UnsupportedStepError, first_line
-from vitmnist.runtime.device import Accelerator
-from vitmnist.training.step import IGNORED, Inputs, TrainStep
+from vitmnist.runtime.backend import Backend
+from vitmnist.training.step import IGNORED, Inputs, Sums, TrainStep
 
 WARM_UP = 3  # steps before the capture, in which libraries allocate their workspaces
 
 
-def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> None:
+def capture_step(step: TrainStep, loader: Loader, backend: Backend) -> None:
     """Let `step` replay a graph from now on; weights, optimizer and random generators stay as they are.
 
     A graph does not see an optimizer state that is loaded later, so restore a run first.
@@ -30,16 +29,16 @@ def capture_step(step: TrainStep, loader: Loader, accelerator: Accelerator) -> N
     Raises:
         UnsupportedStepError: the model does something that cannot be captured; the step stays as it was.
     """
-    started, pad = time.perf_counter(), step.pad
+    pad = step.pad
     step.model.train()
     step.pad = True
     try:
         with preserved_generators(step.device):
-            step.graph = GraphedStep(step, loader, accelerator)
+            step.replay = GraphedStep(step, loader, backend).replay
     except RuntimeError as error:  # out of memory too: the graph's memory is its own
         step.pad = pad
         raise UnsupportedStepError(first_line(error)) from error
-    step.compile_s += time.perf_counter() - started
+    step.takes_indices = loader.resident is not None
 
 
 class GraphedStep:
@@ -54,35 +53,24 @@ class GraphedStep:
         loader: if its set is on the device, the graph gathers the batches by their indices.
     """
 
-    def __init__(self, step: TrainStep, loader: Loader, accelerator: Accelerator) -> None:
-        self._step, self._sampler, self._resident = step, loader.sampler, loader.resident
+    def __init__(self, step: TrainStep, loader: Loader, backend: Backend) -> None:
+        self._step, self._resident = step, loader.resident
         device = step.device
         with closing(loader.epoch(0)) as batches:
             images, labels = next(batches)
-        keys = next(iter(step.preprocess.keys(loader.sampler, 0)))
+        keys = next(step.preprocess.keys(loader.sampler, 0))
         self._positions = torch.arange(len(labels), device=device)
         self._inputs: Inputs = (self._positions.clone(),) if self._resident else (images.clone(), labels.clone())
         self._keys = None if keys is None else keys.clone()
         self._size = _Scalar(len(labels), device)
         self._lrs = [_Scalar(group["lr"], device) for group in step.optimizer.param_groups]
         self._ema_weight = _Scalar(0.0, device)
-        self._loss = torch.zeros((), device=device)
-        self._correct = torch.zeros((), dtype=torch.int64, device=device)
+        self._sums: Sums = {}
         with self._lrs_as_tensors(), _restored_tensors(step):
-            self._replay = accelerator.capture(self._work, WARM_UP)
+            self._replay = backend.capture(self._work, WARM_UP)
 
-    def epoch(self, epoch: int, start: int) -> Iterator[Inputs]:
-        """The indices of each batch of an epoch from batch `start` on; only with a resident set."""
-        indices = self._sampler.indices(epoch, start, self._positions.device)
-        return ((part,) for part in indices.split(self._sampler.batch_size) if len(part))
-
-    @property
-    def gathers(self) -> bool:
-        """Whether the graph takes indices instead of images and labels."""
-        return self._resident is not None
-
-    def replay(self, inputs: Inputs, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Take a step; loss and correct predictions are overwritten by the next step.
+    def replay(self, inputs: Inputs, keys: Tensor | None) -> Sums:
+        """Take a step; the next one overwrites its sums.
 
         Args:
             inputs: a short batch leaves the rest of the captured batch without loss.
@@ -98,7 +86,7 @@ class GraphedStep:
         if self._step.ema:
             self._ema_weight.write(self._step.ema.next_weight())
         self._replay()
-        return self._loss, self._correct
+        return self._sums
 
     def _work(self) -> None:
         if self._resident:
@@ -108,12 +96,11 @@ class GraphedStep:
         else:
             images, labels = self._inputs
         labels = labels.where(self._positions < self._size.tensor, IGNORED)
-        loss, correct = self._step.forward_backward(images, labels, self._keys, self._size.tensor)
+        # The graph writes each step's sums into the tensors of its capture, the last that were assigned.
+        self._sums = self._step.forward_backward(images, labels, self._keys, self._size.tensor)
         self._step.optimizer.step()
         if self._step.ema:
             self._step.ema.update(self._ema_weight.tensor)
-        self._loss.copy_(loss)
-        self._correct.copy_(correct)
 
     @contextmanager
     def _lrs_as_tensors(self) -> Iterator[None]:
@@ -148,19 +135,15 @@ def _restored_tensors(step: TrainStep) -> Iterator[None]:
 
     State that the optimizer creates within becomes zero, which is its value before the first step.
     """
-    models = [step.model, *([step.ema.model] if step.ema else [])]
-    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-    before = [(tensor, tensor.detach().clone()) for tensor in (*tensors, *_state_tensors(step.optimizer))]
-    known = {id(tensor) for tensor, _ in before}
+    models = nn.ModuleList([step.model, step.eval_model])
+    tensors = [*models.parameters(), *models.buffers(), *_state_tensors(step.optimizer)]
+    before = {tensor: tensor.detach().clone() for tensor in tensors}
     try:
         yield
     finally:
         with torch.no_grad():
-            for tensor, value in before:
-                tensor.copy_(value)
-            for tensor in _state_tensors(step.optimizer):
-                if id(tensor) not in known:
-                    tensor.zero_()
+            for tensor in (*tensors, *_state_tensors(step.optimizer)):
+                tensor.copy_(before.get(tensor, torch.zeros_like(tensor)))
 
 
 def _state_tensors(optimizer: Optimizer) -> list[Tensor]:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import TrainingError
+from vitmnist.metrics import batch_sums
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.training.metrics import MetricAccumulator, Predictions, non_finite_loss
+from vitmnist.training.metrics import MetricAccumulator, Predictions
 from vitmnist.training.step import TrainStep
 
 AfterStep = Callable[[EpochTimer], object]
@@ -33,18 +35,13 @@ def train_epoch(
     Raises:
         TrainingError: a loss is not finite; names the first such step.
     """
-    metrics, sampler = progress.metrics, loader.sampler
+    metrics = progress.metrics
     step.model.train()
-    step.on_gradients = progress.log_gradients
-    timer = progress.start_timer()
-    for inputs, keys in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
-        lr, batch = step.lr, metrics.steps
-        loss, correct = step(inputs, keys, sampler.global_sampler.num_valid(batch))
-        # Only where it is free: on a GPU the check would wait for the device, and a rank that raised here would leave
-        # the others waiting for its gradients. There `compute` checks all losses at the end of the epoch.
-        if step.device.type == "cpu" and progress.world.size == 1 and not loss.isfinite():
-            raise non_finite_loss(float(loss), progress.epoch, batch, lr)
-        metrics.update(loss, correct, lr)
+    step.on_gradients = progress.log_step
+    timer = progress.timer = EpochTimer(step.device)  # with the device at rest
+    for inputs, keys, size in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
+        sums = step(inputs, keys, size)
+        metrics.update(sums)
         timer.begin("other")
         after_step(timer)
     timer.stop()
@@ -68,41 +65,46 @@ class EpochProgress:
         log_every: int | None = None,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        self.epoch, self.world = epoch, world
+        self.epoch = epoch
+        self.timer: EpochTimer
         self.metrics = MetricAccumulator(sampler, device, world)
         self._device, self._log_every, self._steps_per_epoch = device, log_every, len(sampler)
+        self._lrs: list[float] = []  # of each step
         self._gradient_norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until they are read
-        # Of the processes that trained on this epoch before:
-        self._seconds_before: dict[str, float] = {}
-        self._first_batch_before: float | None = None
+        self._seconds_before: dict[str, float] = {}  # of the processes that trained on this epoch before
 
-    def start_timer(self) -> EpochTimer:
-        """Start timing, with the device at rest."""
-        self.timer = EpochTimer(self._device)
-        return self.timer
-
-    def log_gradients(self, model: nn.Module) -> None:
-        """Take the norm of the gradients if this step is logged; does not wait for the device."""
-        step = self.metrics.steps
-        if self._log_every and (self.epoch * self._steps_per_epoch + step) % self._log_every == 0:
-            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            self._gradient_norms[step] = nn.utils.get_total_norm(gradients)
+    def log_step(self, step: TrainStep) -> None:
+        """Take the learning rate, and the norm of the gradients if this step is logged; waits for no device."""
+        number = self.metrics.steps
+        self._lrs.append(step.lr)
+        if self._log_every and (self.epoch * self._steps_per_epoch + number) % self._log_every == 0:
+            gradients = [parameter.grad for parameter in step.model.parameters() if parameter.grad is not None]
+            self._gradient_norms[number] = nn.utils.get_total_norm(gradients)
 
     def logged_steps(self) -> list[dict[str, Any]]:
         """Step (counted over the run), loss, lr and grad_norm of the logged steps; None for a norm that is not finite.
 
         Waits for the device.
         """
-        losses = self.metrics.batch_losses()
+        losses = self.metrics.per_batch("loss")
         return [
             {
                 "step": self.epoch * self._steps_per_epoch + step,
                 "loss": losses[step],
-                "lr": self.metrics.lrs[step],
+                "lr": self._lrs[step],
                 "grad_norm": norm if math.isfinite(norm) else None,
             }
             for step, norm in self._read_norms().items()
         ]
+
+    def check_finite(self) -> None:
+        """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
+        for step, loss in enumerate(self.metrics.per_batch("loss")):
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss is {loss} in epoch {self.epoch + 1}, step {step + 1}, at learning rate "
+                    f"{self._lrs[step]:g}; try a smaller optimizer.lr"
+                )
 
     def compute(self) -> dict[str, float]:
         """The metrics so far, by their names in `vitmnist.tracking.metrics`; waits for the device.
@@ -110,47 +112,45 @@ class EpochProgress:
         Raises:
             TrainingError: a loss is not finite.
         """
-        self.metrics.check_finite(self.epoch)
-        loss, accuracy, images = self.metrics.compute()
+        self.check_finite()
         seconds = self._seconds()
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
-            "train_loss": loss,
-            "train_acc": accuracy,
+            **self.metrics.compute("train"),
             "train_s": train_s,
-            "first_batch_s": self._first_batch_s(),
+            "first_batch_s": seconds["first_batch"],
             "data_wait_s": seconds["waiting"],
             "data_wait_pct": 100 * seconds["waiting"] / train_s,
             "compute_s": seconds["computing"],
             "save_s": seconds["saving"],
-            "images_per_s": images / train_s,
+            "images_per_s": sum(self.metrics.sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
         """The progress as plain values and CPU tensors; waits for the device."""
         return {
             "metrics": self.metrics.state_dict(),
-            "seconds": self._seconds(),
-            "first_batch_s": self._first_batch_s(),
+            "lrs": list(self._lrs),
             "norms": self._read_norms(),
+            "seconds": self._seconds(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
-        self._seconds_before = {phase: float(seconds) for phase, seconds in state["seconds"].items()}
-        self._first_batch_before = float(state["first_batch_s"])
+        self._lrs = [float(lr) for lr in state["lrs"]]
+        if len(self._lrs) != self.metrics.steps:
+            raise ValueError("not every step has a learning rate")
         for step, norm in state["norms"].items():
-            self.metrics.lrs[step]  # raises for a step that is not done
+            self._lrs[step]  # raises for a step that is not done
             self._gradient_norms[step] = torch.tensor(float(norm), device=self._device)
+        self._seconds_before = {phase: float(seconds) for phase, seconds in state["seconds"].items()}
 
     def _seconds(self) -> dict[str, float]:
-        now = self.timer.seconds()
-        return {phase: self._seconds_before.get(phase, 0.0) + seconds for phase, seconds in now.items()}
-
-    def _first_batch_s(self) -> float:
-        """Seconds that the first step of the epoch waited for its batch."""
-        return self.timer.first_wait() if self._first_batch_before is None else self._first_batch_before
+        """Seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
+        first_batch = 0.0 if self._seconds_before else self.timer.first_wait()
+        now = [*self.timer.seconds().items(), ("first_batch", first_batch)]
+        return {phase: self._seconds_before.get(phase, 0.0) + seconds for phase, seconds in now}
 
     def _read_norms(self) -> dict[int, float]:
         norms = self._gradient_norms
@@ -164,7 +164,7 @@ def evaluate(
     after_step: AfterStep = lambda timer: None,
     world: World = SINGLE_PROCESS,
 ) -> tuple[dict[str, float], Predictions]:
-    """Evaluate a model on the loader's epoch 0, in float32.
+    """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
     Several ranks evaluate a part each; all of them return the metrics and predictions of every image.
 
@@ -181,18 +181,17 @@ def evaluate(
             # A rank without an image of the last batch has received a padding image.
             valid, size = sampler.num_valid(metrics.steps), sampler.global_sampler.num_valid(metrics.steps)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
-            probability, label = logits.softmax(dim=1).max(dim=1)
-            metrics.update(F.cross_entropy(logits, targets, reduction="sum") / size, (label == targets).sum())
-            confidence.append(probability)
-            predicted.append(label)
+            loss = F.cross_entropy(logits, targets, reduction="sum") / size
+            metrics.update({"loss": loss, **batch_sums(logits, targets)})
+            predicted.append(logits.argmax(dim=1))
+            confidence.append(logits.softmax(dim=1).amax(dim=1))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    loss, accuracy, _ = metrics.compute()
     predictions = _of_all_ranks(Predictions(torch.cat(predicted), torch.cat(confidence)), sampler, world)
-    return {"eval_loss": loss, "eval_acc": accuracy, "eval_s": sum(seconds.values()), "save_s": saving}, predictions
+    return {**metrics.compute("eval"), "eval_s": sum(seconds.values()), "save_s": saving}, predictions
 
 
 def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: World) -> Predictions:

@@ -1,21 +1,24 @@
-"""Loss and accuracy of a pass over a split, kept on the device until its end."""
+"""Loss and metrics of a pass over a split, kept on the device until its end, and its predictions."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import TrainingError
+from vitmnist.errors import DataError
+from vitmnist.metrics import BATCH_METRICS
 from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.training.state import check_alike
 
 
 class MetricAccumulator:
-    """Loss and number of correct predictions of a pass.
+    """The sums of each batch of a pass, by name.
 
     Each rank accumulates its own images. Reading sums over the ranks, so all ranks must read when one does.
 
@@ -24,73 +27,69 @@ class MetricAccumulator:
     """
 
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
-        self._world = world
-        self._sampler = sampler.global_sampler
-        self._losses = torch.zeros(len(sampler), device=device)
-        self._correct = torch.zeros((), dtype=torch.int64, device=device)
-        self.lrs: list[float] = []
-        """The learning rate of each batch so far."""
-
-    @property
-    def steps(self) -> int:
+        self.steps = 0
         """Batches so far."""
-        return len(self.lrs)
+        self._sampler, self._world = sampler.global_sampler, world
+        # float64 holds counts and the float32 losses exactly.
+        self._sums = {
+            name: torch.zeros(len(sampler), dtype=torch.float64, device=device) for name in ("loss", *BATCH_METRICS)
+        }
 
-    def update(self, loss: Tensor, correct: Tensor, lr: float = 0.0) -> None:
+    def update(self, sums: dict[str, Tensor]) -> None:
         """Add a batch.
 
         Args:
-            loss: the sum over this rank's images, divided by the size of the global batch.
-            correct: this rank's correct predictions.
+            sums: of this rank's images; `loss` is divided by the size of the global batch.
         """
-        self._losses[self.steps] = loss
-        self._correct += correct
-        self.lrs.append(lr)
+        for name, values in self._sums.items():
+            values[self.steps] = sums[name]
+        self.steps += 1
 
-    def batch_losses(self) -> list[float]:
-        """The mean loss of each batch so far; waits for the device."""
-        losses: list[float] = self._world.all_reduce_sum(self._losses[: self.steps].clone()).tolist()
-        return losses
+    @property
+    def sizes(self) -> list[int]:
+        """Images of each batch so far, of all ranks."""
+        return [self._sampler.num_valid(batch) for batch in range(self.steps)]
 
-    def compute(self) -> tuple[float, float, int]:
-        """Mean loss per image, accuracy in percent, and number of images so far; waits for the device."""
-        sizes = [self._sampler.num_valid(batch) for batch in range(self.steps)]
-        images = sum(sizes)
+    def per_batch(self, name: str) -> list[float]:
+        """The sum of each batch so far, of all ranks; waits for the device."""
+        values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.steps].clone()).tolist()
+        return values
+
+    def compute(self, split: str) -> dict[str, float]:
+        """Means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …
+
+        Waits for the device.
+        """
+        sizes = self.sizes
         # Weighted by size, because the last batch may be smaller.
-        total = math.fsum(loss * size for loss, size in zip(self.batch_losses(), sizes, strict=True))
-        correct = int(self._world.all_reduce_sum(self._correct.clone()))
-        return total / images, 100 * correct / images, images
-
-    def check_finite(self, epoch: int) -> None:
-        """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for step, loss in enumerate(self.batch_losses()):
-            if not math.isfinite(loss):
-                raise non_finite_loss(loss, epoch, step, self.lrs[step])
+        means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
+        for name, metric in BATCH_METRICS.items():
+            means[name] = (100 if metric.unit == "%" else 1) * math.fsum(self.per_batch(name)) / sum(sizes)
+        return {f"{split}_{name}": mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks, as plain values and CPU tensors."""
-        return {
-            "losses": self._world.all_reduce_sum(self._losses.clone()).cpu(),
-            "correct": int(self._world.all_reduce_sum(self._correct.clone())),
-            "lrs": list(self.lrs),
-        }
+        sums = {name: self._world.all_reduce_sum(values.clone()).cpu() for name, values in self._sums.items()}
+        return {"steps": self.steps, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, also with another number of ranks."""
-        losses, correct = state["losses"].view_as(self._losses), int(state["correct"])
-        self.lrs = [float(lr) for lr in state["lrs"]]
-        if len(self.lrs) > len(losses):
+        """Continue from `state_dict()`, also with another number of ranks.
+
+        Raises:
+            DataError: of a program with other metrics.
+        """
+        if differing := state["sums"].keys() ^ self._sums.keys():
+            raise DataError(
+                f"the run was stopped within an epoch, with other metrics: {', '.join(sorted(differing))}; resume it "
+                "with the same files in vitmnist/metrics"
+            )
+        check_alike(state["sums"], {name: values.cpu() for name, values in self._sums.items()})
+        self.steps = int(state["steps"])
+        if not 0 <= self.steps <= len(self._sums["loss"]):
             raise ValueError("the epoch has fewer steps")
         if self._world.is_main:  # holds the sums; the other ranks start from zero
-            self._losses[:] = losses
-            self._correct.fill_(correct)
-
-
-def non_finite_loss(loss: float, epoch: int, step: int, lr: float) -> TrainingError:
-    """The error for a loss that is NaN or infinite; `epoch` and `step` count from 0, in the message from 1."""
-    return TrainingError(
-        f"the loss is {loss} in epoch {epoch + 1}, step {step + 1}, at learning rate {lr:g}; try a smaller optimizer.lr"
-    )
+            for name, values in self._sums.items():
+                values[:] = state["sums"][name]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the ranks agree on before they train together: configuration, data set, and the part of each batch."""
+"""What the ranks agree on before they train together: configuration, dataset, and the part of each batch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from vitmnist.config.labels import flatten, to_plain_dict
 from vitmnist.config.schema import Config
+from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.data.datasets import Dataset, build_dataset
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
@@ -49,7 +49,7 @@ def rank_sampler(sampler: EpochSampler, world: World) -> EpochSampler:
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the data set. On each machine the first rank downloads or decodes it, then the others read the files.
+    """Read the dataset. On each machine the first rank downloads or decodes it, then the others read the files.
 
     Raises:
         ConfigError, DataError: it cannot be read, or differs between machines.

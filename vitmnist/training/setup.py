@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from vitmnist.data.augment import Compose, build_augment
 from vitmnist.data.datasets import DATASETS, Dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, Choice, choose
+from vitmnist.data.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.data.loaders.batch_stream import BatchStream, ResidentBatch
 from vitmnist.data.loaders.residency import with_resident_fraction
 from vitmnist.data.loaders.timing import Timed
@@ -28,56 +29,50 @@ from vitmnist.models import MODELS
 from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.allocator import freed_memory_kept
-from vitmnist.runtime.device import accelerator_of
+from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.world import World
+from vitmnist.training.compilation import compile_step
 from vitmnist.training.cuda_graph import capture_step
-from vitmnist.training.fast import StepConfig, resolve_step_config
 from vitmnist.training.ranks import rank_sampler, read_dataset
 from vitmnist.training.step import TrainStep
+from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class TrainSetup:
-    """What an epoch needs, on its device. `choice` is the measurement behind `data/loader=auto`."""
+    """What an epoch needs, on its device. `selection` is the measurement behind `data/loader=auto`."""
 
     dataset: Dataset
     step: TrainStep
     step_config: StepConfig
     train_loader: Loader
     eval_loader: Loader
-    eval_preprocess: Preprocess
-    choice: Choice | None = None
+    selection: LoaderSelection | None = None
 
     def capture_graph(self) -> None:
-        """Capture the step as a CUDA graph if configured; after a run was restored, and before it trains.
-
-        Raises:
-            ConfigError: the step cannot be captured, and `trainer.cuda_graph=true` was typed.
-        """
+        """Capture the step as a CUDA graph if configured; after a run was restored, and before it trains."""
         if self.step_config.cuda_graph:
-            accelerator = accelerator_of(self.step.device)
-            self._attempt("cuda_graph", lambda: capture_step(self.step, self.train_loader, accelerator))
+            backend = backend_of(self.step.device)
+            self._attempt("cuda_graph", lambda: capture_step(self.step, self.train_loader, backend))
 
     def compile_step(self) -> None:
-        """Compile the step for what the training loader delivers, which may be uint8 or float32, if configured.
-
-        Raises:
-            ConfigError: the step cannot be compiled, and `trainer.compile=true` was typed.
-        """
+        """Compile the step if configured, for what the training loader delivers, which may be uint8 or float32."""
         if self.step_config.compile:
             if not self.step.compile_s:
                 log.info("compiling the step, which may take a minute")
-            keys = next(iter(self.step.preprocess.keys(self.train_loader.sampler, 0)))
+            keys = next(self.step.preprocess.keys(self.train_loader.sampler, 0))
             with closing(self.train_loader.epoch(0)) as batches:
                 inputs = next(batches)
-            self._attempt("compile", lambda: self.step.compile(inputs, keys))
+            self._attempt("compile", lambda: compile_step(self.step, inputs, keys))
 
     def _attempt(self, option: str, action: Callable[[], None]) -> None:
-        """Run `action`; if it fails, disable the option if it was `auto`, else raise `ConfigError`."""
+        """Run `action`; if it fails, disable the option if it was `auto`, else (it was typed) raise `ConfigError`."""
+        started = time.perf_counter()
         try:
             action()
+            self.step.compile_s += time.perf_counter() - started
         except UnsupportedStepError as error:
             reason = f"failed: {error}"
             if option not in self.step_config.reasons:
@@ -88,11 +83,7 @@ class TrainSetup:
 
 
 def build_setup(
-    config: Config,
-    device: torch.device,
-    stack: ExitStack,
-    world: World,
-    step_config: StepConfig | None = None,
+    config: Config, device: torch.device, stack: ExitStack, world: World, step_config: StepConfig | None = None
 ) -> TrainSetup:
     """Build everything that a configuration names.
 
@@ -119,17 +110,17 @@ def build_setup(
     eval_batch = world.broadcast_object(lambda: step.microbatch) * world.size
     eval_sampler = rank_sampler(EpochSampler(len(dataset.test), eval_batch, config.seed, Shuffle.none), world)
 
-    values, choice = config.data.loader, None
+    values, selection = config.data.loader, None
     if isinstance(LOADERS.member(values)[1], AutoOptions):
-        choice = choose_loader(config, dataset, step, step_config, sampler, eval_sampler) if world.is_main else None
-        values = world.broadcast_object(lambda: choice.values if choice else None)
+        selection = (
+            select_run_loader(config, dataset, step, step_config, sampler, eval_sampler) if world.is_main else None
+        )
+        values = world.broadcast_object(lambda: selection.values if selection else None)
     sets = [(dataset.train, sampler), (dataset.test, eval_sampler)]
     values = with_resident_fraction(values, sets, device)
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
     train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
-    setup = TrainSetup(
-        dataset, step, step_config, train_loader, eval_loader, Preprocess(dataset.train).to(device), choice
-    )
+    setup = TrainSetup(dataset, step, step_config, train_loader, eval_loader, selection)
     setup.compile_step()
     if step.compile_s:
         log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
@@ -149,12 +140,9 @@ def seed_generators(seed: int, rank: int) -> None:
 
 def agree_on_step_config(config: Config, sampler: EpochSampler, device: torch.device, world: World) -> StepConfig:
     """The options of the step, resolved by rank 0 for all ranks."""
-    batch_size, images = min(sampler.batch_size, sampler.size), config.epochs * sampler.size
-
-    def resolve() -> dict[str, object]:
-        return resolve_step_config(config.trainer, device, batch_size, images, world.size).to_dict()
-
-    return StepConfig.from_dict(world.broadcast_object(resolve))
+    sizes = min(sampler.batch_size, sampler.size), config.epochs * sampler.size, world.size
+    resolved = world.broadcast_object(lambda: resolve_step_config(config.trainer, device, *sizes).to_dict())
+    return StepConfig.from_dict(resolved)
 
 
 def build_step(
@@ -182,27 +170,27 @@ def build_step(
     )
 
 
-def choose_loader(
+def select_run_loader(
     config: Config,
     dataset: Dataset,
     step: TrainStep,
     step_config: StepConfig,
     sampler: EpochSampler,
     eval_sampler: EpochSampler,
-) -> Choice:
+) -> LoaderSelection:
     """Time the loaders with the run's own training step, which is afterwards as before."""
     _, options = LOADERS.member(config.data.loader)
     initial = copy.deepcopy(step.state_dict())
 
     def setup_with(loader: Loader) -> TrainSetup:
-        return TrainSetup(dataset, step, step_config, loader, loader, step.preprocess)
+        return TrainSetup(dataset, step, step_config, loader, loader)
 
     def timed_of(loader: Loader) -> Timed:
         trial_setup = setup_with(loader)
         trial_setup.compile_step()  # again for a loader that delivers floats
 
         def prepare() -> None:
-            step.graph = None  # that of the loader before; the memory of a graph is its own
+            step.drop_graph()  # that of the loader before; the memory of a graph is its own
             trial_setup.capture_graph()
 
         stream = BatchStream(loader, step.device, lambda number: step.batches(loader, number))
@@ -212,14 +200,14 @@ def choose_loader(
     setup_with(ResidentBatch(dataset.train, sampler, step.device)).compile_step()
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
-        choice = choose(
+        selection = select_loader(
             options, dataset.train, sampler, step.device, timed_of=timed_of, also=[(dataset.test, eval_sampler)]
         )
     finally:
         step.load_state_dict(initial)
         step.model.zero_grad()
-    log.info("expected time per loader\n%s", choice.table())
-    return choice
+    log.info("expected time per loader\n%s", selection.table())
+    return selection
 
 
 def train_sampler(config: Config, dataset: Dataset) -> EpochSampler:
@@ -254,6 +242,6 @@ def check_augment(augment: Compose | None, height: int, width: int) -> None:
     found = augment.output_size(height, width)
     if found != (height, width):
         raise ConfigError(
-            f"data.augment: makes images of {found[0]}×{found[1]}, and the model takes those of the data set, "
+            f"data.augment: makes images of {found[0]}×{found[1]}, and the model takes those of the dataset, "
             f"{height}×{width}; set size: null in its random_resized_crop"
         )

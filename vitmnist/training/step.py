@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,19 +20,20 @@ from vitmnist.config.schema import Precision
 from vitmnist.data.loaders import Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.seeding import preserved_generators
-from vitmnist.errors import UnsupportedStepError, first_line
+from vitmnist.metrics import batch_sums
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
-from vitmnist.training.fast import StepConfig
-
-if TYPE_CHECKING:
-    from vitmnist.training.cuda_graph import GraphedStep
+from vitmnist.training.state import check_alike
+from vitmnist.training.step_options import StepConfig
 
 IGNORED = -100  # a label without loss and gradient: the default ignore_index of cross_entropy
 
 Inputs = tuple[Tensor, ...]
 """Images and labels; or the indices of a batch, where a CUDA graph gathers them itself."""
+
+Sums = dict[str, Tensor]
+"""`loss`, the sum of the images' losses divided by the size of the global batch, and by name each metric of
+`vitmnist.metrics`, summed over the images; of this rank, on the device."""
 
 
 class TrainStep:
@@ -71,16 +72,19 @@ class TrainStep:
         self.device = preprocess.mean.device
         # The fewest microbatches of at most micro_batch images, all of nearly the same size.
         self.microbatch = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
-        self.on_gradients: Callable[[nn.Module], object] = lambda model: None
-        """Called with the model in each step, when it has its gradients."""
+        self.on_gradients: Callable[[TrainStep], object] = lambda step: None
+        """Called in each step, when the model has its gradients."""
         self.compile_s = 0.0
         """Seconds spent on compilation and graph capture."""
         self.pad = False
         """Pad short microbatches with images without loss, because compiled code and graphs need fixed shapes."""
-        self.graph: GraphedStep | None = None
-        """A captured CUDA graph to replay in each step; None runs eagerly."""
-        self._eager = _ModelAndLoss(model, preprocess, config.precision, label_smoothing)
-        self._forward: nn.Module = self._eager  # or compiled, or wrapped by DDP
+        self.replay: Callable[[Inputs, Tensor | None], Sums] | None = None
+        """Replays a CUDA graph of the whole step (`vitmnist.training.cuda_graph`); None runs eagerly."""
+        self.takes_indices = False
+        """Whether `replay` gathers the images itself, by the indices of a batch."""
+        self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
+        self.forward: nn.Module = self.eager
+        """Runs the model and its loss: as it is, compiled (`vitmnist.training.compilation`), or wrapped by DDP."""
         self._uses_tf32 = config.precision == Precision.tf32
         self._world_size = 1
 
@@ -94,111 +98,69 @@ class TrainStep:
         """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterable[tuple[Inputs, Tensor | None]]:
+    def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Tensor | None, int]]:
         """The arguments of a call for each batch of an epoch from batch `start` on."""
-        source = self.graph if self.graph and self.graph.gathers else loader
-        batches: Iterable[Inputs] = source.epoch(epoch, start)
-        if self._world_size > 1:
-            batches = _ignore_padding(batches, loader.sampler, start)
-        return zip(batches, self.preprocess.keys(loader.sampler, epoch, start), strict=False)
+        sampler = loader.sampler
+        inputs: Iterable[Inputs]
+        if self.takes_indices:
+            indices = sampler.indices(epoch, start, self.device)
+            inputs = ((part,) for part in indices.split(sampler.batch_size) if len(part))
+        else:
+            inputs = _ignore_padding(loader.epoch(epoch, start), sampler, start)
+        sizes = map(sampler.global_sampler.num_valid, count(start))
+        return zip(inputs, self.preprocess.keys(sampler, epoch, start), sizes, strict=False)
 
-    def __call__(self, inputs: Inputs, keys: Tensor | None = None, size: int | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Inputs, keys: Tensor | None = None, size: int | None = None) -> Sums:
         """Train on a batch, without waiting for the device.
 
         Args:
-            inputs: images and labels, as `batches` gives them.
+            inputs: images and labels, as `batches` gives them; the label of padding is `IGNORED`.
             keys: int64 `[B]`, the random keys of the batch's augmentation.
             size: images in the global batch; by default, in this batch.
-
-        Returns:
-            The batch's loss (this rank's share of the global mean), and its number of correct predictions.
         """
-        if self.graph:
-            loss, correct = self.graph.replay(inputs, keys)
-            self.on_gradients(self.model)
+        if self.replay:
+            sums = self.replay(inputs, keys)
+            self.on_gradients(self)
         else:
             images, labels = inputs
-            loss, correct = self.forward_backward(images, labels, keys, size or len(labels))
-            self.on_gradients(self.model)  # before the optimizer: SGD with Nesterov momentum writes into the gradients
+            sums = self.forward_backward(images, labels, keys, size or len(labels))
+            self.on_gradients(self)  # before the optimizer: SGD with Nesterov momentum writes into the gradients
             self.optimizer.step()
             if self.ema:
                 self.ema.update(self.ema.next_weight())
         self.schedule.step()
-        return loss, correct
+        return sums
 
-    def forward_backward(
-        self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Leave the gradient of the sum of losses, divided by `size`, in the model's parameters.
-
-        Returns:
-            That loss and the number of correct predictions.
-        """
+    def forward_backward(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int | Tensor) -> Sums:
+        """Leave the gradient of the sum of losses, divided by `size`, in the model's parameters."""
         self.model.zero_grad()
-        partner_labels = weights = None
+        targets = None
         if self.preprocess.mixes and keys is not None:
-            # The whole batch, because the partners of its images must not depend on the size of a microbatch.
-            images, partner_labels, weights = self.preprocess.mixed(images, labels, keys)
-            keys = None
-        total = torch.zeros((), device=self.device)
-        total_correct = torch.zeros((), dtype=torch.int64, device=self.device)
+            # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
+            images, targets = self.preprocess.mixed(images, labels, keys)
+        parts: list[Tensor | None] = [images, labels, keys, targets]
+        if self.pad and (missing := -len(labels) % self.microbatch):
+            parts = [
+                part if part is None else F.pad(part, [0, 0] * (part.dim() - 1) + [0, missing], value=fill)
+                for part, fill in zip(parts, (0, IGNORED, 0, 0), strict=True)
+            ]
+        no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
+        sums: Sums = {}
         with _tf32() if self._uses_tf32 else nullcontext():
             for start in range(0, len(labels), self.microbatch):
                 rows = slice(start, start + self.microbatch)
-                whole = (images, labels, keys, partner_labels, weights)
-                parts = [None if part is None else part[rows] for part in whole]
-                if self.pad:
-                    parts = self._padded(parts)
-                with self._without_all_reduce() if rows.stop < len(labels) else nullcontext():
-                    losses, correct = self._forward(*parts)
-                    loss = losses / size
+                with no_sync() if rows.stop < len(labels) else nullcontext():  # one all-reduce of the gradients
+                    own = self.forward(*(None if part is None else part[rows] for part in parts))
+                    loss = own["loss"] / size
                     # DDP averages the gradients over the ranks; their sum is the gradient of the global batch.
                     (loss * self._world_size).backward()
-                total += loss.detach()
-                total_correct += correct
-        return total, total_correct
-
-    def compile(self, inputs: Inputs, keys: Tensor | None) -> None:
-        """Compile preprocessing, model and loss, forward and backward, with `torch.compile`.
-
-        Nothing changes but `compile_s`: the gradients are dropped, the random generators restored.
-
-        Raises:
-            UnsupportedStepError: the model cannot be compiled; the step stays as it was.
-        """
-        started = time.perf_counter()
-        images, labels = inputs
-        with preserved_generators(self.device):
-            # Eagerly first: what a library stores at its first call, as einops does, would cause a recompilation.
-            self.forward_backward(images, labels, keys, len(labels))
-            if self._forward is self._eager:
-                self._forward = torch.compile(self._eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-                self.pad = True
-            try:
-                self._run_compiled(images, labels, keys)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # dynamo and inductor raise many types
-                self._forward, self.pad = self._eager, False
-                raise UnsupportedStepError(first_line(error)) from error
-            finally:
-                self.model.zero_grad()
-        self.compile_s += time.perf_counter() - started
-
-    def _run_compiled(self, images: Tensor, labels: Tensor, keys: Tensor | None) -> None:
-        """Compile by running; what earlier jobs of a sweep have compiled is reused."""
-        from torch._dynamo.exc import FailOnRecompileLimitHit  # takes 2 s
-
-        for _ in range(2):  # the second call finds gradients where the first found none
-            try:
-                self.forward_backward(images, labels, keys, len(labels))
-            except FailOnRecompileLimitHit:  # torch keeps eight versions
-                torch.compiler.reset()
-                self.forward_backward(images, labels, keys, len(labels))
+                for name, value in (own | {"loss": loss.detach()}).items():
+                    sums[name] = sums.get(name, 0) + value
+        return sums
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch, of which each rank has a part."""
-        self._forward, self._world_size = world.wrap_ddp(self._forward), world.size
+        self.forward, self._world_size = world.wrap_ddp(self.forward), world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model
             self.ema.model.load_state_dict(self.model.state_dict())
 
@@ -212,24 +174,22 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`. A captured graph is dropped, because it refers to other tensors."""
-        self.graph = None
-        # Torch loads any state, but a kernel may write beyond one of another shape: compare with that of an update.
+        """Continue from `state_dict()`; raises `ValueError` or the like for anything else."""
+        self.drop_graph()  # which refers to other tensors
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()
+        self.optimizer.step()  # creates the optimizer's state, to compare with
         self.model.zero_grad()
-        shapes = self._optimizer_shapes()
+        own = self.state_dict()
+        groups = own["optimizer"]["param_groups"]  # their options follow from the configuration
+        for group, saved_group in zip(groups, state["optimizer"]["param_groups"], strict=True):
+            group["lr"] = float(saved_group["lr"])
+        saved = state["optimizer"]["state"]  # lacks parameters that never had a gradient
+        own["optimizer"]["state"] = {key: value for key, value in own["optimizer"]["state"].items() if key in saved}
+        state = {**state, "optimizer": {"state": saved, "param_groups": groups}}
+        check_alike(state, own)
         self.model.load_state_dict(state["model"])
-        groups = self.optimizer.state_dict()["param_groups"]  # their options follow from the configuration
-        for group, saved in zip(groups, state["optimizer"]["param_groups"], strict=True):
-            group["lr"] = float(saved["lr"])
-        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        own = self.schedule.state_dict()
-        if any(type(state["schedule"].get(key, value)) is not type(value) for key, value in own.items()) or any(
-            shapes[parameter] != loaded for parameter, loaded in self._optimizer_shapes().items()
-        ):
-            raise ValueError("the state of the optimizer or the schedule does not fit")
+        self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         if isinstance(self.schedule, LambdaLR):  # if the run has another number of epochs now, so has the curve
             rates = zip(self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
@@ -238,35 +198,15 @@ class TrainStep:
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 
-    def _optimizer_shapes(self) -> dict[Tensor, dict[str, object]]:
-        return {
-            parameter: {
-                name: value.shape if isinstance(value, Tensor) else type(value) for name, value in state.items()
-            }
-            for parameter, state in self.optimizer.state.items()
-        }
-
-    def _without_all_reduce(self) -> AbstractContextManager[object]:
-        """Skip DDP's all-reduce."""
-        return self._forward.no_sync() if isinstance(self._forward, DistributedDataParallel) else nullcontext()
-
-    def _padded(self, parts: list[Tensor | None]) -> list[Tensor | None]:
-        """The arguments of `_ModelAndLoss` with as many rows as a full microbatch."""
-        missing = self.microbatch - next(len(part) for part in parts if part is not None)
-        if not missing:
-            return parts
-        fills = (0, IGNORED, 0, IGNORED, 0)
-        return [
-            None if part is None else torch.cat([part, part.new_full((missing, *part.shape[1:]), fill)])
-            for part, fill in zip(parts, fills, strict=True)
-        ]
+    def drop_graph(self) -> None:
+        """Run eagerly from now on, and free the memory of a captured graph."""
+        self.replay, self.takes_indices = None, False
 
 
-class _ModelAndLoss(nn.Module):
-    """From images to the sum of their losses and the correct predictions: one module, for compile and DDP.
+class ModelAndLoss(nn.Module):
+    """From images to the sums of their losses and metrics: one module, for compile and DDP.
 
-    Images that are mixed are preprocessed already, and come with the labels of their partners and their own weights.
-    A prediction is correct if it is the image's own label, which has the larger weight.
+    Images that come with targets, class probabilities, are mixed and preprocessed already.
     """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
@@ -276,25 +216,18 @@ class _ModelAndLoss(nn.Module):
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._label_smoothing = precision == Precision.bf16, label_smoothing
 
-    def forward(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        keys: Tensor | None,
-        partner_labels: Tensor | None = None,
-        weights: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if weights is None:
+    def forward(self, images: Tensor, labels: Tensor, keys: Tensor | None, targets: Tensor | None) -> Sums:
+        if targets is None:
             images = self._preprocess(images, keys)
         with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
             logits = self.model(images)
-        cross_entropy = partial(F.cross_entropy, logits.float(), label_smoothing=self._label_smoothing)
-        if partner_labels is None or weights is None:
+        logits = logits.float()
+        cross_entropy = partial(F.cross_entropy, logits, label_smoothing=self._label_smoothing)
+        if targets is None:
             loss = cross_entropy(labels, reduction="sum")
-        else:
-            losses, partner_losses = (cross_entropy(one, reduction="none") for one in (labels, partner_labels))
-            loss = partner_losses.lerp(losses, weights).sum()
-        return loss, (logits.detach().argmax(dim=1) == labels).sum()
+        else:  # smoothing spreads probability over padding, too
+            loss = cross_entropy(targets, reduction="none").where(labels >= 0, 0).sum()
+        return {"loss": loss, **batch_sums(logits.detach(), labels)}
 
 
 def _ignore_padding(batches: Iterable[Inputs], sampler: EpochSampler, start: int) -> Iterator[Inputs]:

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 
 from tests.data.augment.test_operations import keys
 from vitmnist import make_loader
+from vitmnist.config import CONF
 from vitmnist.config.compose import compose
-from vitmnist.config.labels import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.augment import OPERATIONS, Compose, build_augment
@@ -64,12 +64,14 @@ def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> Non
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])
-def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: str) -> None:
+@pytest.mark.parametrize("shuffle", ["sample", "batch"])
+def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: str, shuffle: str) -> None:
     """Also one that has normalised them; so the batches of a run do not depend on its loader."""
-    preprocess = Preprocess(pictures, configured(f"data/augment={preset}"))
+    preprocess = Preprocess(pictures, configured(f"data/augment={preset}"), classes=5)
     epochs = []
-    for name in ("gpu_slice", "ram", "prefetch"):
-        with make_loader(name, pictures, batch_size=5, device="cpu", seed=3) as loader:
+    for name in ("gpu_slice", "ram", "prefetch", "disk"):
+        options = {"num_workers": 0} if name == "disk" else {}
+        with make_loader(name, pictures, batch_size=5, device="cpu", seed=3, shuffle=shuffle, **options) as loader:
             batches = zip(loader.epoch(1), preprocess.keys(loader.sampler, 1), strict=True)
             if preprocess.mixes:
                 epochs.append(torch.cat([preprocess.mixed(*batch, keys)[0] for batch, keys in batches]))
@@ -77,7 +79,9 @@ def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: s
                 epochs.append(torch.cat([preprocess(images, keys) for (images, _), keys in batches]))
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
     normalised = Preprocess(pictures)(pictures.images)
-    sampler = EpochSampler(23, 5, 3)
+    sampler = EpochSampler(23, 5, 3, shuffle)
+    assert not torch.equal(epochs[0], normalised[sampler.indices(1)])
+    assert torch.equal(preprocess(pictures.images), normalised)  # without keys, as in an evaluation
     (batch, *_), (drawn, *_) = sampler.indices(1).split(5), preprocess.keys(sampler, 1)
     arguments = (pictures.labels[batch], drawn) if preprocess.mixes else (drawn,)
     again = (preprocess.mixed if preprocess.mixes else preprocess)(normalised[batch], *arguments)
@@ -149,5 +153,7 @@ def test_an_augmentation_that_mixes_needs_labels(pictures: TensorSet) -> None:
     images, drawn = pictures.images, keys(23)
     with pytest.raises(ConfigError, match="call mixed"):
         Preprocess(pictures, configured("data/augment=imagenet"))(images, drawn)
+    with pytest.raises(ConfigError, match="pass Preprocess a split, or the number of classes="):
+        Preprocess(pictures, configured("data/augment=imagenet")).mixed(images, pictures.labels, drawn)
     with pytest.raises(ConfigError, match="does not mix"):
         Preprocess(pictures, configured("data/augment=cifar")).mixed(images, pictures.labels, drawn)

@@ -118,35 +118,40 @@ def test_partners_depend_on_the_images_of_the_batch_and_not_on_their_order() -> 
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_each_image_comes_with_the_label_of_what_is_mixed_into_it(name: str) -> None:
-    """Images of one value each tell the pair and the weight."""
+def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
+    """Images of one value each show the pair and the weight."""
     source = (torch.arange(NUMBER) / NUMBER).view(-1, 1, 1, 1).expand(NUMBER, 3, 32, 32)
-    mixed, partner_labels, weights = mixing(name).mix(source, torch.arange(NUMBER), keys(NUMBER))
-    expected = weights * torch.arange(NUMBER) / NUMBER + (1 - weights) * partner_labels / NUMBER
-    torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), expected, rtol=0, atol=1e-5)
-    assert (weights >= 0.5).all()
-    assert partner_labels.sort().values.equal(torch.arange(NUMBER))
+    mixed, targets = mixing(name).mix(source, torch.arange(NUMBER), keys(NUMBER), NUMBER)
+    assert targets.dtype == torch.float32
+    torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ (torch.arange(NUMBER) / NUMBER), rtol=0, atol=1e-5)
+    torch.testing.assert_close(targets.sum(dim=1), torch.ones(NUMBER))
+    assert (targets.diagonal() >= 0.5).all()
+    targets.fill_diagonal_(0)
+    assert ((targets > 0).sum(dim=0) <= 1).all(), "each image is the partner of one"
+    # The same labels do not cancel: an image and its partner of one class are of that class.
+    _, targets = mixing(name).mix(source, torch.full((NUMBER,), 2), keys(NUMBER), 3)
+    assert torch.equal(targets, torch.tensor([0.0, 0.0, 1.0]).expand(NUMBER, 3))
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_padding_reaches_no_image(name: str) -> None:
+def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
     """Whatever it holds: neither pixels nor labels nor the choice of partners."""
     source, labels = images(8), torch.arange(8)
-    expected = mixing(name).mix(source[:5], labels[:5], keys(8)[:5])
+    expected = mixing(name).mix(source[:5], labels[:5], keys(8)[:5], 8)
     labels[5:] = PADDING
     source[5:] = math.nan
-    found = mixing(name).mix(source, labels, keys(8))
+    found = mixing(name).mix(source, labels, keys(8), 8)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours[:5], theirs)
-    assert (found[1][5:] == PADDING).all()
+    assert not found[1][5:].any()
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_an_image_alone_is_not_mixed(name: str) -> None:
     source = images(1)
-    mixed, partner_labels, _ = mixing(name).mix(source, torch.tensor([7]), keys(1))
+    mixed, targets = mixing(name).mix(source, torch.tensor([7]), keys(1), 10)
     torch.testing.assert_close(mixed, source)
-    assert partner_labels.tolist() == [7]
+    assert targets.nonzero().tolist() == [[0, 7]]
 
 
 def test_small_alpha_mixes_little() -> None:

@@ -42,30 +42,30 @@ def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int
     return torch.rand(number, channels, height, width, generator=torch.Generator().manual_seed(seed))
 
 
-def test_operations_without_their_own_test_here_are_those_known() -> None:
-    assert set(OPERATIONS.names()) == {*IDENTITY, "mixup", "cutmix"}
-
-
-@pytest.mark.parametrize("size", [None, 8, 40])
-def test_crops_are_those_of_torchvision(size: int | None) -> None:
-    """To 1e-5, against its resampling without antialiasing."""
+@pytest.mark.parametrize(("size", "antialias"), [(None, False), (None, True), (8, False), (40, False)])
+def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> None:
+    """To 1e-5; antialiasing would change nothing in crops of the size of the image."""
     crop, source = operation("random_resized_crop", size=size), images()
     found = crop(source, keys(), BLACK)
     boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
-        theirs = TF.resized_crop(
-            image, int(top), int(left), int(bottom - top), int(right - left), [size or 12, size or 17], antialias=False
-        )
+        box = int(top), int(left), int(bottom - top), int(right - left)
+        theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=antialias)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_antialiasing_would_change_nothing_in_crops_of_the_size_of_the_image() -> None:
-    source = images(50)
-    found = operation("random_resized_crop")(source, keys(50), BLACK)
-    boxes = random_boxes(keys(50), (0.08, 1.0), (0.75, 1.3333), 12, 17)
-    for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
-        theirs = TF.resized_crop(image, int(top), int(left), int(bottom - top), int(right - left), [12, 17])
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
+    source = images(20_000, 2, 6, 9) - 0.5
+    moved = operation("shift", pixels=1)(source, keys(20_000), torch.full((2, 1, 1), -0.5))
+    framed = torch.nn.functional.pad(source + 0.5, (1, 1, 1, 1)) - 0.5
+    taken = torch.zeros(3, 3, dtype=torch.int64)
+    for down in range(3):
+        for right in range(3):
+            window = framed[:, :, down : down + 6, right : right + 9]
+            taken[down, right] = ((window - moved).abs().amax(dim=(1, 2, 3)) < 1e-6).sum()
+    assert taken.sum() == 20_000
+    # Evenly: a ninth each, within five standard deviations.
+    assert (taken - 20_000 / 9).abs().max() < 5 * math.sqrt(20_000 * 8 / 81)
 
 
 def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
@@ -93,6 +93,8 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
     found = operation("affine", **bounds)(images(50), keys(50), BLACK)
     names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
     drawn = torch.stack([bounds[name] * random_signed(keys(50), number) for number, name in enumerate(names)], dim=1)
+    for name, part in zip(names, drawn.T, strict=True):
+        assert 0.9 * bounds[name] <= part.abs().max() <= bounds[name]
     for image, (angle, shear, scale, down, right), ours in zip(images(50), drawn.tolist(), found, strict=True):
         theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)

@@ -15,10 +15,8 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import Train
 from tests.support.cifar import write_cifar
-from vitmnist import make_loader
-from vitmnist.data.datasets import Dataset, load_dataset
-from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.data.datasets import load_dataset
+from vitmnist.errors import DataError
 
 SOURCES = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}
 SIZE = 4  # images of a file
@@ -26,14 +24,10 @@ SIZE = 4  # images of a file
 
 @pytest.fixture(params=SOURCES)
 def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a data set, of which there are small files in `tmp_path`."""
+    """The name of a dataset, of which there are small files in `tmp_path`."""
     write_cifar(tmp_path, SOURCES[request.param], SIZE, monkeypatch)
     monkeypatch.setattr(SOURCES[request.param], "url", "http://127.0.0.1:9/")
     return request.param
-
-
-def load(name: str, root: Path, **sizes: int) -> Dataset:
-    return load_dataset(name, root=str(root), **sizes)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -48,29 +42,13 @@ def test_the_images_are_those_that_torchvision_reads(
             opened.add(tmp_path / source.base_folder, source.base_folder)
         shutil.rmtree(tmp_path / source.base_folder)
         monkeypatch.setattr(source, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
-    cifar = load(name, tmp_path)
+    cifar = load_dataset(name, root=str(tmp_path))
     for split, reference in zip((cifar.train, cifar.test), references, strict=True):
         assert torch.equal(split.images, torch.from_numpy(reference.data).permute(0, 3, 1, 2))
         assert split.labels.tolist() == reference.targets
         assert list(split.classes) == reference.classes
-        reader = split.open_reader()
+        reader = split.reader
         assert all(torch.equal(pil_to_tensor(reader[index]), split.images[index]) for index in range(len(split)))
-
-
-def test_every_loader_delivers_the_images(name: str, tmp_path: Path) -> None:
-    train = load(name, tmp_path, train_size=3).train
-    preprocess = Preprocess(train)
-    for loader_name in ("ram", "gpu_slice", "disk"):
-        options = {"num_workers": 1} if loader_name == "disk" else {}
-        with make_loader(loader_name, train, batch_size=3, device="cpu", seed=0, shuffle="none", **options) as loader:
-            ((images, labels),) = loader.epoch(0)
-        assert torch.equal(preprocess(images), preprocess(train.images))
-        assert torch.equal(labels, train.labels)
-
-
-def test_more_images_than_there_are_cannot_be_used(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"test_size=5: the set has {SIZE} images"):
-        load(name, tmp_path, test_size=5)
 
 
 class Attack:
@@ -97,7 +75,7 @@ def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage:
     if damage == "archive":
         (tmp_path / source.filename).write_bytes(b"no archive")
     with pytest.raises(DataError) as caught:
-        load(name, tmp_path)
+        load_dataset(name, root=str(tmp_path))
     missing, advice = str(caught.value).split("\n")
     assert missing.startswith(
         f"{source.__name__} is not in {tmp_path} as it was published, and could not be downloaded"

@@ -52,7 +52,7 @@ def test_a_killed_decoding_starts_again(many: Path, monkeypatch: pytest.MonkeyPa
 
 
 def load_on(cores: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
-    """The data set; each of as many threads as cores decodes something."""
+    """The dataset; each of as many threads as cores decodes something."""
     together, seen = threading.Barrier(cores), set()
 
     def read(path: Path, *parts: object) -> Image.Image:

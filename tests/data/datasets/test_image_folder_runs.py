@@ -18,7 +18,7 @@ __all__ = ["folder"]  # a fixture
 
 
 def evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What `python -m vitmnist.evaluate` prints."""
+    """What `vitmnist evaluate` prints."""
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["evaluate", str(run)])
@@ -61,7 +61,7 @@ def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(
         "epochs=1",
     )
     assert train_here(*arguments).returncode == 0
-    changed = load(folder).train.open_reader().paths[0]
+    changed = load(folder).train.reader.paths[0]
     times = changed.stat()
     changed.write_bytes(bytes(times.st_size))
     os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # unseen where only the decoded pictures are read

@@ -15,9 +15,9 @@ from torchvision import datasets as torchvision_datasets
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import write_idx, write_mnist_like
-from vitmnist.data.datasets import Dataset, load_dataset, mnist
+from vitmnist.data.datasets import Dataset, load_dataset
 from vitmnist.data.datasets.idx import read_idx
-from vitmnist.data.datasets.mnist import FILES
+from vitmnist.data.datasets.torchvision import BUNDLED_MNIST, FILES
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
@@ -32,7 +32,7 @@ def test_the_bundled_mnist_is_the_one_torchvision_downloads(tmp_path: Path) -> N
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name, md5 in torchvision_datasets.MNIST.resources:
-        packed = mnist.BUNDLED_MNIST / name
+        packed = BUNDLED_MNIST / name
         assert hashlib.md5(packed.read_bytes()).hexdigest() == md5
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed.read_bytes()))
     for split, is_train in ((dataset.train, True), (dataset.test, False)):
@@ -68,7 +68,7 @@ def test_an_existing_folder_is_used_as_it_is(tmp_path: Path, layout: str, packed
     found = kmnist(tmp_path)
     assert torch.equal(found.train.images, tiny.train.images)
     assert found.sha256 == tiny.sha256
-    assert torch.equal(pil_to_tensor(found.test.open_reader()[3]), tiny.test.images[3])
+    assert torch.equal(pil_to_tensor(found.test.reader[3]), tiny.test.images[3])
     assert sorted(folder.rglob("*")) == before
 
 
@@ -117,8 +117,8 @@ def test_no_more_is_unpacked_than_the_header_promises(tmp_path: Path) -> None:
 
 def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = tmp_path / "mnist"
-    shutil.copytree(mnist.BUNDLED_MNIST, bundled)
-    monkeypatch.setattr(mnist, "BUNDLED_MNIST", bundled)
+    shutil.copytree(BUNDLED_MNIST, bundled)
+    monkeypatch.setattr("vitmnist.data.datasets.torchvision.BUNDLED_MNIST", bundled)
     file = bundled / "train-images-idx3-ubyte.gz"
     content = bytearray(file.read_bytes())
     content[5_000_000] ^= 1
@@ -130,11 +130,11 @@ def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        (FILES[1], torch.zeros(22, dtype=torch.uint8), "23 images of 28×28 for 22 labels"),
-        (FILES[1], torch.full((23,), 10, dtype=torch.uint8), "has a label 10; the set has 10 classes"),
-        (FILES[0], torch.zeros(23, 28, dtype=torch.uint8), "expected images"),
-        (FILES[2], torch.zeros(7, 28, 14, dtype=torch.uint8), "28×28 and 28×14"),
-        (FILES[0], torch.zeros(0, 28, 28, dtype=torch.uint8), "0 images"),
+        (FILES[1], torch.zeros(22, dtype=torch.uint8), "23 images, but 22 labels"),
+        (FILES[1], torch.full((23,), 10, dtype=torch.uint8), "labels: must be 0 to 9, for 10 classes; label 0 is 10"),
+        (FILES[0], torch.zeros(23, 28, dtype=torch.uint8), r"images: must be \[B, C, H, W\], found \[23, 1, 28\]"),
+        (FILES[2], torch.zeros(7, 28, 14, dtype=torch.uint8), r"are \[1, 28, 28\], test images \[1, 28, 14\]"),
+        (FILES[0], torch.zeros(0, 28, 28, dtype=torch.uint8), "the dataset is empty"),
     ],
 )
 def test_files_that_do_not_fit_together_are_refused(
@@ -142,7 +142,7 @@ def test_files_that_do_not_fit_together_are_refused(
 ) -> None:
     write_mnist_like(tmp_path)
     write_idx(tmp_path / name, array)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"^{tmp_path}: .*{message}"):
         kmnist(tmp_path)
 
 
@@ -168,12 +168,9 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
     assert statistics != (tiny.train.mean, tiny.train.std)
     assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
     for split in (apart.train, apart.test):
-        pictures = split.open_reader()
+        pictures = split.reader
         for index in (0, len(split) - 1):
             assert torch.equal(pil_to_tensor(pictures[index]), split.images[index])
-
-
-@pytest.mark.parametrize("size", [23, 100])
-def test_not_all_images_can_be_held_out(tiny: Dataset, size: int) -> None:
-    with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
-        tiny.held_out(size)
+    for size in (23, 100):
+        with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
+            tiny.held_out(size)

@@ -87,22 +87,18 @@ def workers_and_threads() -> set[object]:
 
 
 @pytest.mark.parametrize("label", READS_FILES)
-def test_the_next_epoch_is_made_ahead_as_far_as_the_queue_goes(label: str, recorded: Recorded) -> None:
-    with build(label, recorded, epochs=2) as loader:
-        assert exhaust(loader, 0) == BATCHES
-        assert settled(recorded.reads, BATCHES + loader.buffered) == BATCHES + loader.buffered < 2 * BATCHES
-        assert exhaust(loader, 1) == BATCHES
-        assert settled(recorded.reads, 2 * BATCHES) == 2 * BATCHES  # none twice, and none after the last epoch
-
-
-@pytest.mark.parametrize("label", READS_FILES)
-def test_it_is_begun_before_the_last_batch_is_consumed(label: str, recorded: Recorded) -> None:
+def test_the_next_epoch_is_begun_before_the_end_of_one_and_as_far_as_the_queue_goes(
+    label: str, recorded: Recorded
+) -> None:
     with build(label, recorded, epochs=2) as loader:
         batches = loader.epoch(0)
         for _ in range(BATCHES):
             next(batches)
         assert settled(recorded.reads, BATCHES + 1) > BATCHES
         assert next(batches, None) is None
+        assert settled(recorded.reads, BATCHES + loader.buffered) == BATCHES + loader.buffered < 2 * BATCHES
+        assert exhaust(loader, 1) == BATCHES
+        assert settled(recorded.reads, 2 * BATCHES) == 2 * BATCHES  # none twice, and none after the last epoch
 
 
 @pytest.mark.parametrize("label", READS_FILES)

@@ -8,8 +8,8 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from vitmnist import make_loader
 from vitmnist.data.datasets import Dataset, Split
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, LoadingError
+from vitmnist.errors import ConfigError, DataError, LoadingError
 from vitmnist.testing import check_loader
 
 LOADER_OPTIONS = {
@@ -30,7 +30,6 @@ LOADER_OPTIONS = {
     "disk, 2 persistent workers": {"name": "disk", "num_workers": 2},
     "ram": {"name": "ram"},
     "gpu_slice": {"name": "gpu_slice"},
-    "gpu_slice, half resident": {"name": "gpu_slice", "resident": 0.5},
     "cache": {"name": "cache"},
     "auto": {"name": "auto", "batches": 1, "candidates": ["gpu_slice", "ram"]},
     "prefetch": {"name": "prefetch"},
@@ -51,19 +50,22 @@ BYTES = torch.randint(0, 256, (23, 1, 3, 3), generator=GENERATOR, dtype=torch.ui
 DATA = {
     "split": None,
     "pair of tensors": (FLOATS, torch.arange(46, dtype=torch.int16).view(23, 2)),
-    "map-style data set": TensorDataset(BYTES, torch.arange(23)),
+    "map-style dataset": TensorDataset(BYTES, torch.arange(23)),
 }
-# Starting processes takes most of the time, hence by default one kind of data for each loader with workers.
-DATA_WITH_WORKERS = {
-    "disk, 1 worker": "split",
+# Starting processes takes most of the time, hence by default one kind of data at most for each loader with workers;
+# `prefetch` of a dataset has two of them too.
+DEFAULT_KIND = {
+    "auto": "split",
+    "disk, 1 worker": None,
     "disk, 2 persistent workers": "pair of tensors",
-    "prefetch of disk, 2 workers": "map-style data set",
+    "prefetch of disk, 0 workers": "split",  # of a dataset, it starts one
+    "prefetch of disk, 2 workers": None,
 }
 CASES = [
-    pytest.param(label, data, marks=pytest.mark.slow if DATA_WITH_WORKERS.get(label, data) != data else ())
+    pytest.param(label, data, marks=pytest.mark.slow if DEFAULT_KIND.get(label, data) != data else ())
     for label in LOADER_OPTIONS
     for data in DATA
-    if data != "map-style data set" or (label.startswith(TAKES_DATASETS) and "gpu_slice" not in label)
+    if data != "map-style dataset" or (label.startswith(TAKES_DATASETS) and "gpu_slice" not in label)
 ]
 
 
@@ -96,10 +98,10 @@ class PictureFiles:
 
 def with_files(split: Split, folder: Path) -> Split:
     """The split, whose pictures are files in `folder` too."""
-    reader = split.open_reader()
+    reader = split.reader
     for index in range(len(split)):
         reader[index].save(folder / f"{index}.png")
-    return replace(split, open_reader=partial(PictureFiles, folder))
+    return replace(split, reader=PictureFiles(folder))
 
 
 def test_the_disk_loader_reads_the_disk(tiny: Dataset, tmp_path: Path) -> None:
@@ -197,6 +199,26 @@ def test_numbers_of_numpy_are_whole_numbers() -> None:
         assert len(loader) == 2
     with pytest.raises(ConfigError, match="batch_size=True: must be a whole number"):
         make_loader("ram", pair, batch_size=True, device="cpu", seed=0)
+    with pytest.raises(ConfigError, match=r"^batch_size='64' is a string; give a whole number"):
+        make_loader("ram", pair, batch_size="64", device="cpu", seed=0)  # type: ignore[arg-type]
+
+
+def test_what_loaders_cannot_batch_is_refused_with_what_can() -> None:
+    class Lengths(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(index + 1), index
+
+    samples = Lengths()
+    with pytest.raises(ConfigError, match=r"^collate: .*give a DataLoader with this collate_fn to from_dataloader"):
+        make_loader("disk", samples, batch_size=2, device="cpu", seed=0, collate=list)
+    with (
+        make_loader("disk", samples, batch_size=2, device="cpu", seed=0, num_workers=0) as loader,
+        pytest.raises(DataError, match=r"do not make a batch: .*same shape in a transform .* or use a DataLoader"),
+    ):
+        list(loader.epoch(0))
 
 
 def test_unknown_loaders_and_options_are_refused_by_name(tiny: Dataset) -> None:

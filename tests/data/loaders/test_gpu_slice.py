@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.eager_accelerator import DEVICE, EagerAccelerator
+from tests.support.eager_backend import DEVICE, EagerBackend
 from vitmnist import make_loader
-from vitmnist.data import from_dataloader as from_dataloader_module
 from vitmnist.data import loaders
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, Candidates, choose
+from vitmnist.data.loaders.auto import AutoOptions, Candidates, select_loader
 from vitmnist.data.loaders.base import needs_of
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
@@ -27,7 +25,7 @@ from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.runtime import device as device_module
+from vitmnist.runtime import backend as backend_module
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
 from vitmnist.testing import check_loader
@@ -45,10 +43,10 @@ SAMPLER = EpochSampler(SIZE, BATCH, 3)
 
 
 @pytest.fixture
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> EagerAccelerator:
+def backend(monkeypatch: pytest.MonkeyPatch) -> EagerBackend:
     """That of `DEVICE`, which is also what `device="cpu"` names."""
-    eager = EagerAccelerator(DEVICE)
-    monkeypatch.setitem(device_module.ACCELERATORS, DEVICE.type, lambda device: eager)
+    eager = EagerBackend(DEVICE)
+    monkeypatch.setitem(backend_module.BACKENDS, DEVICE.type, lambda device: eager)
     monkeypatch.setattr(loaders, "choose_device", lambda name: DEVICE)
     return eager
 
@@ -61,9 +59,8 @@ def build(resident: object, data: TensorSet = TENSORS, sampler: EpochSampler = S
     return LOADERS.build({"name": "gpu_slice", "resident": resident}, data, sampler, DEVICE)
 
 
-@pytest.mark.usefixtures("accelerator")
-@pytest.mark.parametrize("kind", ["split", "pair of tensors", "mapped"])
-@pytest.mark.parametrize("resident", [0, 0.5])
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(("resident", "kind"), [(0, "pair of tensors"), (0.5, "split"), (0.5, "mapped")])
 def test_contract_with_a_part_on_the_device(resident: float, kind: str, tiny: Dataset, tmp_path: Path) -> None:
     if kind == "mapped":
         data = map_from_cache(tiny.train, CacheOptions(folder=str(tmp_path)), seed=0)
@@ -74,7 +71,7 @@ def test_contract_with_a_part_on_the_device(resident: float, kind: str, tiny: Da
     check_loader("gpu_slice", data, resident=resident)
 
 
-@pytest.mark.usefixtures("accelerator")
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("resident", [0, 0.001, 0.37, 0.5, 0.999, 1])
 @pytest.mark.parametrize("shuffle", ["sample", "batch", "none"])
 def test_every_rank_gets_its_part_of_the_same_batches(resident: float, shuffle: str) -> None:
@@ -87,32 +84,32 @@ def test_every_rank_gets_its_part_of_the_same_batches(resident: float, shuffle: 
             assert_close(list(loader.epoch(1, start=2)), expected[2:], rtol=0, atol=0)
 
 
-def epoch_nbytes(accelerator: EagerAccelerator, resident: float) -> int:
+def epoch_nbytes(backend: EagerBackend, resident: float) -> int:
     with build(resident) as loader:
-        before = accelerator.copied_nbytes
+        before = backend.copied_nbytes
         assert sum(len(labels) for _, labels in loader.epoch(0)) == SIZE
-        return accelerator.copied_nbytes - before
+        return backend.copied_nbytes - before
 
 
-def test_bytes_over_the_bus_are_those_of_the_missing_part(accelerator: EagerAccelerator) -> None:
-    everything = epoch_nbytes(accelerator, 0)
+def test_bytes_over_the_bus_are_those_of_the_missing_part(backend: EagerBackend) -> None:
+    everything = epoch_nbytes(backend, 0)
     assert everything == TENSORS.nbytes + INDICES
     for fraction in (0.25, 0.5, 0.75):
-        assert epoch_nbytes(accelerator, fraction) / everything == pytest.approx(1 - fraction, abs=0.01)
+        assert epoch_nbytes(backend, fraction) / everything == pytest.approx(1 - fraction, abs=0.01)
 
 
-def test_a_set_that_fits_is_resident_as_a_whole(accelerator: EagerAccelerator) -> None:
+def test_a_set_that_fits_is_resident_as_a_whole(backend: EagerBackend) -> None:
     """Then a CUDA graph gathers from it, and no batch is copied."""
     for resident in ("auto", 1, 1.0):
         with build(resident) as loader:
             assert loader.resident is not None
             assert len(loader.resident) == SIZE
-    assert epoch_nbytes(accelerator, 1) == 0
+    assert epoch_nbytes(backend, 1) == 0
     with build(0.999) as loader:
         assert loader.resident is None
 
 
-@pytest.mark.usefixtures("accelerator")
+@pytest.mark.usefixtures("backend")
 def test_uploads_are_queued_two_batches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     with build(0.5) as loader:
         sent: list[int] = []
@@ -124,7 +121,7 @@ def test_uploads_are_queued_two_batches_ahead(monkeypatch: pytest.MonkeyPatch) -
     assert len(sent) == SIZE / BATCH
 
 
-@pytest.mark.usefixtures("accelerator")
+@pytest.mark.usefixtures("backend")
 def test_auto_takes_all_that_fits_next_to_the_model(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,7 +136,7 @@ def test_auto_takes_all_that_fits_next_to_the_model(
     assert "gpu_slice: 730 of 1,000 rows (0.6 MiB) stay on privateuseone, which leaves 0.8 MiB free" in caplog.text
 
 
-@pytest.mark.usefixtures("accelerator")
+@pytest.mark.usefixtures("backend")
 def test_a_measured_model_is_left_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 2 * TENSORS.nbytes)
 
@@ -161,10 +158,10 @@ def test_a_measured_model_is_left_what_it_needs(monkeypatch: pytest.MonkeyPatch)
     assert fraction_next_to(TENSORS.nbytes) == pytest.approx(1 - staged / TENSORS.nbytes)
     assert fraction_next_to(3 * TENSORS.nbytes // 2) == pytest.approx(0.5 - staged / TENSORS.nbytes)
     options = AutoOptions(batches=3, candidates=["gpu_slice"])
-    assert choose(options, TENSORS, SAMPLER, DEVICE).values == {"name": "gpu_slice", "resident": 1.0}
+    assert select_loader(options, TENSORS, SAMPLER, DEVICE).values == {"name": "gpu_slice", "resident": 1.0}
 
 
-@pytest.mark.usefixtures("accelerator")
+@pytest.mark.usefixtures("backend")
 def test_training_and_evaluation_set_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = [(TENSORS, SAMPLER), (TensorSet(TENSORS.images[:200], TENSORS.labels[:200]), EpochSampler(200, BATCH, 3))]
     values = {"name": "gpu_slice", "resident": 0.5}
@@ -177,23 +174,13 @@ def test_training_and_evaluation_set_share_the_memory(monkeypatch: pytest.Monkey
     assert 0.7 * TENSORS.nbytes < taken < 0.8 * TENSORS.nbytes
 
 
-@pytest.mark.usefixtures("accelerator")
-def test_a_replaced_dataloader_keeps_the_part_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_dataloader_module, "choose_device", lambda name: DEVICE)
-    free(monkeypatch, TENSORS.nbytes + INDICES)
-    original = DataLoader(TensorDataset(TENSORS.images, TENSORS.labels), batch_size=BATCH)
-    with from_dataloader_module.from_dataloader(original, "gpu_slice", device="cpu") as replacement:
-        assert replacement._loader.resident is None
-        assert_close(list(map(tuple, replacement)), list(map(tuple, original)), rtol=0, atol=0)
-
-
 def test_other_loaders_keep_their_options() -> None:
     sets = [(TENSORS, SAMPLER)]
     for values in ({"name": "ram", "frozen": False}, {"name": "prefetch", "base": {"name": "ram", "frozen": False}}):
         assert with_resident_fraction(values, sets, DEVICE) == values
 
 
-@pytest.mark.usefixtures("accelerator")
+@pytest.mark.usefixtures("backend")
 def test_what_does_not_fit_is_refused_with_numbers_and_the_largest_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, TENSORS.nbytes // 2)
     message = (

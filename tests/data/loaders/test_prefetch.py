@@ -23,7 +23,7 @@ from vitmnist.data.loaders.base import Batches, Loader
 from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import LoadingError
-from vitmnist.runtime.device import Accelerator
+from vitmnist.runtime.backend import CpuBackend
 
 BATCHES = 6
 
@@ -128,7 +128,7 @@ def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> N
         producer.stop()
         yield torch.zeros(1), torch.zeros(1)
 
-    producer = Producer(source, 1, None, Accelerator(torch.device("cpu")), None)
+    producer = Producer(source, 1, None, CpuBackend(torch.device("cpu")), None)
     producer._thread.start()
     producer._thread.join(timeout=5)
     assert not producer._thread.is_alive()

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.conftest import BRIEF, Train
 from vitmnist import make_loader
 from vitmnist.data.loaders import Loader, batch_stream
-from vitmnist.data.loaders.auto import AutoOptions, choose
+from vitmnist.data.loaders.auto import AutoOptions, select_loader
 from vitmnist.data.loaders.base import Batches
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.timing import Timed
@@ -20,7 +20,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.training import setup
 from vitmnist.training.cuda_graph import GraphedStep
-from vitmnist.training.fast import StepConfig
+from vitmnist.training.step_options import StepConfig
 
 TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
 
@@ -40,11 +40,11 @@ def test_timing_takes_about_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -
     def timed_of(loader: Loader) -> Timed:
         return Timed(BatchStream(loader, device), lambda batch: None)
 
-    choice = choose(options, TENSORS, sampler, device, timed_of=timed_of)
+    selection = select_loader(options, TENSORS, sampler, device, timed_of=timed_of)
     # The model alone and the candidate take turns: two batches after the first of an epoch, then five blocks of two.
     assert [size for size in asked if size > 1] == [2] * 2 + [2] * 10
-    assert choice.model_alone_s == pytest.approx(1.2)
-    (row,) = choice.record()["candidates"]
+    assert selection.model_alone_s == pytest.approx(1.2)
+    (row,) = selection.record()["candidates"]
     assert (row["epoch_s"], row["data_wait_s"]) == pytest.approx((1.2, 0.6))
 
 
@@ -84,7 +84,7 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     torch.manual_seed(1)
     before = torch.get_rng_state()
     with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, candidates=["ram"], step=step) as loader:
-        assert loader.choice.record()["candidates"][0]["data_wait_s"] is not None
+        assert loader.selection.record()["candidates"][0]["data_wait_s"] is not None
     assert set(calls) == {5}
     assert torch.equal(before, torch.get_rng_state()), "how much a step draws depends on the time that it takes"
     assert re.search(r"candidate +set-up, s +epoch, s +range +waiting for data\n", capsys.readouterr().err)
@@ -103,7 +103,7 @@ def test_a_graph_is_timed_as_it_would_run(train_here: Train, quick: list[str], m
     inputs: list[list[torch.dtype]] = []
     replay = GraphedStep.replay
 
-    def recorded(self: GraphedStep, batch: tuple[Tensor, ...], keys: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recorded(self: GraphedStep, batch: tuple[Tensor, ...], keys: Tensor | None) -> dict[str, Tensor]:
         assert [part.dtype for part in batch] == [part.dtype for part in self._inputs]
         inputs.append([part.dtype for part in batch])
         return replay(self, batch, keys)

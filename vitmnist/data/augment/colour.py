@@ -77,5 +77,5 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
     sector = sectors.gather(0, strongest[None])[0] + 6 * turns
     # Each channel of a hue is a trapezoid over the wheel: https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
     offsets = torch.tensor([5.0, 3.0, 1.0], device=images.device).view(3, 1, 1)
-    place = (offsets + sector[:, None]) % 6
-    return value[:, None] - chroma[:, None] * torch.minimum(place, 4 - place).clamp_(0, 1)
+    position = (offsets + sector[:, None]) % 6
+    return value[:, None] - chroma[:, None] * torch.minimum(position, 4 - position).clamp_(0, 1)

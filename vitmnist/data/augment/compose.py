@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from omegaconf import MISSING
 from torch import Tensor, nn
 
@@ -41,7 +42,7 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
 
 
 class Compose(nn.Module):
-    """Applies operations in order; each draws random numbers of its own, by its place in the list.
+    """Applies operations in order; each draws random numbers of its own, by its index in the list.
 
     `forward(images, keys, black)` is that of `Operation`, with keys from `augment_keys`.
 
@@ -56,22 +57,22 @@ class Compose(nn.Module):
 
     def __init__(self, operations: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
-        built = [_build(values, f"{KEY}.{place}") for place, values in enumerate(operations)]
-        for place, operation in enumerate(built[:-1]):
+        built = [_build(values, f"{KEY}.{index}") for index, values in enumerate(operations)]
+        for index, operation in enumerate(built[:-1]):
             if isinstance(operation, Mixing):
-                name = operations[place]["name"]
-                raise ConfigError(f"{KEY}.{place}.name={name}: mixes finished images; move it to the end of the list")
+                name = operations[index]["name"]
+                raise ConfigError(f"{KEY}.{index}.name={name}: mixes finished images; move it to the end of the list")
         self.mixing = next((one for one in built if isinstance(one, Mixing)), None)
         self.operations = nn.ModuleList(one for one in built if not isinstance(one, Mixing))  # type: ignore[assignment]
         self.mixes = self.mixing is not None
         self.unit_range = any(operation.unit_range for operation in self.operations)
 
     def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
-        for place, operation in enumerate(self.operations):
-            images = operation(images, operation_keys(keys, place), black)
+        for index, operation in enumerate(self.operations):
+            images = operation(images, operation_keys(keys, index), black)
         return images
 
-    def mix(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner from the batch; only if `mixes`.
 
         Args:
@@ -79,18 +80,20 @@ class Compose(nn.Module):
             labels: int64 `[B]`; an image whose label is negative is padding, and neither mixed nor a partner.
 
         Returns:
-            The mixed images, the labels of their partners, and the weight of each image's own label, 0.5 to 1.
+            The mixed images, and their class probabilities, float32 `[B, classes]`: at least 0.5 for an image's own
+            label, zeros for padding.
         """
         assert self.mixing is not None
         keys = operation_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
         mixed, weights = self.mixing(images, images[partners], keys)
-        return mixed, labels[partners], weights
+        one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
+        return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the augmented images; raises `ConfigError` if images of this size cannot be augmented."""
-        for place, operation in enumerate(self.operations):
-            height, width = operation.output_size(height, width, f"{KEY}.{place}")
+        for index, operation in enumerate(self.operations):
+            height, width = operation.output_size(height, width, f"{KEY}.{index}")
         return height, width
 
 

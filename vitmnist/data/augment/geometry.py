@@ -136,10 +136,10 @@ class RandomResizedCrop(Operation):
 def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
     """Where the pixels of a resized crop come from along one side, in grid_sample's unit: float32 `[B, to_side]`."""
     length = (end - first)[:, None]
-    places = (torch.arange(to_side, device=first.device) + 0.5) * length / to_side - 0.5
+    positions = (torch.arange(to_side, device=first.device) + 0.5) * length / to_side - 0.5
     # Not beyond the crop's own edge: `interpolate` does not see the rest of the image either.
-    places = places.clamp(min=0).minimum(length - 1.0) + first[:, None]
-    return (2 * places + 1) / side - 1
+    positions = positions.clamp(min=0).minimum(length - 1.0) + first[:, None]
+    return (2 * positions + 1) / side - 1
 
 
 @dataclass

@@ -19,9 +19,9 @@ def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start:
     return _mix64(sampler.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
 
 
-def operation_keys(keys: Tensor, place: int) -> Tensor:
-    """The keys of the operation at a place of a list, independent for each place; the first has the keys themselves."""
-    return keys + GOLDEN * NUMBERS * place % 2**63
+def operation_keys(keys: Tensor, index: int) -> Tensor:
+    """Independent keys for the operation at an index of a list; the first has the keys themselves."""
+    return keys + GOLDEN * NUMBERS * index % 2**63
 
 
 def random_bits(keys: Tensor, number: int) -> Tensor:

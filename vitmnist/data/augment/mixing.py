@@ -40,7 +40,7 @@ class Mixup(Mixing):
 class Cutmix(Mixing):
     """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight is the area that is left.
 
-    If the partner would get the larger area, they change places: the image keeps the box, the partner fills the rest.
+    If the partner would get the larger area, they swap: the image keeps the box, the partner fills the rest.
     """
 
     def __init__(self, options: MixingOptions) -> None:
@@ -98,7 +98,7 @@ def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:
     are padding, and what they hold reaches no valid image.
     """
     order = random_bits(keys, 0).where(is_valid, 2**31).argsort(stable=True)
-    places = torch.arange(len(keys), device=keys.device)
+    positions = torch.arange(len(keys), device=keys.device)
     count = is_valid.sum()
-    following = torch.where(places + 1 == count, 0, places + 1).where(places < count, places)
+    following = torch.where(positions + 1 == count, 0, positions + 1).where(positions < count, positions)
     return torch.empty_like(order).scatter_(0, order, order[following])

@@ -1,4 +1,4 @@
-"""The data sets: every module in this folder that registers one is imported here.
+"""The datasets: every module in this folder that registers one is imported here.
 
 To add one, write a module here whose function registers itself and returns a `Dataset`, and its YAML file in
 `conf/data/dataset/`.
@@ -7,17 +7,15 @@ To add one, write a module here whose function registers itself and returns a `D
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
+from vitmnist.registry import import_members
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_members(__name__, __path__)
 
 __all__ = ["DATASETS", "DEFAULT_ROOT", "Dataset", "Split", "TensorSet", "build_dataset", "load_dataset"]
 
@@ -25,7 +23,7 @@ DEFAULT_ROOT = "~/.cache/vitmnist"
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
-    """The data set `name`: its training and test split, uint8 images, labels and channel statistics.
+    """The dataset `name`: its training and test split, uint8 images, labels and channel statistics.
 
     Args:
         name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, or your own.
@@ -40,7 +38,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Data
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
-    """The data set that a configuration chooses by `values["name"]`; raises as `load_dataset`.
+    """The dataset that a configuration chooses by `values["name"]`; raises as `load_dataset`.
 
     Args:
         key: where `values` are in the configuration, if not at `data.dataset`.

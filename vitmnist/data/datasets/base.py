@@ -1,12 +1,12 @@
-"""What a data set is: a training and a test split of images and labels, and how to read single images from disk."""
+"""What a dataset is: a training and a test split of images and labels, and how to read single images from disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from PIL import Image
@@ -21,15 +21,9 @@ from vitmnist.registry import Registry
 EVAL_FILES = "eval_files.txt"  # in a run's folder: the files that it was evaluated on, in the order of the split
 
 
-class ImageReader(Protocol):
-    """Reads the images of a split from disk, one by one; can be pickled."""
-
-    def __getitem__(self, index: int) -> Image.Image: ...
-
-
 @dataclass(frozen=True)
 class Split(TensorSet):
-    """One part of a data set.
+    """One part of a dataset.
 
     Args:
         images: uint8 `[N, C, H, W]`.
@@ -37,9 +31,9 @@ class Split(TensorSet):
         mean: per channel, of the training images, scaled to 0…1.
         std: per channel, likewise; population standard deviation.
         classes: the name of each label.
-        open_reader: opens the images on disk, for a loader that reads them one by one; image i is `images[i]`.
+        reader: reads single images from disk, for `disk`: `reader[i]` is image i as a PIL image; can be pickled.
         sha256: checksum of `images`, if it is already known.
-        files: the file of each image, relative to the folder of the data set; None if images have no files.
+        files: the file of each image, relative to the folder of the dataset; None if images have no files.
 
     Raises:
         DataError: another dtype or shape, or a label without a class.
@@ -49,7 +43,7 @@ class Split(TensorSet):
     std: tuple[float, ...]
     classes: tuple[str, ...]
     _: KW_ONLY
-    open_reader: Callable[[], ImageReader] | None = None
+    reader: Any = None
     sha256: str | None = None
     files: Sequence[str] | None = None
 
@@ -75,11 +69,10 @@ class Split(TensorSet):
     def part(self, span: slice, **changes: Any) -> Split:
         """The images of a span, as views; `changes` replace other fields."""
         rows = range(len(self))[span]
-        reader = self.open_reader
         parts = {
             "images": self.images[span],
             "labels": self.labels[span],
-            "open_reader": (lambda: Subset(cast(Any, reader()), rows)) if reader and rows.start else reader,
+            "reader": Subset(self.reader, rows) if self.reader and rows.start else self.reader,
             "sha256": self.sha256 if len(rows) == len(self) else None,
             "files": self.files[span] if self.files else None,
         }
@@ -97,6 +90,9 @@ class Dataset:
     Args:
         skipped: unreadable images that were left out because the user allowed it.
         eval_split: what `test` is: "test", or "held-out" from the training images.
+
+    Raises:
+        DataError: images of different shapes.
     """
 
     name: str
@@ -104,6 +100,11 @@ class Dataset:
     test: Split
     skipped: int = 0
     eval_split: str = "test"
+
+    def __post_init__(self) -> None:
+        shapes = [list(split.images.shape[1:]) for split in (self.train, self.test)]
+        if shapes[0] != shapes[1]:
+            raise DataError(f"training images are {shapes[0]}, test images {shapes[1]}")
 
     def evaluated_on(self) -> str:
         """A description of the split that a model is evaluated on."""
@@ -174,16 +175,25 @@ class ImagesInMemory:
 def dataset_in_memory(
     name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...], sizes: SizeOptions
 ) -> Dataset:
-    """The data set of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises `ConfigError` as `sizes.spans`."""
+    """The dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises as `Split`, `Dataset` and `spans`."""
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = channel_statistics(train[0][spans[0]])
     train_split, test_split = (
-        Split(images[span], labels[span], mean, std, classes, open_reader=partial(ImagesInMemory, images[span]))
-        for (images, labels), span in zip((train, test), spans, strict=True)
+        Split(*pair, mean, std, classes, reader=ImagesInMemory(pair[0])).part(span)
+        for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
 
 
+def stamp(file: Path) -> tuple[int, int, int]:
+    """Size, time of change and inode of a file; zeros for one that is missing, which is found when it is read."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return 0, 0, 0
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
 def stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int], ...]:
     """Changes when one of the files changes."""
-    return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in (file.stat() for file in sorted(files)))
+    return tuple(map(stamp, sorted(files)))

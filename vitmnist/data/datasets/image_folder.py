@@ -8,8 +8,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split, stamp
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
-from vitmnist.data.decoded_cache import CacheEntry, decode_once
+from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, is_colour, read_picture, to_tensor
 from vitmnist.data.tensors import TensorSet, channel_statistics
 from vitmnist.data.threads import map_in_threads
@@ -54,11 +52,13 @@ class ImageFolderOptions(SizeOptions):
         return (1 if self.mode == Mode.grey else 3), self.size, self.size
 
 
+@dataclass
 class FolderImageReader:
     """Reads image i of a list of files, resized and converted."""
 
-    def __init__(self, paths: list[Path], size: int, mode: Mode) -> None:
-        self.paths, self.size, self.mode = paths, size, mode
+    paths: list[Path]
+    size: int
+    mode: Mode
 
     def __getitem__(self, index: int) -> Image.Image:
         return read_picture(self.paths[index], (self.size, self.size), self.mode)
@@ -85,58 +85,54 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     unreadable = [message for part in parts for _, message in part.unreadable]
     if unreadable and not options.skip_unreadable:
         raise _unreadable_error(unreadable, sum(map(len, samples)), root / CACHE, SKIP)
-    log.info(
-        "%s: %d training and %d test pictures of %d classes: %s",
-        *(folder, len(train.paths), len(test.paths), len(classes), shorten(classes)),
-    )
-    left_out = sorted({path for part in samples for path, _ in part} - {*train.paths, *test.paths})
-    if left_out:
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(left_out), shorten(left_out))
+    sizes = len(train.paths), len(test.paths)
+    log.info("%s: %d training and %d test pictures of %d classes: %s", folder, *sizes, len(classes), shorten(classes))
+    if unreadable:
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(unreadable), shorten(unreadable))
     notes = train.entry.notes
     if notes["coloured"]:
         log.warning(
             "%s: %d of the first %d training pictures are in colour, which data.dataset.mode=grey drops; "
             "data.dataset.mode=rgb keeps it",
-            *(folder, notes["coloured"], min(COLOUR_SAMPLES, len(train.paths))),
+            *(folder, notes["coloured"], min(COLOUR_SAMPLES, sizes[0])),
         )
-    spans = options.spans(len(train.paths), len(test.paths))
+    spans = options.spans(*sizes)
     mean, std = tuple(notes["mean"]), tuple(notes["std"])
     if options.train_size:
         mean, std = channel_statistics(train.entry.tensors.images[spans[0]])
     train_split, test_split = (part.split(mean, std).part(span) for part, span in zip(parts, spans, strict=True))
-    return Dataset(folder.resolve().name, train_split, test_split, skipped=len(left_out))
+    return Dataset(folder.resolve().name, train_split, test_split, skipped=len(unreadable))
 
 
 class FolderDecoder:
     """A part of a folder, decoded on all cores or found decoded in `cache`.
 
-    `unreadable` has the indices and messages of the samples that cannot be read, `paths` the files of the others.
+    `unreadable` has the indices and messages of the samples that cannot be read.
     """
 
     def __init__(
         self, folder: Path, classes: list[str], samples: Samples, options: ImageFolderOptions, cache: Path
     ) -> None:
-        self.folder, self.classes, self.samples, self.options = folder, classes, samples, options
+        self.folder, self.classes, self.samples, self.options, self.cache = folder, classes, samples, options, cache
         self.unreadable: list[tuple[int, str]] = []
-        self.fingerprint, self.cache = self._fingerprint(), cache
-        self.entry: CacheEntry = decode_once(
-            cache, self.fingerprint, len(samples), self._chunks, self._notes, self._is_current
-        )
+        self.fingerprint = self._fingerprint()
+        self.entry = decode_once(cache, self.fingerprint, len(samples), self._chunks, self._notes, self._is_current)
         self.unreadable = self.entry.notes["unreadable"]
-        self.paths = self._readable()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that can be read."""
+        left_out = {index for index, _ in self.unreadable}
+        return [path for index, (path, _) in enumerate(self.samples) if index not in left_out]
 
     def split(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Split:
         """The decoded samples, with these statistics."""
-        tensors = self.entry.tensors
+        tensors, paths = self.entry.tensors, self.paths
         return Split(
-            tensors.images, tensors.labels, mean, std, tuple(self.classes),
-            mapped=True, sha256=self.entry.sha256, files=[str(path.relative_to(self.folder)) for path in self.paths],
-            open_reader=partial(FolderImageReader, self.paths, self.options.size, self.options.mode),
+            tensors.images, tensors.labels, mean, std, tuple(self.classes), mapped=True, sha256=self.entry.sha256,
+            reader=FolderImageReader(paths, self.options.size, self.options.mode),
+            files=[str(path.relative_to(self.folder)) for path in paths],
         )  # fmt: skip
-
-    def _readable(self) -> list[Path]:
-        left_out = {index for index, _ in self.unreadable}
-        return [path for index, (path, _) in enumerate(self.samples) if index not in left_out]
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         size = len(self.samples)
@@ -155,16 +151,15 @@ class FolderDecoder:
             raise _unreadable_error([message for _, message in self.unreadable], size, self.cache, advice)
 
     def _decode(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, list[tuple[int, str]]]:
-        images, labels, unreadable = [], [], []
+        images, labels, unreadable = [torch.empty(0, *self.options.shape, dtype=torch.uint8)], [], []
         for index in indices:
             path, label = self.samples[index]
             try:
-                images.append(to_tensor(read_picture(path, self.options.shape[1:], self.options.mode)))
+                images.append(to_tensor(read_picture(path, self.options.shape[1:], self.options.mode))[None])
                 labels.append(label)
             except DataError as error:
                 unreadable.append((index, str(error)))
-        stacked = torch.stack(images) if images else torch.empty(0, *self.options.shape, dtype=torch.uint8)
-        return stacked, torch.tensor(labels, dtype=torch.int64), unreadable
+        return torch.cat(images), torch.tensor(labels, dtype=torch.int64), unreadable
 
     def _is_current(self, notes: dict[str, Any]) -> bool:
         """Whether what could not be read still cannot: a network folder may have been away for a moment."""
@@ -174,24 +169,15 @@ class FolderDecoder:
         if self._fingerprint() != self.fingerprint:
             raise DataError(f"{self.folder}: pictures were changed while they were decoded; start again")
         mean, std = channel_statistics(tensors.images)
-        first = islice(self._readable(), COLOUR_SAMPLES if self.options.mode == Mode.grey else 0)
-        found = {"unreadable": self.unreadable, "coloured": sum(map(is_colour, first))}
+        checked = self.paths[: COLOUR_SAMPLES if self.options.mode == Mode.grey else 0]
+        found = {"unreadable": self.unreadable, "coloured": sum(map(is_colour, checked))}
         return {"classes": self.classes, "mean": mean, "std": std, **found}
 
     def _fingerprint(self) -> str:
         # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
-        files = [(str(path.relative_to(self.folder)), label, *_stat(path)) for path, label in self.samples]
+        files = [(str(path.relative_to(self.folder)), label, *stamp(path)[:2]) for path, label in self.samples]
         described = json.dumps([str(self.folder.resolve()), self.options.size, self.options.mode.value, files])
         return hashlib.sha256(described.encode()).hexdigest()
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    """Size and time of change."""
-    try:
-        stat = path.stat()
-    except OSError:  # a dangling link, which is found unreadable when it is decoded
-        return 0, 0
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _unreadable_error(messages: list[str], size: int, cache: Path, advice: str) -> DataError:

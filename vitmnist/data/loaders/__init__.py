@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from vitmnist.config.schema import Shuffle
 from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.loaders.base import LOADERS, Batch, Batches, Data, Loader, register
 from vitmnist.data.loaders.timing import Step
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, whole_number
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import ConfigError, DataError, choices
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import import_members
 from vitmnist.runtime.device import choose_device
 
@@ -63,21 +61,27 @@ def make_loader(
             (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
             are restored.
-        image: the column of images of a Hugging Face data set: pictures, or numbers in two or three dimensions. None is
+        image: the column of images of a Hugging Face dataset: pictures, or numbers in two or three dimensions. None is
             the only one of pictures or of this name.
         label: its column of numbers; integers become int64, others float32. None is the only one of the feature
             `ClassLabel` or of this name.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
-            is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a data set.
+            is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
 
     Raises:
         ConfigError: an unknown name or option, or a loader that cannot load such data.
-        DataError: data that cannot be used: images and labels of different length, no map-style data set, …
+        DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
+    if isinstance(batch_size, str):
+        raise ConfigError(f"batch_size={batch_size!r} is a string; give a whole number, such as batch_size=64")
+    if collate := options.keys() & {"collate", "collate_fn"}:
+        raise ConfigError(
+            f"{min(collate)}: loaders stack the samples of a batch, and take no other function for it; give a "
+            "DataLoader with this collate_fn to from_dataloader instead"
+        )
     loaded = loadable(data, image, label)
-    sampler = _sampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
-    if epochs is not None and (epochs := _integer("epochs", epochs)) < 1:
-        raise ConfigError(f"epochs={epochs}: must be at least 1, or None if their number is unknown")
+    sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
+    epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     parts = (loaded, sampler, choose_device(str(device)), *([step] if step else []))
@@ -86,23 +90,13 @@ def make_loader(
     return loader
 
 
-def _sampler(size: int, batch_size: int, seed: int, shuffle: str, drop_last: bool) -> EpochSampler:
-    """The sampler of `make_loader`; raises `ConfigError` for values that a user without a type checker may give."""
-    if shuffle not in (orders := [member.value for member in Shuffle]):
-        raise ConfigError(f"shuffle={shuffle}: {choices(str(shuffle), orders)}")
-    if not isinstance(drop_last, bool):
-        raise ConfigError(f"drop_last={drop_last}: must be True or False")
-    batch_size, seed = _integer("batch_size", batch_size), _integer("seed", seed)
-    return EpochSampler(size, batch_size, seed, Shuffle(shuffle), drop_last)
-
-
 def loadable(
     data: Data | Sequence[Tensor | np.ndarray[Any, Any]], image: str | None = None, label: str | None = None
 ) -> Data:
     """The data that loaders are built from; raises as `make_loader`."""
     is_hugging_face = hasattr(data, "_fingerprint")
     if (image or label) and not is_hugging_face:
-        raise ConfigError(f"image= and label= name columns of a Hugging Face data set; {type(data).__name__} is none")
+        raise ConfigError(f"image= and label= name columns of a Hugging Face dataset; {type(data).__name__} is none")
     if isinstance(data, TensorSet):
         return data
     if isinstance(data, (tuple, list)):
@@ -116,7 +110,7 @@ def loadable(
         if isinstance(data, Mapping) and any(hasattr(split, "_fingerprint") for split in data.values()):
             splits = f"; give one of its splits, {', '.join(map(str, data))}"
         raise DataError(
-            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style data set "
+            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset "
             f"(with __getitem__ and __len__){splits}"
         )
     return RowPairs(data, image, label) if is_hugging_face else data  # type: ignore[return-value]  # torch has no protocol for it
@@ -133,13 +127,6 @@ def _as_tensor(name: str, values: Any) -> Any:
             return torch.from_numpy(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: torch cannot use this array: {error}") from error
-
-
-def _integer(name: str, value: Any) -> int:
-    """A whole number, also one of NumPy."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name}={value}: must be a whole number")
-    return index(value)
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:

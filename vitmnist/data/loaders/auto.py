@@ -36,7 +36,7 @@ from vitmnist.data.loaders.timing import (
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import ConfigError, choices
+from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 
 
@@ -51,19 +51,18 @@ class AutoOptions:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The chosen loader, the reason, and the table.
+class LoaderSelection:
+    """The selected loader, the reason, and the table.
 
-    `num_batches` are those of an epoch. `model_alone_s` is an epoch of the model over one batch that is already on the
-    device; None without a model. `decoded` is the set as a trial has decoded it; None if the chosen loader does not
-    need it.
+    `candidates` are those of `result.json`: expected times of an epoch in seconds, with their range over blocks.
+    `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
+    `decoded` is the set as a trial has decoded it; None if the chosen loader does not need it.
     """
 
     name: str
     values: dict[str, Any]
     reason: str
-    rows: list[Alternative]
-    num_batches: int
+    candidates: list[dict[str, Any]]
     model_alone_s: float | None
     decoded: Data | None = None
 
@@ -74,29 +73,19 @@ class Choice:
         return {"loader": self.values["name"]} | ({"loader.base": base["name"]} if base else {})
 
     def record(self) -> dict[str, Any]:
-        """The table for `result.json`: expected times of an epoch in seconds, with their range over blocks."""
-        rows = [self._record(row) for row in self.rows]
-        return {"name": self.name, "reason": self.reason, "candidates": rows, "model_alone_s": self.model_alone_s}
-
-    def _record(self, row: Alternative) -> dict[str, Any]:
-        if not row.batch_s or not row.waiting_s:
-            return {"name": row.name, "refused": f"{row.name}: {row.refused}"}
-        epoch, size = row.batch_s, self.num_batches
-        times = {"epoch_s": epoch.median * size, "epoch_s_low": epoch.low * size, "epoch_s_high": epoch.high * size}
-        waiting = None if self.model_alone_s is None else row.waiting_s.median * size
-        return {"name": row.name, "setup_s": row.set_up_s, **times, "data_wait_s": waiting, "refused": None}
+        """For `result.json`."""
+        return {key: getattr(self, key) for key in ("name", "reason", "candidates", "model_alone_s")}
 
     def table(self) -> str:
         """The table as text; the column of waiting times only with a model."""
-        rows = self.record()["candidates"]
-        timed = [row for row in rows if not row["refused"]]
+        timed = [row for row in self.candidates if not row["refused"]]
         columns = {
             "candidate": [row["name"] for row in timed],
             "set-up, s": [f"{row['setup_s']:.3f}" for row in timed],
             "epoch, s": [f"{row['epoch_s']:.4g}" for row in timed],
             "range": [f"{row['epoch_s_low']:.4g}–{row['epoch_s_high']:.4g}" for row in timed],
         }
-        lines = [f"refused: {row['refused']}" for row in rows if row["refused"]]
+        lines = [f"refused: {row['refused']}" for row in self.candidates if row["refused"]]
         if self.model_alone_s is not None:
             waits = [(row["data_wait_s"], row["epoch_s"] or 1.0) for row in timed]
             columns["waiting for data"] = [f"{wait:.3g} s ({100 * wait / epoch:.0f}%)" for wait, epoch in waits]
@@ -109,7 +98,7 @@ class Choice:
 def auto(
     options: AutoOptions, data: Data, sampler: EpochSampler, device: torch.device, step: Step | None = None
 ) -> Loader:
-    """The loader with the fastest epoch; prints the table. Its `choice` is the `Choice`.
+    """The loader with the fastest epoch; prints the table. Its `selection` is the `LoaderSelection`.
 
     Args:
         step: a training step to time the candidates with; without one, batches are dropped.
@@ -120,14 +109,14 @@ def auto(
     timed_of = (lambda loader: Timed(BatchStream(loader, device), calling(step))) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_generators(device):
-        choice = choose(options, data, sampler, device, "", timed_of)
-    print(choice.table(), file=sys.stderr)
-    loader = LOADERS.build(choice.values, choice.decoded or data, sampler, device)
-    loader.choice = replace(choice, decoded=None)
+        selection = select_loader(options, data, sampler, device, "", timed_of)
+    print(selection.table(), file=sys.stderr)
+    loader = LOADERS.build(selection.values, selection.decoded or data, sampler, device)
+    loader.selection = replace(selection, decoded=None)
     return loader
 
 
-def choose(
+def select_loader(
     options: AutoOptions,
     data: Data,
     sampler: EpochSampler,
@@ -135,8 +124,8 @@ def choose(
     key: str = "data.loader",
     timed_of: Callable[[Loader], Timed] | None = None,
     also: Sequence[tuple[Data, EpochSampler]] = (),
-) -> Choice:
-    """Time the loaders that fit and choose the fastest.
+) -> LoaderSelection:
+    """Time the loaders that fit and select the fastest.
 
     Args:
         key: where the options are in the configuration.
@@ -156,17 +145,27 @@ def choose(
                 bench.add_loader(name, {"name": name})
         bench.add_workers(options.worker_counts)
         take_turns(bench.turns, options.batches, options.seconds * len(bench.turns))
-        for timed in bench.turns:
-            timed.blocks = timed.blocks if len(sampler) else [Block(0.0, 0.0)]
-            timed.complete_row()
-    times = {row.name: row.batch_s for row in bench.rows if row.batch_s}
-    if not times:
-        raise ConfigError("no candidate can be used:\n" + "\n".join(f"{row.name}: {row.refused}" for row in bench.rows))
-    name = min(times, key=lambda name: times[name].median)
-    model_alone_s = Figure.of(block.batch_s for block in model.blocks).median * len(sampler) if model else None
+    size = len(sampler)
+    for one in bench.turns:
+        one.complete_row([Block(0.0, 0.0)] if not size else [])
+    rows = [_record(row, size, with_model=model is not None) for row in bench.rows]
+    timed = {row["name"]: row for row in rows if not row["refused"]}
+    if not timed:
+        raise ConfigError("no candidate can be used:\n" + "\n".join(row["refused"] for row in rows))
+    name = min(timed, key=lambda name: timed[name]["epoch_s"])
+    model_alone_s = Figure.of(block.batch_s for block in model.blocks).median * size if model else None
     decoded = bench.decoded if _decodes(bench.values[name]) else None
-    explained = _reason(name, times, len(sampler))
-    return Choice(name, bench.values[name], explained, bench.rows, len(sampler), model_alone_s, decoded)
+    return LoaderSelection(name, bench.values[name], _reason(name, timed), rows, model_alone_s, decoded)
+
+
+def _record(row: Alternative, size: int, with_model: bool) -> dict[str, Any]:
+    """A candidate as `result.json` has it; an epoch has `size` batches."""
+    if not row.batch_s or not row.waiting_s:
+        return {"name": row.name, "refused": f"{row.name}: {row.refused}"}
+    epoch = row.batch_s
+    times = {"epoch_s": epoch.median * size, "epoch_s_low": epoch.low * size, "epoch_s_high": epoch.high * size}
+    waiting = row.waiting_s.median * size if with_model else None
+    return {"name": row.name, "setup_s": row.set_up_s, **times, "data_wait_s": waiting, "refused": None}
 
 
 def _candidates(options: AutoOptions, key: str) -> list[str]:
@@ -176,14 +175,14 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
     known = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in known:
-            raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {choices(name, known)}")
+            raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, known)}")
     # What `ram` has decoded serves those after it, and `cache` may not be needed then.
     return sorted(options.candidates or known, key=lambda name: (name == "cache", name != "ram"))
 
 
 @dataclass
 class Candidates(Bench):
-    """The loaders of `auto`; see `choose` for the fields."""
+    """The loaders of `auto`; see `select_loader` for the fields."""
 
     data: Data = field(kw_only=True)
     sampler: EpochSampler = field(kw_only=True)
@@ -191,10 +190,8 @@ class Candidates(Bench):
     timed_of: Callable[[Loader], Timed] | None = None
     also: Sequence[tuple[Data, EpochSampler]] = ()
     model_memory: Memory = field(default_factory=Memory)
-    decoded: TensorSet | None = None
-    """The set in memory, once `ram` has read it."""
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The options that candidates were timed with, fitted to the memory that the model leaves."""
+    decoded: TensorSet | None = None  # the set in memory, once `ram` has read it
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row, fitted to what the model leaves
 
     def add_model(self, timed_of: Callable[[Loader], Timed]) -> Timed:
         """The step over one batch that is already on the device; also measures the model's memory."""
@@ -205,15 +202,13 @@ class Candidates(Bench):
 
     def add_loader(self, name: str, values: Mapping[str, Any]) -> Timed | None:
         """A loader with these options, as a row of this name; None if the row says why it cannot be used."""
-        row = Alternative(name)
-        return self.add(row, partial(self._build, row, values))
+        return self.add(name, partial(self._build, values))
 
     def add_workers(self, counts: list[int] | None) -> None:
         """Other numbers of worker processes, unless some loader leaves nothing to wait for."""
-        timed = [(one.row.name, one, one.first) for one in self.turns if one.row and one.first]
-        if not timed or not min((first for *_, first in timed), key=lambda first: first.batch_s).waits:
-            return
-        for name, given, _ in timed:
+        timed = {one.row.name: one for one in self.turns if one.row and one.first}
+        fastest = min((one.first for one in timed.values() if one.first), default=None)
+        for name, given in timed.items() if fastest and fastest.waits else ():
             values = self.values[name]
             if "num_workers" in values:
                 try_workers(given, values["num_workers"], partial(self._add_workers, name, values), counts)
@@ -221,7 +216,7 @@ class Candidates(Bench):
     def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
         return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
 
-    def _build(self, row: Alternative, values: Mapping[str, Any], stack: ExitStack) -> Timed:
+    def _build(self, values: Mapping[str, Any], row: Alternative, stack: ExitStack) -> Timed:
         """A loader, if there is memory for it next to the model and what was built before."""
         values = LOADERS.complete(values)
         can_share = _decodes(values) or (values["name"] == "gpu_slice" and self.device.type == "cpu")
@@ -243,11 +238,13 @@ def _decodes(values: Mapping[str, Any]) -> bool:
     return bool((values.get("base") or values)["name"] == "ram")
 
 
-def _reason(chosen: str, times: Mapping[str, Figure], num_batches: int) -> str:
+def _reason(chosen: str, timed: Mapping[str, dict[str, Any]]) -> str:
     """Why a loader was chosen, and which others are within noise of it: those whose ranges overlap with its own."""
-    best = times[chosen]
-    text = f"{best.median * num_batches:.3g} s an epoch expected, "
-    if len(times) == 1:
+    best = timed[chosen]
+    text = f"{best['epoch_s']:.3g} s an epoch expected, "
+    if len(timed) == 1:
         return f"{text}the only loader that fits"
-    equal = [name for name, one in times.items() if name != chosen and one.low <= best.high and best.low <= one.high]
+    low, high = best["epoch_s_low"], best["epoch_s_high"]
+    equal = [name for name, row in timed.items() if row["epoch_s_low"] <= high and low <= row["epoch_s_high"]]
+    equal.remove(chosen)
     return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any
 
 from vitmnist.data.loaders.base import Batches, Loader
 from vitmnist.data.sampler import EpochSampler
@@ -16,13 +16,6 @@ Run = Generator[Any, None, None]
 """Batches of consecutive epochs, with `EPOCH_END` between two of them."""
 
 
-class Ahead(NamedTuple):
-    """A run that has arrived at the beginning of an epoch."""
-
-    number: int
-    run: Run
-
-
 class BackgroundLoader(Loader):
     """A loader whose threads or processes begin the next epoch before it is asked for, if `epochs` is known.
 
@@ -32,7 +25,8 @@ class BackgroundLoader(Loader):
 
     def __init__(self, sampler: EpochSampler) -> None:
         super().__init__(sampler)
-        self._ahead: Ahead | None = None
+        self._ahead: tuple[int, Run] | None = None
+        """The number of an epoch, and the run that has arrived at its beginning."""
 
     @abstractmethod
     def run_epochs(self, numbers: range, start: int) -> Run:
@@ -44,20 +38,22 @@ class BackgroundLoader(Loader):
 
     def epoch(self, number: int, start: int = 0) -> Batches:
         ahead = self._ahead
-        if ahead and (number, start) != (ahead.number, 0):
-            self._replace_ahead(None)
+        if ahead and (number, start) != (ahead[0], 0):
+            self._take_ahead(None)
         return super().epoch(number, start)
 
     def batches(self, number: int, start: int) -> Batches:
         run = self._take_ahead(number, start)
-        if run is None:
-            run = self.run_epochs(range(number, max(number + 1, self.epochs or 0)), start)
+        run = run or self.run_epochs(range(number, max(number + 1, self.epochs or 0)), start)
         is_kept = False
         try:
             for batch in run:
                 if batch is EPOCH_END:
                     is_kept = True
-                    self._replace_ahead(Ahead(number + 1, run))
+                    self._take_ahead(None)
+                    with self._lock:
+                        self._ahead = number + 1, run
+                        self._live.add(run)  # closed with the loader
                     return
                 yield batch
         finally:
@@ -65,22 +61,15 @@ class BackgroundLoader(Loader):
                 run.close()
 
     def close(self) -> None:
-        self._replace_ahead(None)
+        self._take_ahead(None)
         super().close()
 
-    def _take_ahead(self, number: int, start: int) -> Run | None:
-        """The run that has arrived at this batch; None if there is none."""
+    def _take_ahead(self, number: int | None, start: int = 0) -> Run | None:
+        """The run that was kept for this epoch; one for another epoch is closed."""
         with self._lock:
-            if self._ahead is None or (number, start) != (self._ahead.number, 0):
-                return None
-            run, self._ahead = self._ahead.run, None
-        return run
-
-    def _replace_ahead(self, ahead: Ahead | None) -> None:
-        """Keep a run, or none, and close the one that was kept before."""
-        with self._lock:
-            before, self._ahead = self._ahead, ahead
-            if ahead:
-                self._live.add(ahead.run)  # closed with the loader
-        if before:
-            before.run.close()
+            ahead, self._ahead = self._ahead, None
+        if ahead and (number, start) == (ahead[0], 0):
+            return ahead[1]
+        if ahead:
+            ahead[1].close()
+        return None

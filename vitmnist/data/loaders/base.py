@@ -19,13 +19,13 @@ from vitmnist.registry import Registry
 from vitmnist.runtime.memory import Memory
 
 Data = TensorSet | Dataset[Any]
-"""What a loader loads: a split or a pair of tensors, or a map-style data set that is read sample by sample."""
+"""What a loader loads: a split or a pair of tensors, or a map-style dataset that is read sample by sample."""
 
 Batch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
 float32. A batch may be a view of the loader's set: read it, do not write to it.
 
-Batches of other tensors or data sets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
+Batches of other tensors or datasets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
 that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[Batch, None, None]
@@ -52,8 +52,8 @@ class Loader(ABC):
     """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
     may use it to begin the next epoch early. Any other epoch may still be asked for."""
 
-    choice: object = None
-    """The `Choice` of `auto` that led to this loader; None if it was chosen by name."""
+    selection: object = None
+    """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler

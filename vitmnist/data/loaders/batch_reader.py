@@ -14,6 +14,7 @@ from vitmnist.data.loaders.base import Data
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import DataError
 
 
 class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
@@ -22,8 +23,7 @@ class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
     def __init__(self, split: Split) -> None:
         from torchvision import transforms  # takes 2 s, and only this loader needs it
 
-        assert split.open_reader is not None
-        self.reader = split.open_reader()
+        self.reader = split.reader
         self.labels = split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
 
@@ -37,13 +37,13 @@ class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
 class BatchReader(data.Dataset[Any]):
     """Whole batches by the key (epoch, indices): from disk if a split has images there, else from memory.
 
-    `is_seeded`: samples of a data set from outside of this project may be random.
+    `is_seeded`: samples of a dataset from outside of this project may be random.
     """
 
     def __init__(self, source: Data, seed: int) -> None:
         self.samples: data.Dataset[Any]
         self.is_seeded, self.seed = not isinstance(source, TensorSet), seed
-        if isinstance(source, Split) and source.open_reader:
+        if isinstance(source, Split) and source.reader:
             self.samples = ImagesOnDisk(source)
         elif isinstance(source, TensorSet):
             self.samples = data.TensorDataset(source.images, source.labels)
@@ -53,14 +53,21 @@ class BatchReader(data.Dataset[Any]):
     def __getitem__(self, key: tuple[int, list[int]]) -> Any:
         epoch, indices = key
         if self.is_seeded:
-            return collate_samples(read_samples(self.samples, indices, self.seed, epoch))
+            samples = read_samples(self.samples, indices, self.seed, epoch)
+            try:
+                return collate_samples(samples)
+            except RuntimeError as error:
+                raise DataError(
+                    f"samples {', '.join(map(str, indices[:3]))}, … do not make a batch: {error}; give them the same "
+                    "shape in a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
+                ) from error
         return collate_samples([self.samples[index] for index in indices])
 
 
 class BatchKeys(data.Sampler[tuple[int, list[int]]]):
     """The keys of the batches of consecutive epochs; `numbers` and `start`, of the first, are set before each pass.
 
-    The epoch is part of the key because persistent workers keep the data set that they were started with.
+    The epoch is part of the key because persistent workers keep the dataset that they were started with.
     """
 
     def __init__(self, sampler: EpochSampler) -> None:

@@ -15,7 +15,7 @@ from vitmnist.data.loaders.base import Batches, Data, Loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
-from vitmnist.runtime.device import accelerator_of
+from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.timer import EpochTimer
 
 END = object()
@@ -43,6 +43,11 @@ class BatchStream:
         self.taken = 0
         self.times_epochs = False
         """Whether epochs are too short for less to be timed."""
+        self.workers: int = getattr(source, "num_workers", 0)
+        self.buffered: int = getattr(source, "buffered", 0)
+        """How many batches may be ready ahead of the consumer."""
+        if isinstance(source, DataLoader):
+            self.buffered = source.num_workers * (source.prefetch_factor or 0)
         self._epoch = epoch or (source.epoch if isinstance(source, Loader) else lambda number: source)
         self._epochs = count()
         self._iterator: Iterator[Any] | None = None
@@ -54,18 +59,6 @@ class BatchStream:
     def has_ended(self) -> bool:
         """Whether there is no batch left, and the source cannot begin again."""
         return self._iterator is None and self.taken > 0 and hasattr(self.source, "__next__")
-
-    @property
-    def workers(self) -> int:
-        """Worker processes, which deliver their batches in turn."""
-        return getattr(self.source, "num_workers", 0)
-
-    @property
-    def buffered(self) -> int:
-        """How many batches may be ready ahead of the consumer."""
-        if isinstance(self.source, DataLoader):
-            return self.workers * (self.source.prefetch_factor or 0)
-        return getattr(self.source, "buffered", 0)
 
     def take(self, size: int) -> Iterator[Any]:
         """At most `size` batches, up to the end of an epoch; begins a new one if the last has ended."""
@@ -101,13 +94,13 @@ class BatchStream:
         if self._left is not None and self._left < size + ahead:
             self._iterator = None
         ahead += self._iterator is None
-        if self._length is not None and self.buffered and self._length < ahead + size:
-            self.times_epochs, self._iterator, ahead, size = True, None, 0, self._length
-        elif self._length is not None:
-            ahead = min(ahead, self._length - 1)  # leaves at least one to time
+        if self._length is not None and self._length < ahead + size:
+            if self.buffered:
+                self.times_epochs, self._iterator, ahead, size = True, None, 0, self._length
+            else:
+                ahead = min(ahead, self._length - 1)  # leaves at least one to time
+                size = min(size, self._length - ahead)
         time_batches(self.take(ahead), self.device, step)
-        if self._left is not None:
-            size = min(size, self._left)  # beyond the last batch, the workers' end would be timed too
         before = self.taken
         seconds, waiting = time_batches(self.take(size), self.device, step)
         number = self.taken - before
@@ -132,7 +125,7 @@ class ResidentBatch(Loader):
             self._batch = data.images[:size].to(device), data.labels[:size].to(device)
         else:
             samples = read_samples(data, range(size), sampler.seed, epoch=0)
-            self._batch = map_tensors(accelerator_of(device).to_device, collate_samples(samples))
+            self._batch = map_tensors(backend_of(device).to_device, collate_samples(samples))
 
     def batches(self, number: int, start: int) -> Batches:
         yield from repeat(self._batch, len(self) - start)

@@ -32,7 +32,7 @@ class CacheLoader(HostLoader):
     """For sets larger than memory: the system reads pages on demand, and drops them when memory is short.
 
     Raises:
-        ConfigError: the samples of a map-style data set are random, and `frozen` is not set.
+        ConfigError: the samples of a map-style dataset are random, and `frozen` is not set.
         DataError: the folder cannot be written.
         DoesNotFitError: its disk has too little room.
     """
@@ -44,8 +44,8 @@ class CacheLoader(HostLoader):
 def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     """The set as a memory-mapped file.
 
-    The cache is identified by a fingerprint. That of tensors is their content, and a Hugging Face data set has its own.
-    The content of another data set that is read sample by sample is unknown, so without `options.fingerprint` it is
+    The cache is identified by a fingerprint. That of tensors is their content, and a Hugging Face dataset has its own.
+    The content of another dataset that is read sample by sample is unknown, so without `options.fingerprint` it is
     decoded for this loader only.
     """
     folder = Path(options.folder).expanduser()
@@ -55,7 +55,7 @@ def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
         decode, size = partial(iter_pairs, data, seed), len(data)  # type: ignore[arg-type]  # torch has no __len__
         fingerprint = options.fingerprint or (data.fingerprint if isinstance(data, RowPairs) else None)
         if fingerprint is None:
-            return decode_temporarily(folder, size, decode)
+            return TensorSet(*decode_temporarily(folder, size, decode), mapped=True)
         fingerprint += f", {size} samples"
         if options.frozen:  # random samples depend on the seed
             fingerprint += f", seed {seed}"

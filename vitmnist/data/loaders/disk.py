@@ -22,7 +22,7 @@ from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.loaders.batch_reader import BatchKeys, BatchReader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import LoadingError, UserError
-from vitmnist.runtime.device import accelerator_of
+from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.signals import STOPPING
 
@@ -70,7 +70,7 @@ class DataLoaderPool:
 
     def __init__(self, options: DiskOptions, reader: BatchReader, sampler: EpochSampler, device: torch.device) -> None:
         self.options, self.reader, self.sampler, self.device = options, reader, sampler, device
-        self.accelerator = accelerator_of(device)
+        self.backend = backend_of(device)
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
 
     def run_epochs(self, numbers: range, start: int) -> Run:
@@ -100,7 +100,7 @@ class DataLoaderPool:
             _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
             raise type(error)(message.strip()) from error
         except (RuntimeError, ConnectionError, EOFError) as error:
-            # torch passes on an exception of the data set as "Caught …".
+            # torch passes on an exception of the dataset as "Caught …".
             if not workers or str(error).startswith("Caught "):
                 raise
             if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
@@ -126,7 +126,7 @@ class DataLoaderPool:
             if number != keys.numbers.start:
                 yield EPOCH_END
             for _ in range(start, len(self.sampler)):
-                yield map_tensors(self.accelerator.to_device, self._next(iterator))
+                yield map_tensors(self.backend.to_device, self._next(iterator))
             start = 0
         self._next(iterator)  # only at its end are the workers idle, or ended
 

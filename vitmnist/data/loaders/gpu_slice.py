@@ -17,7 +17,7 @@ from vitmnist.data.loaders.residency import UPLOADED_AHEAD, GpuSliceOptions, nee
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.device import Accelerator, accelerator_of
+from vitmnist.runtime.backend import Backend, backend_of
 from vitmnist.runtime.memory import Memory, check_fits, free_memory_at, mib
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class GpuSliceLoader(Loader):
     On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the set on its device.
 
     Raises:
-        ConfigError: a data set that is read sample by sample.
+        ConfigError: a dataset that is read sample by sample.
         DoesNotFitError: the device's memory is too small for what `resident` asks for.
     """
 
@@ -47,10 +47,10 @@ class GpuSliceLoader(Loader):
         fraction = resident_fraction(options.resident, [(data, sampler)], device)
         needs = needed_memory(fraction, data, sampler, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
-        accelerator = accelerator_of(device)
+        backend = backend_of(device)
         tensors = in_memory(data, sampler.seed) if device.type == "cpu" else data
         rows = int(fraction * len(tensors))
-        images, labels = (accelerator.to_device(part[:rows].detach()) for part in (tensors.images, tensors.labels))
+        images, labels = (backend.to_device(part[:rows].detach()) for part in (tensors.images, tensors.labels))
         self._partial: PartialSet | None = None
         if rows == len(tensors):
             self.resident = TensorSet(images, labels)
@@ -60,7 +60,7 @@ class GpuSliceLoader(Loader):
                 *(f"{rows:,}", f"{len(tensors):,}", mib(images.nbytes + labels.nbytes)),
                 *(device, mib(free_memory_at(device))),
             )
-            self._partial = PartialSet((images, labels), tensors, sampler, accelerator)
+            self._partial = PartialSet((images, labels), tensors, sampler, backend)
             self.buffered = UPLOADED_AHEAD
 
     @classmethod
@@ -81,7 +81,7 @@ class PartialSet:
     """Batches of a set whose first rows are on the device.
 
     The resident rows of a batch are gathered there. Its missing rows are gathered into pinned buffers and uploaded on a
-    stream of this object while the batches before it are consumed, and then written into their places in the batch.
+    stream of this object while the batches before it are consumed, and then written into their positions in the batch.
     The host queues all of this, so no thread is needed.
 
     Args:
@@ -90,15 +90,15 @@ class PartialSet:
     """
 
     def __init__(
-        self, resident: tuple[Tensor, Tensor], tensors: TensorSet, sampler: EpochSampler, accelerator: Accelerator
+        self, resident: tuple[Tensor, Tensor], tensors: TensorSet, sampler: EpochSampler, backend: Backend
     ) -> None:
         tensors.check_on_host()
         self._resident = resident
         self._sampler = sampler
-        self._accelerator = accelerator
-        self._stream = accelerator.new_stream()
+        self._backend = backend
+        self._stream = backend.new_stream()
         host = TensorSet(tensors.images.detach(), tensors.labels.detach())
-        self._buffers = PinnedBuffers(accelerator, host, min(sampler.batch_size, sampler.size))
+        self._buffers = PinnedBuffers(backend, host, min(sampler.batch_size, sampler.size))
 
     def batches(self, number: int, start: int) -> Batches:
         """The batches of an epoch."""
@@ -110,13 +110,13 @@ class PartialSet:
         # Row 0 stands in for a missing row. The indices of a whole epoch are copied at once, as those of a resident set
         # are: a copy from pageable memory makes the host wait for the stream.
         rows = self._to_device([batch.masked_fill(mask, 0) for batch, mask in zip(indices, missing, strict=True)])
-        places = self._to_device([mask.nonzero().flatten() for mask in missing])
-        for parts in zip(rows, places, uploads, strict=True):
+        positions = self._to_device([mask.nonzero().flatten() for mask in missing])
+        for parts in zip(rows, positions, uploads, strict=True):
             yield self._merge(*parts)
 
     def _to_device(self, parts: list[Tensor]) -> Iterable[Tensor]:
         """Small host tensors on the device, by a single copy."""
-        together = self._accelerator.to_device(torch.cat(parts))
+        together = self._backend.to_device(torch.cat(parts))
         copies: tuple[Tensor, ...] = together.split([len(part) for part in parts])
         return copies
 
@@ -131,23 +131,23 @@ class PartialSet:
             yield queue.popleft()
 
     def _upload(self, indices: Tensor) -> tuple[Batch, Any]:
-        with self._accelerator.use_stream(self._stream):
-            return self._buffers.send(indices), self._accelerator.record_event()
+        with self._backend.use_stream(self._stream):
+            return self._buffers.send(indices), self._backend.record_event()
 
-    def _merge(self, rows: Tensor, places: Tensor, upload: tuple[Batch, Any] | None) -> Batch:
+    def _merge(self, rows: Tensor, positions: Tensor, upload: tuple[Batch, Any] | None) -> Batch:
         """A batch on the current stream: the resident rows gathered, the uploaded ones written over their stand-ins."""
         if upload is None:
             return self._gather(rows)
         uploaded, event = upload
-        self._accelerator.wait_event(event)
+        self._backend.wait_event(event)
         for tensor in uploaded:
             # The memory belongs to the uploading stream, which must not reuse it while the current stream reads it.
-            self._accelerator.record_stream(tensor)
-        if len(places) == len(rows):  # in the batch's order already; and there may be no resident row to stand in
+            self._backend.record_stream(tensor)
+        if len(positions) == len(rows):  # in the batch's order already; and there may be no resident row to stand in
             return uploaded
         batch = self._gather(rows)
         for tensor, part in zip(batch, uploaded, strict=True):
-            tensor.index_copy_(0, places, part)
+            tensor.index_copy_(0, positions, part)
         return batch
 
     def _gather(self, rows: Tensor) -> Batch:

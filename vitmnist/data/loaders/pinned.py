@@ -13,7 +13,7 @@ from vitmnist.config.schema import Shuffle
 from vitmnist.data.loaders.base import Batch, Batches, Loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.runtime.device import Accelerator, accelerator_of
+from vitmnist.runtime.backend import Backend, backend_of
 
 
 class HostLoader(Loader):
@@ -23,11 +23,11 @@ class HostLoader(Loader):
         super().__init__(sampler)
         tensors.check_on_host()
         self.tensors = TensorSet(tensors.images.detach(), tensors.labels.detach())
-        self.accelerator = accelerator_of(device)
-        self.buffers = PinnedBuffers(self.accelerator, self.tensors, min(sampler.batch_size, sampler.size))
+        self.backend = backend_of(device)
+        self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.batch_size, sampler.size))
 
     def batches(self, number: int, start: int) -> Batches:
-        if self.accelerator.is_async:
+        if self.backend.is_async:
             for indices in self.sampler.batches(number, start):
                 yield self.buffers.send(indices)
         else:
@@ -64,8 +64,8 @@ class PinnedBuffers:
 
     DEPTH = 4
 
-    def __init__(self, accelerator: Accelerator, tensors: TensorSet, batch_size: int) -> None:
-        self._accelerator = accelerator
+    def __init__(self, backend: Backend, tensors: TensorSet, batch_size: int) -> None:
+        self._backend = backend
         self._tensors = tensors.images, tensors.labels
         self._batch_size = batch_size
         self._count = 0
@@ -78,7 +78,7 @@ class PinnedBuffers:
         buffers = self._acquire(rows)
         try:
             batch = tuple(
-                self._accelerator.to_device(_fill(buffer, tensor, indices))
+                self._backend.to_device(_fill(buffer, tensor, indices))
                 for tensor, buffer in zip(self._tensors, buffers, strict=True)
             )
         except BaseException:
@@ -86,26 +86,26 @@ class PinnedBuffers:
                 self._count -= 1  # the buffers are dropped: a copy out of them may be under way
             raise
         with self._lock:
-            self._sent.append((buffers, self._accelerator.record_event()))
+            self._sent.append((buffers, self._backend.record_event()))
         return batch[0], batch[1]
 
     def _acquire(self, rows: int) -> tuple[Tensor, ...]:
         with self._lock:
             oldest = self._sent[0] if self._sent else None
             # With more live iterators than buffers, all of them may be taken: then there is one more.
-            if oldest and (self._count >= self.DEPTH or self._accelerator.is_done(oldest[1])):
+            if oldest and (self._count >= self.DEPTH or self._backend.is_done(oldest[1])):
                 self._sent.popleft()
             else:
                 oldest = None
                 self._count += 1
         if oldest:
             buffers, event = oldest
-            self._accelerator.synchronize(event)
+            self._backend.synchronize(event)
             if len(buffers[0]) >= rows:
                 return buffers
         with torch.inference_mode(False):  # they are also filled outside of it
             return tuple(
-                self._accelerator.empty_pinned((max(self._batch_size, rows), *tensor.shape[1:]), tensor.dtype)
+                self._backend.empty_pinned((max(self._batch_size, rows), *tensor.shape[1:]), tensor.dtype)
                 for tensor in self._tensors
             )
 

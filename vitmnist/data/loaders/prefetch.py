@@ -22,7 +22,7 @@ from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, LoadingError
-from vitmnist.runtime.device import Accelerator, accelerator_of
+from vitmnist.runtime.backend import Backend, backend_of
 from vitmnist.runtime.memory import Memory
 
 POLL_S = 0.1  # how often a blocked thread looks whether it was stopped
@@ -57,8 +57,8 @@ class PrefetchLoader(BackgroundLoader):
         super().__init__(sampler)
         self.options, self.num_workers = options, self.base.num_workers
         self.buffered = options.queue_size + 1 + self.base.buffered  # the thread holds one for which there is no room
-        self.accelerator = accelerator_of(device)
-        self.stream = self.accelerator.new_stream()
+        self.backend = backend_of(device)
+        self.stream = self.backend.new_stream()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @classmethod
@@ -68,7 +68,7 @@ class PrefetchLoader(BackgroundLoader):
 
     def run_epochs(self, numbers: range, start: int) -> Run:
         options, source = self.options, partial(_epochs_of, self.base, numbers, start)
-        producer = Producer(source, options.queue_size, options.timeout_s, self.accelerator, self.stream)
+        producer = Producer(source, options.queue_size, options.timeout_s, self.backend, self.stream)
         with self._lock:
             self._producers.add(producer)
         return producer.run()
@@ -114,7 +114,7 @@ class Producer:
         source: called in the thread; returns the iterator.
         size: the most finished batches that wait in the queue.
         timeout_s: how long the consumer waits for a batch, in seconds; None is for ever.
-        accelerator: of the device that the batches go to.
+        backend: of the device that the batches go to.
         stream: the stream for the thread's work.
     """
 
@@ -123,12 +123,12 @@ class Producer:
         source: Callable[[], Iterator[Any]],
         size: int,
         timeout_s: float | None,
-        accelerator: Accelerator,
+        backend: Backend,
         stream: Any,
     ) -> None:
         self._source = source
         self._timeout_s = timeout_s
-        self._accelerator = accelerator
+        self._backend = backend
         self._stream = stream
         self._queue: Queue[Item] = Queue(size)
         self._stopped = threading.Event()
@@ -140,13 +140,13 @@ class Producer:
         Raises:
             LoadingError: no batch came in time.
         """
-        self._started_after = self._accelerator.record_event()
+        self._started_after = self._backend.record_event()
         try:
             self._thread.start()
             while (item := self._get()) is not END:
                 if item.error is not None:
                     raise item.error
-                self._accelerator.wait_event(item.event)
+                self._backend.wait_event(item.event)
                 # The memory belongs to the producer's stream, which must not reuse it while another stream reads it.
                 yield map_tensors(self._record_stream, item.batch)
         finally:
@@ -185,16 +185,16 @@ class Producer:
         return END
 
     def _record_stream(self, tensor: Tensor) -> Tensor:
-        self._accelerator.record_stream(tensor)
+        self._backend.record_stream(tensor)
         return tensor
 
     def _produce(self) -> None:
         try:
-            with self._accelerator.use_stream(self._stream):
+            with self._backend.use_stream(self._stream):
                 # The set itself may still be on its way to the device on the consumer's stream.
-                self._accelerator.wait_event(self._started_after)
+                self._backend.wait_event(self._started_after)
                 for batch in self._source():
-                    self._put(Item(batch, self._accelerator.record_event()))
+                    self._put(Item(batch, self._backend.record_event()))
                     if self._stopped.is_set():
                         return
             self._put(END)

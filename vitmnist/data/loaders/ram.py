@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vitmnist.data.decoding import estimate_nbytes, load_samples, refuse_random
+from vitmnist.data.decoding import iter_pairs, load_chunks, read_pairs, refuse_random
 from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.sampler import EpochSampler
@@ -23,7 +23,7 @@ class RamOptions:
 
 @LOADERS.register("ram", RamOptions)
 class RamLoader(HostLoader):
-    """Reads a map-style data set into memory first, sample by sample.
+    """Reads a map-style dataset into memory first, sample by sample.
 
     Raises:
         ConfigError: its samples are random, and `frozen` is not set.
@@ -38,14 +38,15 @@ class RamLoader(HostLoader):
 
     @classmethod
     def needs(cls, options: RamOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The size of the set, unless it is in memory already."""
+        """The size of the set, unless it is in memory already; estimated from the first sample if it is not decoded."""
         if isinstance(data, TensorSet):
             return Memory(host=data.nbytes if data.mapped else 0)
-        return Memory(host=estimate_nbytes(data, sampler.seed))
+        first = read_pairs(data, [0], sampler.seed, epoch=0) if sampler.size else ()
+        return Memory(host=sampler.size * sum(part.nbytes for part in first))
 
 
 def in_memory(data: Data, seed: int) -> TensorSet:
     """The set as tensors in host memory; random samples as in epoch 0 of `seed`."""
     if not isinstance(data, TensorSet):
-        return load_samples(data, seed)
+        return TensorSet(*load_chunks(iter_pairs(data, seed), len(data)))  # type: ignore[arg-type]  # torch has no __len__
     return TensorSet(data.images.clone(), data.labels) if data.mapped else data

@@ -13,7 +13,7 @@ from vitmnist.config.validation import AUTO, or_auto
 from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.runtime.device import accelerator_of
+from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.memory import DoesNotFitError, Memory, free_memory_at, mib
 
 UPLOADED_AHEAD = 2  # batches whose missing rows are on their way to the device while another is consumed
@@ -43,7 +43,7 @@ def resident_fraction(resident: float | str, sets: Sets, device: torch.device, r
     """
     nbytes = sum(tensors.nbytes for tensors, _ in sets)
     typed = None if isinstance(resident, str) else resident
-    if not accelerator_of(device).is_async or all(not len(one) or is_on(device, one) for one, _ in sets):
+    if not backend_of(device).is_async or all(not len(one) or is_on(device, one) for one, _ in sets):
         return 1.0
     free = free_memory_at(device)
     guess = MODEL_SHARE if typed is None else 0.0  # a number is taken as it was typed
@@ -118,5 +118,5 @@ def _largest_fraction(sets: Sets, room: int) -> float:
 
 
 def _index_nbytes(fraction: float, sampler: EpochSampler) -> int:
-    """An int64 for each row of an epoch, and another for the place in its batch of each row that is missing."""
+    """An int64 for each row of an epoch, and another for the position in its batch of each row that is missing."""
     return 8 * sampler.size + 8 * math.ceil((1 - fraction) * sampler.size)

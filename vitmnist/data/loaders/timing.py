@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-import psutil
 from tqdm import tqdm
 
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.errors import UserError, first_line
-from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.cpu import CpuTime, available_cores
 
 BLOCKS = 5  # of each candidate are timed; their range is the noise
 WARM_UP = 2  # batches of the first block, which is not counted: workers start, memory is touched for the first time
@@ -71,8 +70,7 @@ class Alternative:
     refused: str | None = None
 
 
-@dataclass
-class Block:
+class Block(NamedTuple):
     """Seconds per batch, how many of them were spent waiting, and the processor cores that were busy meanwhile."""
 
     batch_s: float
@@ -110,64 +108,61 @@ class Timed:
         try:
             if self.prepare:
                 self.prepare()
-            started, cpu_s = time.perf_counter(), _cpu_seconds()
+            began = CpuTime.now()
             found = self.stream.time_block(size, self.step)
-        except Exception as error:  # whatever it is, the step has worked with another loader, which has no row
-            if not self.row:
-                raise
-            self.row.refused = reason(error)
+        except Exception as error:
             self.stream.close()
+            if not self.row:  # it is the step that fails
+                raise
+            self.row.refused = reason(error, self.row.name)
             return None
         if not found:
             return None
-        block = Block(*found, (_cpu_seconds() - cpu_s) / (time.perf_counter() - started))
+        block = Block(*found, CpuTime.now().cores_since(began).busy)
         if self.first:
             self.blocks.append(block)
         self.first = self.first or block
         return block
 
-    def complete_row(self) -> None:
-        """Fill in what was measured."""
-        if self.row and not self.blocks:
-            self.row.refused = self.row.refused or "it gave no batch"
+    def complete_row(self, default: Sequence[Block] = ()) -> None:
+        """Fill in what was measured; without a block, `default`."""
+        blocks = self.blocks or default
         if self.row and not self.row.refused:
-            self.row.batch_s = Figure.of(block.batch_s for block in self.blocks)
-            self.row.waiting_s = Figure.of(block.waiting_s for block in self.blocks)
+            self.row.refused = None if blocks else "it gave no batch"
+            self.row.batch_s = Figure.of(block.batch_s for block in blocks) if blocks else None
+            self.row.waiting_s = Figure.of(block.waiting_s for block in blocks) if blocks else None
 
 
 @dataclass
 class Bench:
-    """Loaders that are built next to each other, with a row of the table each; those that fail are refused alone.
+    """Loaders that are built next to each other, with a row of the table each; those that fail are refused alone."""
 
-    Args:
-        stack: closes what is built.
-    """
-
-    stack: ExitStack
+    stack: ExitStack  # closes what is built
     rows: list[Alternative] = field(default_factory=list)
     turns: list[Timed] = field(default_factory=list)
 
-    def add(self, row: Alternative, build: Callable[[ExitStack], Timed]) -> Timed | None:
-        """Build a candidate and time its first block; None if the row says why it cannot be used.
+    def add(self, name: str, build: Callable[[Alternative, ExitStack], Timed], identical: str = "") -> Timed | None:
+        """Build a candidate and time its first block; None if its row says why it cannot be used.
 
         Args:
-            build: gives what to time, and leaves to the stack what must be closed.
+            build: gives what to time, fills in what the row says of it, and leaves to the stack what must be closed.
         """
+        row = Alternative(name, identical=identical)
         self.rows.append(row)
         with ExitStack() as built:
             try:
-                timed = build(built)
-                timed.row = row
-                built.callback(timed.stream.close)
-                timed.time_block()
+                timed = build(row, built)
             except Exception as error:  # a sample that the loop never reads may be broken
-                row.refused = reason(error)
-            if row.refused is None:
-                self.stack.push(built.pop_all())
-                self.turns.append(timed)
-                return timed
-        row.refused = row.refused.removeprefix(f"{row.name}: ")
-        return None
+                row.refused = reason(error, row.name)
+                return None
+            timed.row = row
+            built.callback(timed.stream.close)
+            timed.time_block()
+            if row.refused:
+                return None
+            self.stack.push(built.pop_all())
+        self.turns.append(timed)
+        return timed
 
 
 def take_turns(turns: list[Timed], batches: int, seconds: float) -> int:
@@ -187,11 +182,12 @@ def take_turns(turns: list[Timed], batches: int, seconds: float) -> int:
         if number and time.perf_counter() > deadline:
             return number
         shift = number % max(len(turns), 1)
-        ordered = [*turns[shift:], *turns[:shift]]
-        for timed in tqdm(ordered, f"round {number + 1} of {BLOCKS}", leave=False, disable=None):
-            block = timed.time_block(size)
-            # Its queues fill again, which must not disturb what is timed next.
-            time.sleep(min(timed.stream.buffered * (block.batch_s if block else 0.0), MOST_SETTLE_S))
+        for timed in tqdm(
+            [*turns[shift:], *turns[:shift]], f"round {number + 1} of {BLOCKS}", leave=False, disable=None
+        ):
+            if block := timed.time_block(size):
+                # Its queues fill again, which must not disturb what is timed next.
+                time.sleep(min(timed.stream.buffered * block.batch_s, MOST_SETTLE_S))
     return BLOCKS
 
 
@@ -207,15 +203,18 @@ def try_workers(
         build: makes a candidate with another number, and times its first block; None if that failed.
         counts: just these; None decides by what is measured.
     """
-    cores = available_cores()
-    last, best_s, pays = given.first, float("inf"), True
-    for workers in WORKER_COUNTS if counts is None else counts:
+    for workers in counts or ():
+        if workers != num_workers:
+            build(workers)
+    cores, last, best_s = available_cores(), given.first, float("inf")
+    for workers in WORKER_COUNTS if counts is None else ():
         is_beyond = workers > max(cores, 2)
-        if counts is None and (not last or not last.waits or (is_beyond and (last.cores > BUSY * cores or not pays))):
+        if not last or not last.waits or (is_beyond and last.cores > BUSY * cores):
             return
         timed = given if workers == num_workers else build(workers)
         last = timed.first if timed else None
-        pays = not is_beyond or (last is not None and last.batch_s < (1 - DOUBLING_PAYS) * best_s)
+        if last and is_beyond and last.batch_s > (1 - DOUBLING_PAYS) * best_s:
+            return
         best_s = min(best_s, last.batch_s) if last else best_s
 
 
@@ -232,16 +231,7 @@ def calling(step: Step) -> Callable[[Any], object]:
     return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
 
 
-def reason(error: Exception) -> str:
-    """Why a loader is refused, in one line."""
-    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
-
-
-def _cpu_seconds() -> float:
-    """Processor time of this process and its living children so far."""
-    total = time.process_time()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            times = child.cpu_times()  # in steps of 10 ms
-            total += times.user + times.system
-    return total
+def reason(error: Exception, name: str = "") -> str:
+    """Why a loader is refused, in one line, without its name."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return kind + first_line(error).removeprefix(f"{name}: ")

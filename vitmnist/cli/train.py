@@ -1,4 +1,4 @@
-"""The command line: `python train.py`, `python -m vitmnist` and `vitmnist` are the same program."""
+"""Trains a run, or a sweep of several: arguments for Hydra in, records and an exit code out."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli import folders, sweep
+from vitmnist.cli import command, folders, sweep
 from vitmnist.cli.messages import describe
 from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, start_ranks
-from vitmnist.config.labels import CONF
-from vitmnist.runtime.files import display_path
+from vitmnist.config import CONF
+from vitmnist.runtime.files import display_path, locked
 from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
-
-SHOW_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 # Hydra passes nothing but the configuration to its task.
 _stop = StopSignal()
@@ -46,8 +44,9 @@ def train(composed: DictConfig) -> float | None:
 
     from vitmnist.run import run  # here, because --help needs no torch
 
-    gc.freeze()
-    gc.unfreeze()  # all that was imported is in the oldest generation now, which is rarely examined
+    if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
     gc.enable()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
@@ -55,7 +54,7 @@ def train(composed: DictConfig) -> float | None:
     if job.mode == RunMode.MULTIRUN:
         if sweep.is_completed_job(composed, folder):
             return sweep.objective(composed, read_run(folder))
-        with sweep.recorded_job(composed, folder, overrides, _stop):
+        with sweep.recorded_job(composed, folder, overrides, _stop), locked(folder):
             run(sweep.job_config(composed, folder), folder, overrides, _stop, began_at=began_at)
             return sweep.objective(composed, read_run(folder))
         return None
@@ -99,8 +98,12 @@ def main() -> None:
             folders.command.output.release()
         # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
         atexit.register(ignore_stopping)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        failed = failed or error
     if failed:
-        end(failed)
+        _end(failed)
     if arguments is not None and not folders.command.output:  # after --help, or nothing was left to do
         start_ranks(_world, None)
     _world.disconnect()
@@ -129,23 +132,16 @@ def process_began_at() -> float:
     return now - float(time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
 
 
-def end(error: BaseException) -> NoReturn:
-    """Exit with one message; with a traceback as well if the program is at fault, or `HYDRA_FULL_ERROR=1`."""
-    command, error = folders.command, _world.root_cause(error)
-    output, failure = command.output, describe(error, command.composed)
+def _end(error: BaseException) -> NoReturn:
+    """Exit with one message, on the first rank that fails; says where the results are and how to resume."""
+    error, output = _world.root_cause(error), folders.command.output
+    failure = describe(error, folders.command.composed)
     if failure.status == "interrupted":
         hint = output.resume_hint(_world.size) if output else ""
         log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
         sys.exit(failure.exit_code)
-    if output and command.stage == "training" and (output.path / "result.json").exists():
+    if output and folders.command.stage == "training" and (output.path / "result.json").exists():
         log.info("failed; results: %s", display_path(output.path))
     if not _world.report_failure(error, failure.message):
         sys.exit(failure.exit_code)
-    if SHOW_TRACEBACK or not failure.is_user_error:
-        raise error
-    print(f"error: {failure.message}", file=sys.stderr)
-    sys.exit(failure.exit_code)
-
-
-if __name__ == "__main__":
-    main()
+    command.end(error, failure)

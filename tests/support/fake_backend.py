@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.runtime.device import Accelerator
+from vitmnist.runtime.backend import CpuBackend
 
 POISON = 0xDD
 
@@ -37,28 +37,28 @@ class DeviceTensor(Tensor):
     """A tensor of the device: what is computed from it is queued on the current stream."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-    accelerator: FakeAccelerator
+    backend: FakeBackend
 
     def index_select(self, dim: int, index: Tensor) -> DeviceTensor:
         rows, source = index.as_subclass(Tensor), self.as_subclass(Tensor)
-        block, found = self.accelerator.allocate((len(index), *self.shape[1:]), self.dtype)
-        self.accelerator.enqueue(lambda: block.copy_(source.index_select(dim, rows)))
+        block, found = self.backend.allocate((len(index), *self.shape[1:]), self.dtype)
+        self.backend.enqueue(lambda: block.copy_(source.index_select(dim, rows)))
         return found
 
     def index_copy_(self, dim: int, index: Tensor, source: Tensor) -> DeviceTensor:
         target, rows, values = (tensor.as_subclass(Tensor) for tensor in (self, index, source))
-        self.accelerator.enqueue(lambda: target.index_copy_(dim, rows, values))
+        self.backend.enqueue(lambda: target.index_copy_(dim, rows, values))
         return self
 
     def split(self, sizes: list[int]) -> list[Tensor]:
         """Views; each keeps the memory that it looks into."""
         views = [view.as_subclass(DeviceTensor) for view in self.as_subclass(Tensor).split(sizes)]
         for view in views:
-            view.accelerator, view.owner = self.accelerator, self
+            view.backend, view.owner = self.backend, self
         return views
 
 
-class FakeAccelerator(Accelerator):
+class FakeBackend(CpuBackend):
     """Keeps the promises of CUDA's streams and allocator, and no more than those."""
 
     is_async = True
@@ -111,7 +111,7 @@ class FakeAccelerator(Accelerator):
             block = torch.empty(shape, dtype=dtype)
             _poison(block)
             tensor = block.as_subclass(DeviceTensor)
-            tensor.accelerator = self
+            tensor.backend = self
             self._blocks[id(tensor)] = block, self.current, []
             weakref.finalize(tensor, self._free, id(tensor))
             return block, tensor

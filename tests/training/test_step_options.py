@@ -15,8 +15,8 @@ from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ConfigError, UnsupportedStepError
 from vitmnist.runtime.signals import UNFINISHED
-from vitmnist.training import fast, setup
-from vitmnist.training.fast import StepConfig, resolve_step_config
+from vitmnist.training import setup, step_options
+from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
@@ -44,8 +44,8 @@ def test_fast_follows_static_rules(
     expected: StepConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fast, "_has_bf16", lambda device: has_bf16)
-    monkeypatch.setattr(fast, "last_level_cache", lambda: 32 * 2**20)
+    monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
+    monkeypatch.setattr(step_options, "last_level_cache", lambda: 32 * 2**20)
     resolved = resolve_step_config(FAST, device, 500, images, ranks)
     assert replace(resolved, reasons={}) == expected
     assert resolved.reasons.keys() == vars(FAST).keys()
@@ -60,7 +60,7 @@ def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPat
         (2**25, 100, 100),
         (None, 5000, 2048),
     ):
-        monkeypatch.setattr(fast, "last_level_cache", lambda cache=cache: cache)
+        monkeypatch.setattr(step_options, "last_level_cache", lambda cache=cache: cache)
         assert resolve_step_config(FAST, CPU, batch, 1).micro_batch == expected
 
 
@@ -78,30 +78,26 @@ def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPat
 def test_an_option_that_the_device_does_not_support_is_refused(
     changed: dict, device: torch.device, ranks: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "_is_ampere", lambda device: False)
+    monkeypatch.setattr(step_options, "_is_ampere", lambda device: False)
     with pytest.raises(ConfigError, match=message):
         resolve_step_config(replace(PLAIN_TRAINER, **changed), device, 500, 1, ranks)
 
 
-def test_what_was_chosen_is_printed_and_recorded(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    ended = train_here(*quick, "trainer=fast", "hydra.run.dir=here")
+def test_all_that_is_fast_is_printed_and_recorded_and_learns_what_plain_learns(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    assert train_here(*quick, "hydra.run.dir=plain").returncode == 0
+    ended = train_here(*quick, "trainer=fast", "trainer.precision=fp32", "hydra.run.dir=fast")
     assert ended.returncode == 0, ended.stderr
-    result = result_of(tmp_path / "here")
-    chosen = dict(result["trainer"])
-    reasons = chosen.pop("reasons")
-    assert chosen.pop("precision") in ("fp32", "bf16")  # depends on the processor
-    assert chosen == {"micro_batch": 6, "compile": False, "fused": True, "cuda_graph": False}
+    plain, fast = (result_of(tmp_path / name) for name in ("plain", "fast"))
+    reasons = fast["trainer"].pop("reasons")
+    expected = {"micro_batch": 6, "compile": False, "precision": "fp32", "fused": True, "cuda_graph": False}
+    assert fast["trainer"] == expected
     for key, value in (("micro_batch", "6"), ("compile", "false"), ("fused", "true")):
         assert f"trainer.{key}={value}: {reasons[key]}" in ended.stdout
-    assert result["summary"]["compile_s"] is None
-    assert result["config"]["trainer"]["micro_batch"] == "auto"  # as typed
-
-
-def test_all_that_is_fast_learns_what_plain_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    train_here(*quick, "hydra.run.dir=plain")
-    train_here(*quick, "trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "hydra.run.dir=fast")
-    plain, fast = (result_of(tmp_path / name)["epochs"] for name in ("plain", "fast"))
-    for ours, theirs in zip(fast, plain, strict=True):
+    assert fast["summary"]["compile_s"] is None
+    assert fast["config"]["trainer"]["micro_batch"] == "auto"  # as typed
+    for ours, theirs in zip(fast["epochs"], plain["epochs"], strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
         assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-4)
 
@@ -117,22 +113,17 @@ def test_nothing_is_compiled_within_an_epoch(train_here: Train, quick: list[str]
     assert result["summary"]["compile_s"] > 0
 
 
-def test_a_resumed_run_keeps_the_options_of_its_step(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+def test_another_trainer_may_continue_a_run_and_then_keeps_its_options(
+    train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
     """More epochs would let `compile=auto` decide otherwise, and round otherwise."""
+    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == UNFINISHED
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fast, "last_level_cache", lambda: 4 * fast.CACHE_PER_IMAGE)
-        assert train_here(*quick, "trainer=fast", "max_minutes=0", "hydra.run.dir=here").returncode == UNFINISHED
+        patched.setattr(step_options, "last_level_cache", lambda: 4 * step_options.CACHE_PER_IMAGE)
+        assert train_here("resume=here", "trainer=fast").returncode == UNFINISHED
     resumed = train_here("resume=here", "max_minutes=null")
     assert resumed.returncode == 0, resumed.stderr
     assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 4
-    assert result_of(tmp_path / "here")["status"] == "completed"
-
-
-def test_another_trainer_may_continue_a_run(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == UNFINISHED
-    resumed = train_here("resume=here", "max_minutes=null", "trainer=fast", "trainer.micro_batch=5")
-    assert resumed.returncode == 0, resumed.stderr
-    assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 5
     checkpoint = torch.load(tmp_path / "here" / "checkpoints" / "last.pt", weights_only=True)
     assert all(group["fused"] for group in checkpoint["step"]["optimizer"]["param_groups"])
 

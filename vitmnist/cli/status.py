@@ -1,21 +1,21 @@
 """List the runs in or below some folders, with their progress.
 
-python -m vitmnist.status outputs
+vitmnist status outputs
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.errors import DataError, printable
+from vitmnist.cli.command import command
+from vitmnist.errors import printable
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.records import read_json
 from vitmnist.tracking.heartbeat import FILE, INTERVAL_S
@@ -59,18 +59,12 @@ def _heartbeat(folder: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m vitmnist.status", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
-    try:
-        runs = [read_run(folder) for folder in find_runs(parser.parse_args().folders)]
-    except DataError as error:
-        sys.exit(f"error: {error}")
-    now = time.time()
-    print(tabulate([row(run, now) for run in runs], headers="keys", tablefmt="plain", disable_numparse=True))
+    return parser.parse_args()
 
 
-if __name__ == "__main__":
-    main()
+@command(_parse)
+def main(options: Namespace) -> None:
+    rows = [row(read_run(folder), time.time()) for folder in find_runs(options.folders)]
+    print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))

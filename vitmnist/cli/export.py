@@ -1,7 +1,7 @@
 """Exports the model of a run: uint8 images [B, C, H, W] in, logits [B, classes] out, with the normalisation inside.
 
-    python -m vitmnist.export outputs/runs/DATE/TIME-… --format onnx
-    python -m vitmnist.export outputs/runs/DATE/TIME-… --format torch --output digits.pt2
+    vitmnist export outputs/runs/DATE/TIME-… --format onnx
+    vitmnist export outputs/runs/DATE/TIME-… --format torch --output digits.pt2
 
 Nothing is written unless the exported model predicts the same classes as the original on the split that the run was
 evaluated on. A model card is written next to it.
@@ -10,11 +10,13 @@ evaluated on. A model card is written next to it.
 from __future__ import annotations
 
 import os
-import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vitmnist.cli.evaluate import load_run, run_parser
-from vitmnist.errors import ConfigError, DataError, UserError
+from vitmnist.cli.command import command
+from vitmnist.cli.evaluate import add_run, load_run
+from vitmnist.cli.resume import recorded_overrides
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.export.card import card_path, is_export, model_card
 from vitmnist.export.exported import Exported, export_model
 from vitmnist.export.formats import FORMATS, Format
@@ -26,7 +28,7 @@ def export(folder: Path, kind: Format, output: Path, overrides: list[str], weigh
 
     Args:
         folder: of the run.
-        overrides: changes to the run's configuration, such as another data set to check the model on.
+        overrides: changes to the run's configuration, such as another dataset to check the model on.
         weights: final, best or last; None takes the first that exists.
 
     Raises:
@@ -37,12 +39,9 @@ def export(folder: Path, kind: Format, output: Path, overrides: list[str], weigh
     config, _, trained, dataset = load_run(folder, [*overrides, "device=cpu"], weights)
     check_output(output, kind)
     exported = export_model(kind, trained, dataset, config.batch_size)
-    card = model_card(exported, output.name, folder)
-    try:
-        write_atomic(output, exported.content)
-        write_atomic(card_path(output), card.encode(errors="surrogateescape"))
-    except OSError as error:
-        raise DataError(f"cannot write {error.filename}: {error.strerror}") from error
+    card = model_card(exported, output.name, recorded_overrides(folder))
+    write_atomic(output, exported.content)
+    write_atomic(card_path(output), card.encode(errors="surrogateescape"))
     return exported
 
 
@@ -60,22 +59,18 @@ def check_output(output: Path, kind: Format) -> None:
         )
 
 
-def main() -> None:
-    parser = run_parser("vitmnist.export", __doc__)
+def _parse(parser: ArgumentParser) -> Namespace:
+    add_run(parser)
     parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="default: model.onnx or model.pt2 in the run's folder"
-    )
-    arguments = parser.parse_intermixed_args()
-    kind = FORMATS[arguments.format]
-    output = arguments.output or arguments.run / f"model{kind.suffix}"
-    try:
-        exported = export(arguments.run, kind, output, arguments.overrides, arguments.weights)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    place = "default: model.onnx or model.pt2 in the run's folder"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=place)
+    return parser.parse_intermixed_args()
+
+
+@command(_parse)
+def main(options: Namespace) -> None:
+    kind = FORMATS[options.format]
+    output = options.output or options.run / f"model{kind.suffix}"
+    exported = export(options.run, kind, output, options.overrides, options.weights)
     print(f"{display_path(output)}\n{display_path(card_path(output))}\n{exported.summary()}")
-
-
-if __name__ == "__main__":
-    main()

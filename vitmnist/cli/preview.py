@@ -1,19 +1,19 @@
 """Draw what an augmentation does: a row per training image, with the original and its versions in seven epochs.
 
-python -m vitmnist.preview data/augment=crops data/dataset=image_folder data.dataset.path=pictures
+vitmnist preview data/augment=crops data/dataset=image_folder data.dataset.path=pictures
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import torch
 from PIL import Image
 
-from vitmnist.cli.messages import describe
+from vitmnist.cli.command import command
+from vitmnist.cli.overrides import searchpath
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config, Shuffle
 from vitmnist.config.validation import validate
@@ -57,24 +57,14 @@ def preview(overrides: list[str], output: Path) -> None:
     write_atomic(output, png.getvalue())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m vitmnist.preview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("overrides", nargs="*", help="as for train.py, such as data/augment=cifar")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="more YAML files, as for train.py")
+def _parse(parser: ArgumentParser) -> Namespace:
+    parser.add_argument("overrides", nargs="*", help="as for training, such as data/augment=cifar")
+    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="more YAML files, as for training")
     parser.add_argument("--output", type=Path, metavar="PNG", default=Path("outputs/preview.png"))
-    arguments = parser.parse_intermixed_args()
-    try:
-        folder = arguments.config_dir and [f"hydra.searchpath=[{Path(arguments.config_dir).resolve().as_uri()}]"]
-        preview([*arguments.overrides, *(folder or [])], arguments.output)
-    except Exception as error:
-        failure = describe(error)
-        if not failure.is_user_error:
-            raise
-        sys.exit(f"error: {failure.message}")
-    print(display_path(arguments.output))
+    return parser.parse_intermixed_args()
 
 
-if __name__ == "__main__":
-    main()
+@command(_parse)
+def main(options: Namespace) -> None:
+    preview([*options.overrides, *searchpath(options.config_dir)], options.output)
+    print(display_path(options.output))

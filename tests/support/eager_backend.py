@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.runtime.device import Accelerator
+from vitmnist.runtime.backend import CpuBackend
 
 DEVICE = torch.device("privateuseone")
 
 
-class EagerAccelerator(Accelerator):
+class EagerBackend(CpuBackend):
     """Copies batches as for a GPU, so that what a loader does there is tested with the tensors themselves."""
 
     is_async = True

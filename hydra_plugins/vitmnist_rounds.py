@@ -1,0 +1,23 @@
+"""A sweeper for `repeats`: Hydra finds its plugins in this namespace package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+
+class RoundsSweeper(BasicSweeper):
+    """Hydra's own sweeper, with the jobs of each round in an order drawn from the seed.
+
+    In a fixed order, a machine that slows down steadily would favour the first job of each round.
+    """
+
+    def get_job_batch(self) -> Sequence[Sequence[str]]:
+        """The overrides of the next jobs."""
+        assert self.config is not None
+        jobs = super().get_job_batch()
+        draw = Random(f"{self.config.seed} {self.batch_index}")
+        # `repeat=N` is the first override of each job.
+        return sorted(jobs, key=lambda job: (int(job[0].partition("=")[2]), draw.random()))

@@ -1,0 +1,157 @@
+"""One program with several commands: found at once, explained, and ended in the same ways."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CallHere, Train
+from vitmnist.__main__ import COMMANDS, load, main
+from vitmnist.errors import DataError
+from vitmnist.runtime import failures
+
+HELP = """
+import sys
+from vitmnist.__main__ import main
+sys.argv = ["vitmnist", "--help"]
+main()
+assert not {"torch", "hydra", "omegaconf", "numpy", "yaml"} & set(sys.modules), sys.modules
+"""
+
+
+def test_help_lists_the_commands_on_one_screen_and_imports_neither_torch_nor_hydra(tmp_path: Path) -> None:
+    printed = subprocess.run([sys.executable, "-c", HELP], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert len(printed.stdout.splitlines()) <= 24
+    assert re.findall(r"^  (\w+) +\w", printed.stdout, re.MULTILINE) == [*COMMANDS]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_explained(name: str, call_here: CallHere) -> None:
+    ended = call_here(main, name, "--help")
+    assert ended.returncode == 0
+    expected = "== Configuration groups ==" if name == "train" else f"usage: vitmnist {name} "
+    assert expected in ended.stdout
+
+
+def test_a_command_that_does_not_exist_is_answered_with_the_closest(call_here: CallHere) -> None:
+    ended = call_here(main, "evalute", "RUN")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: evalute: there is no such command; did you mean 'evaluate'? allowed: audit,")
+
+
+MISSING = {
+    "train": ["resume=nowhere"],
+    "evaluate": ["nowhere"],
+    "predict": ["nowhere", "scan.png"],
+    "export": ["nowhere", "--format=torch"],
+    "report": ["nowhere"],
+    "status": ["nowhere"],
+    "preview": ["data/dataset=image_folder", "data.dataset.path=nowhere"],
+    "diagnose": ["nowhere.py"],
+    "audit": ["nowhere.py"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_missing_file_or_folder_has_the_same_exit_code_in_every_command(name: str, call_here: CallHere) -> None:
+    ended = call_here(main, name, *MISSING[name])
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert re.fullmatch(r"error: .*nowhere.*\n", ended.stderr)
+
+
+def test_usage_errors_and_interrupts_have_exit_codes_of_their_own(
+    call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in set(COMMANDS) - {"diagnose"}:
+        ended = call_here(main, name, "--nonsense")
+        assert ended.returncode == (1 if name == "train" else 2), name
+    monkeypatch.setattr("vitmnist.cli.status.find_runs", lambda folders: signal.raise_signal(signal.SIGINT))
+    ended = call_here(load("status"), ".")
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+    refused = (DataError, lambda error: failures.Failure(f"refused: {error}", 7))
+    monkeypatch.setattr(failures, "FAILURES", (refused, *failures.FAILURES))
+    assert call_here(load("report"), "nowhere").returncode == 7
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["status", "runs"]], ids=" ".join)
+def test_a_reader_that_goes_away_is_no_error(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a" / ".hydra").mkdir(parents=True)
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = [sys.executable, "-m", "vitmnist", *arguments]
+    ended = subprocess.run(program, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+INTERRUPT = """
+import os, signal, sys
+from vitmnist.__main__ import main
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == AT:
+            os.kill(os.getpid(), signal.SIGINT)
+
+AT = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "command"), [("vitmnist.cli.report", "report"), ("torch", "evaluate"), ("hydra", "")]
+)
+def test_ctrl_c_during_the_imports_is_one_line(module: str, command: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", INTERRUPT, module, *command.split(), "--version"]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+FACTORIES = """
+from torch.utils.data import DataLoader, Subset
+
+def build(dataset):
+    return DataLoader(dataset, batch_size=8)
+
+def build_half(dataset):
+    return DataLoader(Subset(dataset, range(0, len(dataset), 2)), batch_size=8)
+
+assert __name__ != "__main__"
+"""
+
+
+def test_audit_checks_the_loaders_that_functions_of_a_script_build(
+    call_here: CallHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "audited.py").write_text(FACTORIES)
+    ended = call_here(main, "audit", "audited.py:build_half", "--samples", "32")
+    assert ended.returncode == 1
+    assert re.search(r"^FAILED +an epoch has every index once", ended.stdout, re.MULTILINE)
+    assert ended.stderr.startswith("error: audited.py:build_half: breaks a promise")
+    assert (
+        "\nok           an epoch has every index once" in call_here(main, "audit", "audited.py", "--samples=32").stdout
+    )
+    ended = call_here(main, "audit", "audited.py:biuld")
+    assert ended.stderr.startswith("error: audited.py:biuld: there is no such function; did you mean 'build'?")
+    monkeypatch.delitem(sys.modules, "audited")
+
+
+def test_a_sweep_is_resumed_with_what_it_was_started_with(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    experiment = tmp_path / "mine" / "experiment" / "smooth.yaml"
+    experiment.parent.mkdir(parents=True)
+    experiment.write_text("# @package _global_\nlabel_smoothing: 0.1\n")
+    options = ["--config-dir", "mine"]
+    assert train_here(*options, "-m", "experiment=smooth", *quick, "epochs=1", "hydra.sweep.dir=here").returncode == 0
+    refused = train_here("sweep.resume=here")
+    assert refused.returncode == 1
+    assert f"was started with --config-dir {tmp_path / 'mine'}; type that as well" in refused.stderr
+    assert train_here(*options, "sweep.resume=here").returncode == 0

@@ -1,0 +1,258 @@
+"""The share of waiting that is reported is that of a stopwatch within the script.
+
+One script: `pytest tests/diagnosis/test_stopwatch.py -m "slow or not slow" -k lightning`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts import diagnose
+
+POINTS = 3.0  # of a percentage
+SHARE = 0.1  # of a percentage or a time
+
+STOPWATCH = """
+import json, os, sys, time
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Stopwatch:
+    began, waited = None, 0.0
+    def __enter__(self):
+        self.started = time.perf_counter()
+        self.began = self.began or self.started
+    def __exit__(self, *error):
+        self.waited += time.perf_counter() - self.started
+    def over(self, loader):
+        with self:
+            iterator = iter(loader)
+        try:
+            while True:
+                with self:
+                    batch = next(iterator, None)
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            with self:
+                del iterator
+    def report(self):
+        print("\\n" + json.dumps({"seconds": time.perf_counter() - self.began, "waited": self.waited}))
+
+watch = Stopwatch()
+
+class Slow(Dataset):
+    # In the frameworks' loops, the stopwatch is here: they have no workers, so that waiting is fetching.
+    def __init__(self, seconds=0.010, samples=40, watched=False):
+        self.seconds, self.samples, self.watched = seconds, samples, watched
+    def __len__(self):
+        return self.samples
+    def __getitem__(self, index):
+        return torch.full((3,), float(index)), index % 2
+    def __getitems__(self, indices):
+        if not self.watched:
+            time.sleep(self.seconds)
+            return [self[index] for index in indices]
+        with watch:
+            time.sleep(self.seconds)
+            return [self[index] for index in indices]
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+    def forward(self, x, labels=None):
+        time.sleep(0.005)
+        logits = self.layer(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+def train(batches, seconds=0.005):
+    for batch in batches:
+        time.sleep(seconds)
+"""
+
+PLAIN = {
+    "no workers": "train(watch.over(DataLoader(Slow(), 1)))",
+    "two workers": "train(watch.over(DataLoader(Slow(samples=80), 1, num_workers=2)))",
+    "short epochs": """
+loader = DataLoader(Slow(samples=8), 1, num_workers=2)
+for epoch in range(4):
+    train(watch.over(loader), 0.050)
+""",
+    "epochs left early": """
+for epoch in range(6):
+    for number, batch in enumerate(watch.over(DataLoader(Slow(), 1, num_workers=2))):
+        time.sleep(0.030)
+        if number == 5:
+            break
+""",
+    "a local loader with persistent workers": """
+def main():
+    loader = DataLoader(Slow(samples=80), 1, num_workers=1, persistent_workers=True)
+    for epoch in range(2):
+        train(watch.over(loader))
+main()
+""",
+    "list": """
+for epoch in range(2):
+    with watch:
+        batches = list(DataLoader(Slow(), 1))
+    train(batches, 0.015)
+""",
+    "one batch ahead": """
+def ahead(batches):
+    batches = iter(batches)
+    held = next(batches)
+    for batch in batches:
+        yield held
+        held = batch
+    yield held
+train(ahead(watch.over(DataLoader(Slow(), 1))))
+""",
+    "zip": "train(watch.over(zip(DataLoader(Slow(), 1), DataLoader(Slow(0.005), 1))), 0.020)",
+    "training and validation": """
+loader, validation = DataLoader(Slow(), 1), DataLoader(Slow(0.020, samples=8), 1)
+for epoch in range(2):
+    train(watch.over(loader), 0.030)
+    train(watch.over(validation), 0.001)
+""",
+    "an iterator per batch": """
+loader = DataLoader(Slow(), 1, shuffle=True)
+for step in range(30):
+    with watch:
+        batch = next(iter(loader))
+    time.sleep(0.010)
+""",
+    "a loader within a loader": """
+class Nested(Dataset):
+    def __init__(self):
+        self.inner = iter(DataLoader(Slow(), 1))
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return next(self.inner)[0]
+with watch:
+    nested = Nested()
+train(watch.over(DataLoader(nested, 1)))
+""",
+    "tqdm": "from tqdm import tqdm\ntrain(tqdm(watch.over(DataLoader(Slow(), 1))))",
+    "workers and a step that compute": """
+def compute():
+    began = time.thread_time()
+    while time.thread_time() - began < 0.010:
+        pass
+class Busy(Slow):
+    def __getitem__(self, index):
+        compute()
+        return index
+    __getitems__ = None
+for batch in watch.over(DataLoader(Busy(samples=60), 1, num_workers=2)):
+    compute()
+""",
+    "work after the loop": "train(watch.over(DataLoader(Slow(), 1)))\ntime.sleep(0.6)",
+    "a replaced loader": """
+import vitmnist
+loader = vitmnist.from_dataloader(DataLoader(Slow(0.001, samples=400), 1), "ram")
+train(watch.over(loader), 0.002)
+""",
+}
+
+FRAMEWORKS = {
+    "accelerate": """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(Slow(watched=True), 4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(4):
+    for x, labels in loader:
+        optimizer.zero_grad()
+        accelerator.backward(model(x, labels)["loss"])
+        optimizer.step()
+""",
+    "lightning": """
+import lightning
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = Model()
+    def training_step(self, batch, number):
+        return self.model(*batch)["loss"]
+    validation_step = training_step
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+trainer = lightning.Trainer(
+    max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False,
+)
+trainer.fit(Module(), DataLoader(Slow(0.050, watched=True), 4), DataLoader(Slow(0.050, samples=12, watched=True), 4))
+""",
+    "transformers": """
+from transformers import Trainer, TrainingArguments
+class Rows(Slow):
+    def __getitem__(self, index):
+        return {"x": torch.full((3,), float(index)), "labels": index % 2}
+arguments = TrainingArguments(
+    "trained", use_cpu=True, report_to=[], num_train_epochs=4, per_device_train_batch_size=4, save_strategy="no",
+    disable_tqdm=True,
+)
+Trainer(Model(), arguments, train_dataset=Rows(0.050, watched=True)).train()
+""",
+    "timm": """
+from timm.data import create_loader
+from timm.data.dataset import ImageDataset
+class Images(Slow):
+    transform = None
+    def __getitems__(self, indices):
+        with watch:
+            time.sleep(0.020)
+            return [(torch.zeros(3, 8, 8), 1) for index in indices]
+loader = create_loader(
+    Images(watched=True), (3, 8, 8), 4, is_training=True, num_workers=0, use_prefetcher=False,
+    persistent_workers=False, device=torch.device("cpu"),
+)
+loader.dataset.transform = None
+for epoch in range(4):
+    train(loader)
+""",
+    "webdataset": """
+import io, tarfile
+import webdataset
+with tarfile.open("shard.tar", "w") as shard:
+    for number in range(40):
+        info = tarfile.TarInfo(f"{number}.txt")
+        info.size = 2
+        shard.addfile(info, io.BytesIO(b"ab"))
+def decode(sample):
+    with watch:
+        time.sleep(0.010)
+        return sample["txt"]
+dataset = webdataset.WebDataset("shard.tar", shardshuffle=False).map(decode).batched(2)
+loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=0)
+for epoch in range(2):
+    train(loader)
+""",
+}
+
+SCRIPTS = [
+    *(pytest.param(script, id=name) for name, script in PLAIN.items()),
+    *(pytest.param(script, id=name, marks=pytest.mark.slow) for name, script in FRAMEWORKS.items()),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_share_of_waiting_is_that_of_a_stopwatch(tmp_path: Path, script: str) -> None:
+    ended, report = diagnose(tmp_path, f"{STOPWATCH}{script}\nwatch.report()\n", "--warm-up=0")
+    assert ended.returncode == 0, ended.stderr
+    truth = json.loads(ended.stdout.splitlines()[-1])
+    expected = pytest.approx(100 * truth["waited"] / truth["seconds"], abs=POINTS, rel=SHARE)  # the larger of both
+    assert report["waiting_pct"] == expected, ended.stderr
+    assert report["seconds"] == pytest.approx(truth["seconds"], rel=SHARE)
+    assert sum(loader["waiting_s"] for loader in report["loaders"]) == pytest.approx(report["waiting_s"])
+    assert " times faster" not in ended.stderr  # the step alone was not measured

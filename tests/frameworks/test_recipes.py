@@ -1,0 +1,143 @@
+"""The recipes of docs/diagnose.md train on the same batches to the same weights with and without `from_dataloader`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from tests.conftest import REPOSITORY
+from tests.support.pages import blocks, write_block
+from vitmnist import from_dataloader
+from vitmnist.errors import ConfigError
+
+PICTURES = 64
+EPOCHS = 2
+
+
+def run(folder: Path, *arguments: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the scripts of the page and 64 pictures."""
+    for content in blocks("python", REPOSITORY / "docs" / "diagnose.md"):
+        if content.startswith("# "):
+            write_block(tmp_path, content)
+    for number in range(PICTURES):
+        file = tmp_path / "photos" / f"class {number % 4}" / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((80, 60), 40).convert("RGB").save(file)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "modules", "variants"),
+    [
+        ("with_accelerate.py", ["accelerate"], {"plain-1", "plain-2", "workers-1"}),
+        ("with_lightning.py", ["lightning"], {"plain-1", "plain-2", "workers-1"}),
+        ("with_transformers.py", ["transformers.trainer", "transformers.models.vit"], {"plain-1", "plain-2"}),
+        ("with_timm.py", ["timm.data"], {"plain-1", "plain-2", "distributed-2"}),
+    ],
+)
+def test_a_recipe_trains_on_the_batches_of_the_original(
+    script: str, modules: list[str], variants: set[str], folder: Path
+) -> None:
+    run(folder, "tests.frameworks.run_recipe", script, str(folder), *modules)
+    found: dict[str, Any] = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    ranks = {name.removesuffix(".original") for name in found if name.endswith(".original")}
+    assert {name[: name.rindex("-")] for name in ranks} == variants
+    for name in ranks:
+        original, replaced = found[f"{name}.original"], found[f"{name}.replaced"]
+        assert replaced.pop("dataset") == "DecodedDataset" != original.pop("dataset")
+        assert original == replaced
+        # timm shards only what is told to be distributed.
+        part = 2 if "-2-" in name and not (script == "with_timm.py" and name.startswith("plain")) else 1
+        assert sum(len(labels) for labels, _ in original["seen"]) == EPOCHS * PICTURES // part
+
+
+TORCHRUN = """
+import json, os, sys
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, TensorDataset
+from vitmnist import from_dataloader
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+numbers = torch.arange(60.0).unsqueeze(1)
+parts = TensorDataset(numbers, numbers.bfloat16()), TensorDataset(-numbers, numbers.bfloat16())
+
+
+def train(replace):
+    torch.manual_seed(0)
+    dataset = Subset(ConcatDataset(parts), range(5, 105))
+    sampler = DistributedSampler(dataset, seed=4)
+    loader = replace(DataLoader(dataset, 8, sampler=sampler, num_workers=1, persistent_workers=True))
+    other = replace(DataLoader(dataset, batch_sampler=[[rank, 7], [9]]))
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(1, 4), nn.Dropout(), nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    seen = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for number, (inputs, targets) in enumerate([*loader, *other]):
+            seen.append((inputs.tolist(), str(targets.dtype), targets.tolist()))
+            loss = (model(inputs) - targets).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if number == 3 and epoch == 1:
+                break
+    return seen, [parameter.tolist() for parameter in model.parameters()]
+
+
+original = train(lambda loader: loader)
+assert train(from_dataloader) == original
+print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_with_a_distributed_sampler(folder: Path) -> None:
+    (folder / "script.py").write_text(TORCHRUN)
+    run(folder, "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py")
+
+
+@pytest.mark.slow  # the imports
+def test_what_a_framework_has_prepared_is_refused_with_what_to_give(folder: Path) -> None:
+    import accelerate
+    import timm
+    import torch
+    import webdataset
+
+    stream = webdataset.WebDataset(str(folder / "{0..1}.tar"), shardshuffle=False)
+    prepared = accelerate.Accelerator(cpu=True).prepare_data_loader(DataLoader(range(9)))
+    images = timm.data.ImageDataset(str(folder / "photos"))
+    of_timm = timm.data.create_loader(images, (3, 64, 64), 16, device=torch.device("cpu"), num_workers=0)
+    for loader, message in (
+        (DataLoader(stream), "its dataset is an IterableDataset, whose samples have no index"),
+        (webdataset.WebLoader(stream), "must be a torch.utils.data.DataLoader, found WebLoader"),
+        (prepared, "DataLoaderShard iterates in its own way; give the DataLoader that it was made of"),
+        (of_timm, r"PrefetchLoader wraps a DataLoader; give its \.loader"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_dataloader(loader, "ram")

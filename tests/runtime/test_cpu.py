@@ -1,0 +1,45 @@
+"""Processor time of this process and of those that it has started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import time
+from multiprocessing.synchronize import Event
+
+from vitmnist.runtime.cpu import Cores, CpuTime
+
+COMPUTE = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def compute(done: Event, finish: Event) -> None:
+    while time.process_time() < 0.3:
+        pass
+    done.set()
+    finish.wait()
+
+
+def test_processes_that_live_and_that_have_ended_are_counted() -> None:
+    context = multiprocessing.get_context("fork")
+    done, finish = context.Event(), context.Event()
+    living = context.Process(target=compute, args=(done, finish))
+    begin = CpuTime.now()
+    subprocess.run([sys.executable, "-c", COMPUTE], check=True)
+    living.start()
+    assert done.wait(60)
+    end = CpuTime.now()
+    finish.set()
+    living.join()
+    cores, seconds = end.cores_since(begin), end.wall_s - begin.wall_s
+    assert cores.workers is not None
+    assert 0.5 < cores.workers * seconds <= cores.busy * seconds
+    assert cores.busy + cores.others <= cores.available + 0.5
+
+
+def test_cores_are_busy_by_whatever_program_and_only_workers_compete() -> None:
+    assert Cores(4, busy=3.2, workers=1.0).compete
+    assert Cores(4, busy=1.2, workers=0.5, others=2.5).compete
+    assert not Cores(4, busy=3.2, workers=0.0).compete
+    assert not Cores(4, busy=1.2, workers=0.5).compete
+    assert str(Cores(4, busy=1.2, others=2.5)) == "1.2 of 4 cores busy and 2.5 with other programs"

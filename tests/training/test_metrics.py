@@ -1,0 +1,110 @@
+"""A metric of a batch is one file: it is recorded, resumed, captured and reported without another change."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import REPOSITORY, result_of
+from tests.support.pages import blocks
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import DataError, TrainingError
+from vitmnist.metrics import BATCH_METRICS, batch_metric, batch_sums
+from vitmnist.tracking.metrics import METRICS, epoch_record
+from vitmnist.training.metrics import MetricAccumulator
+
+PROGRAM = """
+import sys
+import vitmnist.metrics
+exec(open("top5.py").read())  # as importing it from vitmnist/metrics does
+
+from vitmnist.cli.train import main
+from vitmnist.training import setup
+from vitmnist.training.step_options import StepConfig
+
+def train(*arguments):
+    sys.argv = ["train.py", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code
+
+quick = sys.argv[1:]
+train(*quick, "-m", "hydra.sweep.dir=whole")
+setup.resolve_step_config = lambda *parts: StepConfig(fused=True, cuda_graph=True, micro_batch=4)
+assert train(*quick, "hydra.run.dir=stopped", "max_minutes=0")
+assert not train("resume=stopped", "max_minutes=null")
+"""
+
+
+def test_the_documented_metric_is_recorded_everywhere(quick: list[str], tmp_path: Path) -> None:
+    (metric,) = (one for one in blocks("python", REPOSITORY / "docs" / "extending.md") if "vitmnist/metrics/" in one)
+    (tmp_path / "top5.py").write_text(metric)
+    command = [sys.executable, "-c", PROGRAM, *quick]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (whole,) = (path.parent for path in (tmp_path / "whole").glob("*/result.json"))
+    stopped = tmp_path / "stopped"
+    assert result_of(stopped)["trainer"]["cuda_graph"] is True
+    # Captured, in microbatches, stopped in the middle of an epoch and resumed.
+    for epoch, expected in zip(*(result_of(folder)["epochs"] for folder in (stopped, whole)), strict=True):
+        for split in ("train", "eval"):
+            assert 0 <= epoch[f"{split}_acc"] < epoch[f"{split}_top5"] < 100
+            assert epoch[f"{split}_top5"] == expected[f"{split}_top5"]
+    header, *_ = (stopped / "epochs.csv").read_text().splitlines()
+    assert {"train_top5", "eval_top5"} <= set(header.split(","))
+    (events,) = whole.glob("events.out.tfevents.*")
+    tags = EventAccumulator(str(events)).Reload().Tags()["scalars"]
+    assert {"train/top5", "eval/top5", "summary/eval_top5_last"} <= set(tags)
+    report = (tmp_path / "whole" / "report.md").read_text()
+    last = result_of(whole)["epochs"][-1]["eval_top5"]
+    assert re.search(rf"\| +top-5 accuracy, % .*\n.*\n.*\b{last:.2f}\b", report), report
+
+
+def accumulator(seen: int) -> MetricAccumulator:
+    """Of 3 batches of 4, 4 and 2 images, of which the first ones are done."""
+    metrics = MetricAccumulator(EpochSampler(10, 4, 0), torch.device("cpu"))
+    logits, labels = torch.eye(5).repeat(2, 1), torch.tensor([0, 1, 2, 3, 4, 4, 4, 4, 4, -100])
+    for start in range(0, 4 * seen, 4):
+        rows = slice(start, start + 4)
+        metrics.update({"loss": torch.tensor(float(start)), **batch_sums(logits[rows], labels[rows])})
+    return metrics
+
+
+def test_a_pass_has_the_mean_over_its_images() -> None:
+    assert accumulator(3).compute("eval") == {"eval_loss": (4 * 4.0 + 2 * 8.0) / 10, "eval_acc": 50.0}
+
+
+def test_a_pass_continues_from_its_state_only_with_the_same_metrics() -> None:
+    state = accumulator(2).state_dict()
+    restored = accumulator(0)
+    restored.load_state_dict(copy.deepcopy(state))
+    assert restored.steps == 2
+    assert restored.compute("train") == accumulator(2).compute("train")
+    state["sums"]["top5"] = state["sums"].pop("acc")
+    with pytest.raises(DataError, match=r"with other metrics: acc, top5; resume it with the same files in vitmnist/"):
+        accumulator(0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
+    """Or the run could be neither resumed nor reported."""
+    metrics = {metric.name: 1.0 for metric in METRICS} | {"eval_acc": value}
+    with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
+        epoch_record(0, metrics, [], first_of_start=True)
+
+
+@pytest.mark.parametrize("name", ["acc", "loss", "s"])
+def test_a_name_is_registered_once(name: str) -> None:
+    before = dict(BATCH_METRICS)
+    with pytest.raises(ValueError, match=f"train_{name} is taken; choose another name"):
+        batch_metric(name, unit="%", tag="other")
+    assert before == BATCH_METRICS

@@ -1,0 +1,76 @@
+"""What all commands share: a parser, and one way to end for every exception."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from typing import NoReturn
+
+from vitmnist.runtime.failures import Failure
+
+Main = Callable[[], None]
+PIPE_CLOSED = 141  # as of a program that SIGPIPE ends
+
+
+class EndedBySignal(BaseException):
+    """Ends the process by SIGINT, without a message: that of the script under `diagnose` is printed."""
+
+
+def command(
+    parse: Callable[[ArgumentParser], Namespace],
+) -> Callable[[Callable[[Namespace], None]], Main]:
+    """Make a function the `main` of its module, which is named after the command and whose docstring explains it.
+
+    Args:
+        parse: adds the arguments to the parser, parses the command line, and checks it.
+    """
+
+    def decorate(run: Callable[[Namespace], None]) -> Main:
+        def main() -> None:
+            name, description = run.__module__.rpartition(".")[2], sys.modules[run.__module__].__doc__
+            formatter = RawDescriptionHelpFormatter
+            parser = ArgumentParser(f"vitmnist {name}", description=description, formatter_class=formatter)
+            try:
+                run(parse(parser))
+                sys.stdout.flush()
+            except EndedBySignal:
+                raise KeyboardInterrupt from None  # of which the interpreter dies by SIGINT
+            except (Exception, KeyboardInterrupt) as error:
+                end(error)
+
+        return main
+
+    return decorate
+
+
+def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
+    """Exit with one message; with a traceback if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
+
+    Args:
+        failure: how the exception is reported; None: as `describe` says.
+    """
+    if isinstance(error, BrokenPipeError) and _stdout_is_closed():
+        sys.exit(PIPE_CLOSED)
+    if failure is None:
+        from vitmnist.cli.messages import describe  # imports Hydra
+
+        failure = describe(error)
+    if failure.status == "interrupted":
+        print(failure.message, file=sys.stderr)
+    elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
+        print(f"error: {failure.message}", file=sys.stderr)
+    else:
+        raise error
+    sys.exit(failure.exit_code)
+
+
+def _stdout_is_closed() -> bool:
+    """Whether the reader of stdout has gone, as `| head` does; then nothing more is written there."""
+    stdout = select.poll()
+    stdout.register(1, select.POLLERR)
+    if is_closed := bool(stdout.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return is_closed

@@ -1,0 +1,30 @@
+"""Compare all runs in or below some folders, and write a report.
+
+vitmnist report outputs/sweeps/DATE/TIME
+vitmnist report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --output comparison
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from datetime import datetime
+from pathlib import Path
+
+from vitmnist.cli.command import command
+from vitmnist.report.write import as_text, write_report
+
+
+def _parse(parser: ArgumentParser) -> Namespace:
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
+    default = "default: DIR, or outputs/reports/TIME if there are several"
+    parser.add_argument("--output", type=Path, help=f"folder of the report ({default})")
+    return parser.parse_args()
+
+
+@command(_parse)
+def main(options: Namespace) -> None:
+    is_single = len(options.folders) == 1
+    default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
+    output: Path = options.output or default
+    text = as_text(write_report(options.folders, output))
+    print(f"{text}\n\nReport: {output / 'report.html'}")

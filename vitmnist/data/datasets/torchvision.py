@@ -1,0 +1,133 @@
+"""MNIST and the sets in its format, CIFAR-10 and CIFAR-100, in torchvision's layouts and downloaded by torchvision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import torch
+
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory, stamps
+from vitmnist.data.datasets.idx import read_idx
+from vitmnist.errors import DataError
+
+BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+BUNDLED_SHA256 = (  # of the packed files
+    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+)
+DIGITS = tuple("0123456789")
+GARMENTS = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+
+
+@dataclass(unsafe_hash=True)
+class CifarOptions(SizeOptions):
+    """See `conf/data/dataset/cifar10.yaml`."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`[C, H, W]` of the images."""
+        return 3, 32, 32
+
+
+@DATASETS.register("mnist", SizeOptions)
+def mnist(sizes: SizeOptions, root: Path) -> Dataset:
+    """MNIST (LeCun, Cortes, Burges), from the four official files, which this package contains."""
+    files = tuple(BUNDLED_MNIST / f"{name}.gz" for name in FILES)
+    return _read_idx_files("mnist", files, stamps(files), BUNDLED_SHA256, DIGITS, sizes)
+
+
+@DATASETS.register("fashion_mnist", SizeOptions)
+def fashion_mnist(sizes: SizeOptions, root: Path) -> Dataset:
+    """Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747), from `root` or by torchvision's downloader."""
+    return _idx_dataset("fashion_mnist", "FashionMNIST", root, GARMENTS, sizes)
+
+
+@DATASETS.register("kmnist", SizeOptions)
+def kmnist(sizes: SizeOptions, root: Path) -> Dataset:
+    """Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718), from `root` or by torchvision's downloader."""
+    return _idx_dataset("kmnist", "KMNIST", root, HIRAGANA, sizes)
+
+
+@DATASETS.register("cifar10", CifarOptions)
+def cifar10(sizes: CifarOptions, root: Path) -> Dataset:
+    """CIFAR-10 (Krizhevsky, 2009), from `root` or by torchvision's downloader."""
+    return _read_cifar(10, root, stamps(root.glob("cifar-10-*/*")), sizes)
+
+
+@DATASETS.register("cifar100", CifarOptions)
+def cifar100(sizes: CifarOptions, root: Path) -> Dataset:
+    """CIFAR-100 (Krizhevsky, 2009) with its 100 fine labels, from `root` or by torchvision's downloader."""
+    return _read_cifar(100, root, stamps(root.glob("cifar-100-*/*")), sizes)
+
+
+def _idx_dataset(name: str, source: str, root: Path, classes: tuple[str, ...], sizes: SizeOptions) -> Dataset:
+    """The set of a torchvision class, downloaded only if no folder of torchvision's layouts has the four files."""
+    raw = root / source / "raw"
+    for folder in (raw, raw.parent, root / "raw", root):
+        packed = (folder / f"{file}.gz" for file in FILES)  # preferred, because it has a checksum
+        files = tuple(path if path.is_file() else path.with_suffix("") for path in packed)
+        if all(path.is_file() for path in files):
+            break
+    else:
+        files = tuple(raw / f"{file}.gz" for file in FILES)
+        _download(source, root, [file.name for file in files], raw)
+    return _read_idx_files(name, files, stamps(files), (None,) * len(FILES), classes, sizes)
+
+
+@lru_cache(maxsize=1)  # the jobs of a sweep share one set; keeping more would cost memory
+def _read_idx_files(
+    name: str,
+    files: tuple[Path, ...],
+    stamps: object,
+    checksums: tuple[str | None, ...],
+    classes: tuple[str, ...],
+    sizes: SizeOptions,
+) -> Dataset:
+    """Read the four files, again only if they have changed (`stamps`)."""
+    train_images, train_labels, test_images, test_labels = map(read_idx, files, checksums)
+    train, test = (train_images.unsqueeze(1), train_labels.long()), (test_images.unsqueeze(1), test_labels.long())
+    try:
+        return dataset_in_memory(name, train, test, classes, sizes)
+    except DataError as error:
+        raise DataError(f"{files[0].parent}: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _read_cifar(classes: int, root: Path, stamps: object, sizes: SizeOptions) -> Dataset:
+    """Read the set as torchvision does, which compares the files with their published MD5."""
+    # Nothing is downloaded if the files are there; an archive that is there is unpacked.
+    train = _download(f"CIFAR{classes}", root, [f"cifar-{classes}-python.tar.gz"], root)
+    train_pair, test_pair = (
+        (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
+        for part in (train, type(train)(str(root), train=False))
+    )
+    return dataset_in_memory(f"cifar{classes}", train_pair, test_pair, tuple(train.classes), sizes)
+
+
+def _download(source: str, root: Path, files: list[str], folder: Path) -> Any:
+    """The torchvision set of this class, downloaded if it is not in `root`; `files` belong in `folder`.
+
+    Raises:
+        DataError: it is not there as it was published, and cannot be downloaded.
+    """
+    from torchvision import datasets  # takes 2 s
+
+    try:
+        return getattr(datasets, source)(str(root), download=True)
+    except (RuntimeError, URLError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{source} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
+            f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
+        ) from error

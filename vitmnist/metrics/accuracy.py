@@ -1,0 +1,16 @@
+"""Accuracy: the share of images whose label is the most likely class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vitmnist.metrics import batch_metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@batch_metric("acc", unit="%", tag="acc", column="accuracy, %", digits=2)
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """The number of correct predictions; the label of padding is no class."""
+    return (logits.argmax(dim=1) == labels).sum()

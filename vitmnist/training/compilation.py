@@ -1,0 +1,50 @@
+"""Compiles preprocessing, model and loss of a training step, forward and backward, with `torch.compile`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitmnist.data.seeding import preserved_generators
+from vitmnist.errors import UnsupportedStepError, first_line
+from vitmnist.training.step import Inputs, TrainStep
+
+
+def compile_step(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
+    """Compile a step for batches like this one; its gradients are dropped, the random generators restored.
+
+    Raises:
+        UnsupportedStepError: the model cannot be compiled; the step stays as it was.
+    """
+    with preserved_generators(step.device):
+        # Eagerly first: what a library stores at its first call, as einops does, would cause a recompilation.
+        _run(step, inputs, keys)
+        if step.forward is step.eager:
+            step.forward = torch.compile(step.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            step.pad = True
+        try:
+            _run_compiled(step, inputs, keys)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # dynamo and inductor raise many types
+            step.forward, step.pad = step.eager, False
+            raise UnsupportedStepError(first_line(error)) from error
+        finally:
+            step.model.zero_grad()
+
+
+def _run_compiled(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
+    """Compile by running; what earlier jobs of a sweep have compiled is reused."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit  # takes 2 s
+
+    for _ in range(2):  # the second call finds gradients where the first found none
+        try:
+            _run(step, inputs, keys)
+        except FailOnRecompileLimitHit:  # torch keeps eight versions
+            torch.compiler.reset()
+            _run(step, inputs, keys)
+
+
+def _run(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
+    images, labels = inputs
+    step.forward_backward(images, labels, keys, len(labels))
