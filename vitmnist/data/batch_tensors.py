@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
@@ -91,16 +92,17 @@ def find_difference(found: Any, expected: Any) -> str | None:
     if our_structure != structure:
         return "the structure"
     for (path, one), (_, other) in zip(ours, theirs, strict=True):
-        is_same = _is_same_tensor(one, other) if isinstance(other, Tensor) else one == other
-        if type(one) is not type(other) or not is_same:
+        if type(one) is not type(other) or not _is_same(one, other):
             return f"batch{keystr(path)}"
     return None
 
 
-def _is_same_tensor(one: Any, other: Tensor) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     """Bitwise equality, so that a NaN equals itself; the memory format counts too, such as channels last."""
-    if type(one) is not type(other):
-        return False
+    if isinstance(other, np.ndarray | np.generic):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if not isinstance(other, Tensor):
+        return bool(one == other)
     if (one.shape, one.dtype, one.is_contiguous()) != (other.shape, other.dtype, other.is_contiguous()):
         return False
     one, other = (tensor.cpu().contiguous().view(-1).view(torch.uint8) for tensor in (one, other))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import mmap
 import os
 import shutil
@@ -43,7 +42,7 @@ ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_load
 
 PAIR = ("images", "labels")
 Chunks = Iterable[tuple[Tensor, ...]]
-"""The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`."""
+"""The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last one has a row for each."""
 
 
 @dataclass(frozen=True)
@@ -145,26 +144,26 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
 
 def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[tuple[Tensor, ...], str]:
     """Write all chunks as `.npy`; the mapped tensors, and the first one's SHA-256."""
-    count, checksum = 0, hashlib.sha256()
+    counts, checksum = [0] * len(files), hashlib.sha256()
     for chunk in chunks:
         arrays = [_as_array(part) for part in chunk]
         with _named_errors(folder):
-            if not count:
-                needed = size * sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)
+            if not any(counts):
+                needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
                     raise DoesNotFitError(
                         f"cache: the decoded set takes {mib(needed)} on the disk of {folder}, where {mib(free)} are "
                         f"free; name a folder on another disk with {ADVICE}, or choose data/loader=disk"
                     )
-                _write_headers(files, arrays, size)
+                _write_headers(files, arrays, counts)
             for file, array in zip(files, arrays, strict=True):
                 file.write(array.data)
         checksum.update(arrays[0].data)
-        count += len(arrays[0])
-    if not count:
+        counts = [count + len(array) for count, array in zip(counts, arrays, strict=True)]
+    if not any(counts):
         raise DataError("there is no sample to decode")
     with _named_errors(folder):
-        _write_headers(files, arrays, count)
+        _write_headers(files, arrays, counts)
         for file in files:
             file.flush()
             os.fsync(file.fileno())
@@ -180,12 +179,12 @@ def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
         raise DataError(f"a cache cannot hold {tensor.dtype}; choose ram or disk") from error
 
 
-def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], size: int) -> None:
-    """Write the headers of `.npy` files; NumPy pads them, so that they have the same length for any `size`."""
-    for file, array in zip(files, arrays, strict=True):
+def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
+    """Write the headers of `.npy` files; NumPy pads them, so that they have the same length for any number of rows."""
+    for file, array, count in zip(files, arrays, counts, strict=True):
         file.seek(0)
         described = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, described | {"shape": (size, *array.shape[1:])})
+        np.lib.format.write_array_header_1_0(file, described | {"shape": (count, *array.shape[1:])})
 
 
 def _map(file: IO[bytes]) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
@@ -38,12 +39,15 @@ class FrozenState:
 
     Objects are compared by identity, and so are the elements of small lists, tuples and dicts, such as the transforms
     of a `Compose`. What is written into a tensor or an array is not noticed.
+
+    Args:
+        live: objects whose own attributes may change, such as transforms that are still applied to each sample.
     """
 
-    def __init__(self, *roots: Any) -> None:
+    def __init__(self, *roots: Any, live: Iterable[Any] = ()) -> None:
         self._owners = [
             (owner, {name: (value, _elements(value)) for name, value in vars(owner).items()})
-            for owner in _owners(roots)
+            for owner in _owners(roots, live)
         ]
         self._ignored: list[str] = []
 
@@ -81,9 +85,9 @@ def _elements(value: Any) -> tuple[Any, ...]:
     return tuple(value.values() if isinstance(value, dict) else value)
 
 
-def _owners(roots: Iterable[Any]) -> Iterator[Any]:
-    """The objects with attributes that are reached by attributes, breadth first."""
-    reached: set[int] = set()
+def _owners(roots: Iterable[Any], live: Iterable[Any]) -> Iterator[Any]:
+    """The objects with attributes that are reached by attributes, breadth first, without `live`."""
+    reached = set(map(id, live))
     waiting = deque(roots)
     while waiting and len(reached) < MAX_OWNERS:
         owner = waiting.popleft()
@@ -96,12 +100,17 @@ def _owners(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def preserved_own_generators(dataset: Any) -> Iterator[None]:
-    """Restore random generators that a dataset refers to, also from its transforms and functions, on exit."""
-    found = [(one, *STATES[type(one)]) for one in _reachable(dataset) if type(one) in STATES]
+def preserved_own_generators(root: Any) -> Iterator[Callable[[], bool]]:
+    """Restore random generators that an object refers to, such as those of a dataset's transforms, on exit.
+
+    Yields a function that tells whether one of them has been used.
+    """
+    found = [(one, *STATES[type(one)]) for one in _reachable(root) if type(one) in STATES]
     states = [read(one) for one, read, _ in found]
     try:
-        yield
+        yield lambda: any(
+            pickle.dumps(read(one)) != pickle.dumps(state) for (one, read, _), state in zip(found, states, strict=True)
+        )
     finally:
         for (one, _, write), state in zip(found, states, strict=True):
             write(one, state)

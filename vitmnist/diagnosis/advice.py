@@ -104,7 +104,7 @@ def _why_refused(dataset: Any, collate: Any, batch_size: int | None) -> str | No
     """Why `from_dataloader` would not take this dataset; it is asked, with a few samples."""
     from torch.utils.data import DataLoader  # not before the script has imported it
 
-    from vitmnist.data.from_dataloader import check_replaceable
+    from vitmnist.data.dataloaders import check_replaceable
     from vitmnist.data.loaders.timing import reason
     from vitmnist.diagnosis.alternatives import decode_part
     from vitmnist.runtime.memory import DoesNotFitError

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from vitmnist.data.dataloaders import rebuilt, workers_needed
+from vitmnist.data.decoded_dataset import DecodedDataset
 from vitmnist.data.decoding import find_random
-from vitmnist.data.from_dataloader import STORES, DecodedDataset, from_dataloader, rebuilt, workers_needed
+from vitmnist.data.from_dataloader import STORES, from_dataloader
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.timing import Alternative, Bench, Timed, reason
 from vitmnist.errors import ConfigError

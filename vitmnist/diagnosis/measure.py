@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.collate import map_tensors
-from vitmnist.data.from_dataloader import check_replaceable, rebuilt
+from vitmnist.data.dataloaders import check_replaceable, rebuilt
 from vitmnist.data.loaders.base import Loader
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers

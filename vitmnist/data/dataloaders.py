@@ -1,0 +1,73 @@
+"""A user's `DataLoader`: whether it can be replaced, and how one with the same settings is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from vitmnist.errors import ConfigError, DataError
+
+DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw the indices of an epoch when the first is asked for."""
+
+
+def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any) -> Any:
+    """A `DataLoader` with the arguments of another one, of which some are changed."""
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
+    if changed.get("num_workers", dataloader.num_workers):
+        names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
+    # Not the batch sampler that the DataLoader has made: frameworks build another one around the sampler.
+    is_own = dataloader.batch_size is None and "batch_size" not in changed
+    names += ["batch_sampler"] if is_own else ["batch_size", "drop_last", "sampler"]
+    return kind(**{name: getattr(dataloader, name) for name in names} | changed)
+
+
+def check_replaceable(dataloader: Any) -> None:
+    """Raise `ConfigError` or `DataError` if this DataLoader has no batches of samples with an index."""
+    kind = type(dataloader).__name__
+    if not isinstance(dataloader, DataLoader):
+        if isinstance(getattr(dataloader, "loader", None), DataLoader):  # as timm's PrefetchLoader has
+            raise ConfigError(f"dataloader: {kind} wraps a DataLoader; give its .loader")
+        raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {kind}")
+    if type(dataloader).__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"dataloader: {kind} iterates in its own way; give the DataLoader that it was made of, before a framework "
+            "prepares it"
+        )
+    if isinstance(dataloader.dataset, IterableDataset):
+        raise ConfigError(
+            "dataloader: its dataset is an IterableDataset, whose samples have no index to find them by again; use the "
+            "DataLoader as it is"
+        )
+    if dataloader.batch_sampler is None:
+        raise ConfigError("dataloader: batch_size=None leaves batches to the dataset; give it a batch_size")
+    if not len(dataloader.dataset):  # type: ignore[arg-type]
+        raise DataError("dataloader: its dataset is empty")
+
+
+def workers_needed(dataloader: DataLoader[Any]) -> int:
+    """How many workers keep the order of samples: none, if reading batches ahead draws no further random number."""
+    sampler, workers = dataloader.sampler, int(dataloader.num_workers)
+    if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
+        return workers
+    if isinstance(sampler, RandomSampler) and sampler.generator is not None:  # draws again at the end of an epoch
+        return workers
+    # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
+    return workers if dataloader.persistent_workers else 0
+
+
+def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+    """The batch that a `DataLoader` makes of these samples."""
+    if hasattr(dataset, "__getitems__"):
+        return collate(dataset.__getitems__(list(indices)))
+    return collate([dataset[index] for index in indices])

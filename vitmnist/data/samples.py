@@ -1,0 +1,177 @@
+"""Samples of any structure and of different sizes, kept one after another as bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from vitmnist.errors import DataError
+
+BYTES = ("L", "LA", "RGB", "RGBA")
+TV_TENSORS = ("Image", "Mask", "Video")  # those of torchvision's that are tensors and nothing else
+FORMS = ("int", "float", "bool", "str", "picture", "tensor", "array", "number", *TV_TENSORS)
+PICTURE = FORMS.index("picture")
+NUMBERS: dict[type, str] = {int: "<q", float: "<d", bool: "<?7x"}  # how `struct` packs them into 64 bits
+NOTHING = torch.empty(0, dtype=torch.uint8)
+MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
+"""Those of PIL images that their bytes describe completely, unlike P, which has a palette."""
+DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.uint16, torch.uint32),
+    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+MAX_DIMS = 5
+COLUMNS = 4 + MAX_DIMS  # form, mode or dtype, number of bytes, number of dimensions, dimensions
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples that are nested dicts, lists and tuples of pictures, tensors, arrays, numbers and text.
+
+    Args:
+        content: the bytes of all pictures, tensors, arrays and texts, uint8 `[bytes]`.
+        shapes: for each value of each sample what it is, int64 `[N, values, COLUMNS]`; numbers stand in it.
+        structure: of a sample.
+        as_tensors: give pictures as uint8 tensors `[C, H, W]`.
+    """
+
+    content: Tensor
+    shapes: Tensor
+    structure: TreeSpec
+    as_tensors: bool = False
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, index: int) -> Any:
+        """A copy of the sample."""
+        start, values = int(self._starts[index]), []
+        for row in self.shapes[index].tolist():
+            content = self.content[start : start + row[2]]
+            values.append(_as_tensor(row, content) if self.as_tensors and row[0] == PICTURE else _decode(row, content))
+            start += row[2]
+        return tree_unflatten(values, self.structure)
+
+    def with_tensors(self) -> Samples:
+        """The same samples, with pictures as tensors."""
+        return replace(self, as_tensors=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        return self.content.nbytes + self.shapes.nbytes
+
+    @cached_property
+    def _starts(self) -> Tensor:
+        sizes = self.shapes[:, :, 2].sum(1)
+        return sizes.cumsum(0) - sizes
+
+
+def encode(samples: Iterable[Any], structure: TreeSpec) -> tuple[Tensor, Tensor]:
+    """The content and shapes of some samples, as in `Samples`; raises `DataError` for one that cannot be kept."""
+    content, shapes = [], []
+    for sample in samples:
+        values, found = tree_flatten(sample)
+        if found != structure:
+            raise DataError("the samples differ in their structure; return the same keys and lengths for all")
+        rows = []
+        for value in values:
+            row, encoded = _encode(value)
+            rows.append([*row, *[0] * (COLUMNS - len(row))])
+            content.append(encoded)
+        shapes.append(rows)
+    return torch.cat([NOTHING, *content]), torch.tensor(shapes, dtype=torch.int64)
+
+
+def load(
+    chunks: Iterable[tuple[Tensor, Tensor]], nbytes: int, check_room: Callable[[int], None]
+) -> tuple[Tensor, Tensor]:
+    """The content and shapes of all chunks, in memory.
+
+    Args:
+        nbytes: expected of the content.
+        check_room: called with the number of further bytes if it is more; raises if they do not fit.
+    """
+    content, filled, shapes = np.empty(nbytes, np.uint8), 0, []
+    for part, rows in chunks:
+        if filled + len(part) > len(content):
+            check_room(further := max(len(part), len(content) // 8))
+            content.resize(len(content) + further, refcheck=False)  # moves pages rather than copying them
+        content[filled : filled + len(part)] = part.numpy()
+        filled += len(part)
+        shapes.append(rows)
+    content.resize(filled, refcheck=False)
+    return torch.from_numpy(content), torch.cat(shapes)
+
+
+def _encode(value: Any) -> tuple[list[int], Tensor]:
+    """The row of `Samples.shapes` of a value, and its bytes; numbers have none."""
+    if type(value) in NUMBERS:
+        form = type(value).__name__
+        with suppress(struct.error):  # an integer of more than 64 bits
+            return [FORMS.index(form), struct.unpack("<q", struct.pack(NUMBERS[type(value)], value))[0]], NOTHING
+    if type(value) is str:
+        return _with_bytes("str", 0, value.encode(errors="surrogatepass"))
+    if isinstance(value, Image.Image) and value.mode in MODES:
+        return _with_bytes("picture", MODES.index(value.mode), value.tobytes(), value.height, value.width)
+    if (form := _form_of_array(value)) and value.ndim <= MAX_DIMS:
+        with suppress(TypeError, ValueError):  # such as an array of objects
+            tensor = value.detach().as_subclass(Tensor).cpu() if isinstance(value, Tensor) else torch.tensor(value)
+            kind, encoded = DTYPES.index(tensor.dtype), tensor.contiguous().view(-1).view(torch.uint8)
+            return [FORMS.index(form), kind, len(encoded), tensor.dim(), *tensor.shape], encoded
+    found = f"a picture of mode {value.mode}" if isinstance(value, Image.Image) else f"a {type(value).__name__}"
+    raise DataError(
+        f"a sample has {found}, which cannot be kept; convert it to a picture of mode L or RGB, a tensor, an array, a "
+        "number or text before the first random transform"
+    )
+
+
+def _form_of_array(value: Any) -> str | None:
+    """Which of `FORMS` a tensor, an array or a number of NumPy is; None for anything else."""
+    if isinstance(value, np.ndarray | np.generic):
+        return "number" if isinstance(value, np.generic) else "array" if type(value) is np.ndarray else None
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return None
+    kind = type(value)
+    is_image = kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS
+    return "tensor" if kind is Tensor else kind.__name__ if is_image else None
+
+
+def _with_bytes(form: str, kind: int, content: bytes, *shape: int) -> tuple[list[int], Tensor]:
+    encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else NOTHING
+    return [FORMS.index(form), kind, len(encoded), len(shape), *shape], encoded
+
+
+def _as_tensor(row: list[int], content: Tensor) -> Tensor:
+    if MODES[row[1]] not in BYTES:
+        raise DataError(f"a picture has mode {MODES[row[1]]}, and only {', '.join(BYTES)} are 8-bit tensors")
+    # Channels last in memory, for which torch resizes bytes fastest.
+    return content.clone().view(*row[4:6], -1).permute(2, 0, 1)
+
+
+def _decode(row: list[int], content: Tensor) -> Any:
+    form, kind, shape = FORMS[row[0]], row[1], row[4 : 4 + row[3]]
+    if form == "picture":
+        return Image.frombytes(MODES[kind], (shape[1], shape[0]), content.numpy().data)
+    if form == "str":
+        return content.numpy().tobytes().decode(errors="surrogatepass")
+    for number, packed in NUMBERS.items():
+        if form == number.__name__:
+            return struct.unpack(packed, struct.pack("<q", kind))[0]
+    tensor = content.clone().view(DTYPES[kind]).view(shape)
+    if form in ("array", "number"):
+        return tensor.numpy()[()] if form == "number" else tensor.numpy()
+    if form in TV_TENSORS:
+        from torchvision import tv_tensors  # takes 2 s, and is imported where there are such samples
+
+        return getattr(tv_tensors, form)(tensor)
+    return tensor

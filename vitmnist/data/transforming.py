@@ -1,0 +1,161 @@
+"""Replaces a `DataLoader` whose samples are random: what is not random of them is kept, the rest is done as before."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from vitmnist.data.batch_tensors import find_difference
+from vitmnist.data.dataloaders import read_batch, rebuilt
+from vitmnist.data.decoded_dataset import Store, TransformedDataset
+from vitmnist.data.decoding import find_random
+from vitmnist.data.frozen_state import FrozenState, preserved_own_generators
+from vitmnist.data.keep_samples import keep_samples
+from vitmnist.data.samples import Samples
+from vitmnist.data.seeding import seed_generators
+from vitmnist.data.tensor_transforms import (
+    CollateFinished,
+    DeviceDataLoader,
+    finish_of,
+    for_tensors,
+    picture_difference,
+)
+from vitmnist.data.transforms import DividedDataset, Halves
+from vitmnist.errors import ConfigError, DataError
+
+TRIED = 8  # samples on which transforms are tried, and by which the memory is estimated
+COMPARED = 3  # batches that are compared with the original before the replacement is returned
+BATCH = 16  # samples in such a batch at most: each is decoded again
+
+
+@dataclass(frozen=True)
+class GivenHalves(Dataset[Any]):
+    """A dataset whose two steps the user has named, as `DividedDataset`."""
+
+    decode: Callable[[int], Any]
+    transform: Callable[[Any], Any]
+    size: int
+    halves: tuple[Halves, ...] = ()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.decode(index)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How random transforms are applied; see `from_dataloader`."""
+
+    transforms: Literal["exact", "tensor"] = "exact"
+    max_side: int | None = None
+    tolerance: float = 8.0
+    device: torch.device | None = None
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Makes the longer side of a picture at most `max_side` pixels long."""
+
+    max_side: int
+
+    def __call__(self, image: Any) -> Any:
+        if not isinstance(image, Image.Image):
+            raise ConfigError(
+                f"max_side={self.max_side}: is for PIL images, and the transforms get a {type(image).__name__}"
+            )
+        shrunk = image.copy()
+        shrunk.thumbnail((self.max_side, self.max_side), Image.Resampling.BILINEAR)
+        return shrunk
+
+
+def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: GivenHalves | None) -> DataLoader[Any]:
+    """The replacement of a `DataLoader`, with its own workers; raises as `from_dataloader`.
+
+    Args:
+        given: the two steps of the dataset, if the user has named them.
+    """
+    dataset: Any = dataloader.dataset
+    size = len(dataset)
+    probes = sorted({probe * size // TRIED for probe in range(TRIED)})
+    source = given or DividedDataset(dataset, probes)
+    if random := find_random(source, list):
+        raise ConfigError(
+            f"{store.name}: {random} is random before its random transforms, which are looked for in the attributes "
+            "transform and transforms of the dataset; move all that is random there, name the two steps with decode= "
+            "and transform=, or use the DataLoader as it is"
+        )
+    for half in source.halves if form.max_side else ():
+        half.once.append(Shrink(form.max_side or 0))
+    state = FrozenState(dataset, dataloader.collate_fn, live=[one for half in source.halves for one in half.always])
+    fingerprint = store.fingerprint and f"{store.fingerprint}, {[half.once for half in source.halves]}"
+    folder = store.folder if store.name == "cache" else None
+    samples = keep_samples(source, probes, dataloader, folder, fingerprint)
+    exact = TransformedDataset(dataset, state, samples, source.transform)
+    if form.max_side:
+        warnings.warn(f"max_side={form.max_side}: larger pictures are kept smaller, so batches differ", stacklevel=4)
+    else:
+        _check_batches(dataloader, exact)
+    state.ignore_changes()
+    if form.transforms == "exact":
+        return rebuilt(dataloader, dataset=exact)
+    return _of_tensors(dataloader, exact, samples, source, probes, form)
+
+
+def _of_tensors(
+    dataloader: DataLoader[Any], exact: TransformedDataset, samples: Samples, source: Any, probes: list[int], form: Form
+) -> DataLoader[Any]:
+    """The form whose transforms get tensors."""
+    halves, pictorial, closing = for_tensors(source.halves)
+    mean, largest = picture_difference(source.halves, halves, pictorial, samples, probes)
+    if largest > form.tolerance:
+        raise ConfigError(
+            f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, and "
+            f"tolerance={form.tolerance:g}; give a larger tolerance=, or use transforms='exact'"
+        )
+    if largest:
+        warnings.warn(
+            f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on average, "
+            f"at most by {largest:.3g}",
+            stacklevel=5,
+        )
+    closed = [Halves(always=[*half.always, *closing]) for half in halves]
+    dataset, finished = (
+        exact.like(samples.with_tensors(), partial(source.transform, halves=some)) for some in (halves, closed)
+    )
+    finish = finish_of(*(_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished)), closing)
+    if form.device is None:
+        return rebuilt(dataloader, dataset=dataset, collate_fn=CollateFinished(dataloader.collate_fn, finish))
+    pin_memory = form.device.type == "cuda"
+    replaced = rebuilt(dataloader, kind=DeviceDataLoader, dataset=dataset, pin_memory=pin_memory)
+    replaced.device, replaced.finish = form.device, finish
+    return replaced
+
+
+def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset) -> None:
+    """Raise `DataError` if a batch is not that of the original."""
+    shuffled = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
+    for part in shuffled.split(min(dataloader.batch_size or BATCH, BATCH))[:COMPARED]:
+        indices = part.tolist()
+        batches = [_seeded_batch(dataloader, one, indices) for one in (dataset, dataloader.dataset)]
+        if difference := find_difference(*batches):
+            raise DataError(
+                f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
+                "them: a transform keeps a state from one sample to the next, decode= and transform= make other "
+                "samples, or fingerprint= names other contents"
+            )
+
+
+def _seeded_batch(dataloader: DataLoader[Any], dataset: Any, indices: Sequence[int]) -> Any:
+    """The batch of these samples of a dataset, with the same random numbers in each call."""
+    with preserved_own_generators(dataset):
+        seed_generators(0, 0, 0)
+        return read_batch(dataset, dataloader.collate_fn, indices)

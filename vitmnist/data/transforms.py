@@ -1,0 +1,169 @@
+"""Divides the transforms of a dataset at the first random one: what comes before it needs to be applied only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.data import Dataset
+
+from vitmnist.data.batch_tensors import find_difference
+from vitmnist.data.frozen_state import preserved_own_generators
+from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators
+from vitmnist.errors import DataError, first_line
+
+Transform = Callable[..., Any]
+Inputs = tuple[Any, ...]
+"""The arguments of a transform: an image, or of a joint transform an image and its target."""
+# Those of torchvision and timm whose names do not begin with Random.
+RANDOM = (
+    *("AugMix", "AugMixAugment", "AutoAugment", "ColorJitter", "ElasticTransform", "GaussianBlur", "GaussianNoise"),
+    *("JPEG", "RandAugment", "ScaleJitter", "TrivialAugmentWide"),
+)
+
+
+@dataclass
+class Halves:
+    """The transforms of a dataset in order: those before the first random one, and the others."""
+
+    once: list[Transform] = field(default_factory=list)
+    always: list[Transform] = field(default_factory=list)
+
+    def divide(self, samples: list[Inputs]) -> None:
+        """Move transforms from `always` to `once` up to the first that is random for one of some samples."""
+        while self.always and not any(is_random(self.always[0], inputs) for inputs in samples):
+            self.once.append(self.always.pop(0))
+            samples = [apply(self.once[-1:], inputs) for inputs in samples]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Stands in a sample for a result of its transforms: of which call, and which of its results."""
+
+    call: int
+    result: int
+
+
+class DividedDataset(Dataset[Any]):
+    """A dataset whose samples are made in two steps: its own `[index]` decodes one, and `transform` completes it.
+
+    The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
+    its attributes, such as those of a `Subset` or `ConcatDataset`. Others, such as a target's, belong to the first step.
+
+    Args:
+        probes: indices of samples on which the transforms are tried.
+
+    Raises:
+        DataError: a sample cannot be divided.
+    """
+
+    def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
+        self._size = len(dataset)
+        self.halves: list[Halves] = []
+        self._calls: list[tuple[int, Inputs]] = []
+        self._layout: tuple[TreeSpec, tuple[Output | None, ...]] | None = None
+        self._dataset: Any = self._divided(dataset)
+        samples: dict[int, list[Inputs]] = {}
+        for index in probes:
+            numbers, _, calls = self[index]
+            for number, inputs in zip(numbers, calls, strict=True):
+                samples.setdefault(number, []).append(inputs)
+        for number, inputs_of_half in samples.items():
+            self.halves[number].divide(inputs_of_half)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        """A decoded sample: for each call of transforms its half, the values that no call made, and the calls' inputs."""
+        self._calls.clear()
+        values, structure = tree_flatten(self._dataset[index])
+        layout = structure, tuple(value if isinstance(value, Output) else None for value in values)
+        self._layout = self._layout or layout
+        if layout != self._layout:
+            raise DataError("the samples differ in their structure; return the same keys and lengths for all")
+        others = [value for value in values if not isinstance(value, Output)]
+        return [number for number, _ in self._calls], others, [inputs for _, inputs in self._calls]
+
+    def transform(self, decoded: Any, halves: Sequence[Halves] | None = None) -> Any:
+        """The sample that the original dataset would have made; with other transforms if there are `halves`."""
+        numbers, others, calls = decoded
+        halves = self.halves if halves is None else halves
+        results = [apply(halves[number].always, inputs) for number, inputs in zip(numbers, calls, strict=True)]
+        structure, outputs = self._layout or (None, ())
+        rest = iter(others)
+        values = [next(rest) if output is None else results[output.call][output.result] for output in outputs]
+        return tree_unflatten(values, structure)  # type: ignore[arg-type]
+
+    def _divided(self, dataset: Any) -> Any:
+        """A copy of a dataset that calls `_record` in place of its transforms."""
+        changed, own = copy(dataset), vars(dataset)
+        joint = own.get("transforms")
+        transform = own.get("transform")
+        if hasattr(joint, "target_transform"):  # torchvision's pair of a transform and a target's
+            transform = joint.transform
+        if callable(transform):
+            changed.transform = self._recorder(transform)
+            if hasattr(joint, "target_transform"):
+                changed.transforms = copy(joint)
+                changed.transforms.transform = changed.transform
+        elif callable(joint) and not hasattr(joint, "target_transform"):
+            changed.transforms = self._recorder(joint)
+        else:
+            for name, value in own.items():
+                if isinstance(value, Dataset):
+                    setattr(changed, name, self._divided(value))
+                elif isinstance(value, list) and value and all(isinstance(part, Dataset) for part in value):
+                    setattr(changed, name, [self._divided(part) for part in value])
+        return changed
+
+    def _recorder(self, transform: Transform) -> Transform:
+        self.halves.append(Halves(always=flatten(transform)))
+        return partial(self._record, len(self.halves) - 1)
+
+    def _record(self, number: int, *inputs: Any) -> Any:
+        call = len(self._calls)
+        self._calls.append((number, apply(self.halves[number].once, inputs)))
+        outputs = tuple(Output(call, result) for result in range(len(inputs)))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+def flatten(transform: Transform) -> list[Transform]:
+    """The transforms of a `Compose` or `nn.Sequential`, nested ones too, in order."""
+    if isinstance(transform, nn.Sequential):
+        parts = list(transform)
+    elif type(transform).__name__ == "Compose" and isinstance(getattr(transform, "transforms", None), list | tuple):
+        parts = list(transform.transforms)  # type: ignore[attr-defined]
+    else:
+        return [transform]
+    return [one for part in parts for one in flatten(part)]
+
+
+def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
+    """Apply transforms one after another."""
+    for transform in transforms:
+        try:
+            result = transform(*inputs)
+            inputs = tuple(result) if len(inputs) > 1 else (result,)
+        except Exception as error:
+            raise DataError(f"{transform} cannot be applied: {type(error).__name__}: {first_line(error)}") from error
+    return inputs
+
+
+def is_random(transform: Transform, inputs: Inputs) -> bool:
+    """Whether a transform is random by its class, uses a random generator, or gives two results for the same inputs.
+
+    Of a transform with a state of its own, a copy is tried.
+    """
+    if any(kind.__name__.startswith("Random") or kind.__name__ in RANDOM for kind in type(transform).__mro__):
+        return True
+    trial = deepcopy(transform)
+    with preserved_generators(), preserved_own_generators(trial) as own_changed:
+        before = generator_states()
+        results = [apply([trial], deepcopy(inputs)) for _ in range(2)]
+        return bool(changed_generators(before) or own_changed() or find_difference(*results))
