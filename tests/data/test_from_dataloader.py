@@ -34,7 +34,7 @@ from vitmnist import from_dataloader
 from vitmnist.data import decoded_cache
 from vitmnist.data import from_dataloader as module
 from vitmnist.data.batch_tensors import find_difference
-from vitmnist.data.decoded_dataset import DecodedDataset
+from vitmnist.data.from_dataloader import DecodedDataset
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory

@@ -285,7 +285,7 @@ def test_the_wait_at_the_start_of_short_epochs_is_part_of_the_verdict() -> None:
             0.030,
             10.0,
             None,
-            "takes 10.0 ms instead of 30.0 ms, so that no loader can make it more than 3 ",
+            "takes 10.0 ms instead of 30.0 ms; at the ends of their ranges, no loader can make it more than 3 ",
         ),
         # A row of the table is faster than the step alone.
         (0.010, 0.010, 0.030, 10.0, 0.006, "no loader can make it more than 5 times faster"),

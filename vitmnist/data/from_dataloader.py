@@ -95,7 +95,7 @@ def from_dataloader(
     for name in (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,):
         store = Store(name, target, Path(folder).expanduser(), fingerprint)
         try:
-            return _replaced(dataloader, store, num_workers, form, given)
+            return _replaced(dataloader, store, num_workers, form, given)  # type: ignore[no-any-return]
         except UserError as error:
             if loader != "auto":
                 raise
@@ -106,7 +106,7 @@ def from_dataloader(
 
 
 def _check_options(
-    loader: str, device: object, transforms: str, decode: object, transform: object, side: object
+    loader: str, device: object, transforms: str, decode: object, transform: object, max_side: object
 ) -> None:
     if loader not in (*STORES, "auto"):
         raise ConfigError(f"loader={loader}: {allowed_names(loader, (*STORES, 'auto'))}")
@@ -121,8 +121,8 @@ def _check_options(
         raise ConfigError("decode= and transform= are the two steps of a sample; give both")
     if decode is not None and transforms == "tensor":
         raise ConfigError("transforms='tensor': is for transforms of the dataset; leave decode= and transform= out")
-    if side is not None and (not isinstance(side, int) or side < 1):
-        raise ConfigError(f"max_side={side}: must be a whole number of pixels, at least 1")
+    if max_side is not None and (not isinstance(max_side, int) or max_side < 1):
+        raise ConfigError(f"max_side={max_side}: must be a whole number of pixels, at least 1")
 
 
 def _unchanged(dataloader: DataLoader[Any], reason: UserError) -> DataLoader[Any]:
@@ -133,7 +133,7 @@ def _unchanged(dataloader: DataLoader[Any], reason: UserError) -> DataLoader[Any
 
 def _replaced(
     dataloader: DataLoader[Any], store: Store, num_workers: int | None, form: Form, given: GivenHalves | None
-) -> DataLoader[Any]:
+) -> Any:
     """The replacement that keeps its samples in `store`; raises as `from_dataloader`."""
     dataset: Any = dataloader.dataset
     if hasattr(dataset, "set_epoch"):

@@ -108,9 +108,8 @@ def preserved_own_generators(root: Any) -> Iterator[Callable[[], bool]]:
     found = [(one, *STATES[type(one)]) for one in _reachable(root) if type(one) in STATES]
     states = [read(one) for one, read, _ in found]
     try:
-        yield lambda: any(
-            pickle.dumps(read(one)) != pickle.dumps(state) for (one, read, _), state in zip(found, states, strict=True)
-        )
+        before = pickle.dumps(states)
+        yield lambda: pickle.dumps([read(one) for one, read, _ in found]) != before
     finally:
         for (one, _, write), state in zip(found, states, strict=True):
             write(one, state)

@@ -24,7 +24,7 @@ from vitmnist.runtime.memory import Memory, check_fits
 COMPARED = 3  # batches that are compared with the original before the replacement is returned
 
 
-def gathered(dataloader: DataLoader[Any], store: Store, workers: int, state: FrozenState) -> DataLoader[Any]:
+def gathered(dataloader: DataLoader[Any], store: Store, workers: int, state: FrozenState) -> Any:
     """The replacement of a `DataLoader`; raises as `from_dataloader`.
 
     Args:
@@ -73,9 +73,8 @@ def _check_batches(dataloader: DataLoader[Any], batches: BatchTensors, size: int
     # Batches of one too: where a batch is padded to its longest sample, all large ones may be equally long.
     for part in (*shuffled.split(dataloader.batch_size or CHUNK)[:COMPARED], *shuffled[:PROBES].split(1)):
         indices = part.tolist()
-        if difference := find_difference(
-            batches.gather(indices), read_batch(dataloader.dataset, dataloader.collate_fn, indices)
-        ):
+        expected = read_batch(dataloader.dataset, dataloader.collate_fn, indices)
+        if difference := find_difference(batches.gather(indices), expected):
             raise DataError(
                 f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
                 "them: it depends on the other samples of the batch (pad to a fixed length), it is random at times "

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def keep_samples(
-    source: Dataset[Any],
+    source: Any,
     probes: Sequence[int],
     dataloader: DataLoader[Any],
     folder: Path | None,
@@ -43,7 +43,7 @@ def keep_samples(
         DataError: a sample that cannot be read or kept; names it.
         DoesNotFitError: memory or disk is too small.
     """
-    size, structure = len(source), tree_structure(source[probes[0]])  # type: ignore[arg-type]
+    size, structure = len(source), tree_structure(source[probes[0]])
     content, shapes = encode([source[index] for index in probes], structure)
     chunks = partial(_chunks, source, structure, dataloader)
     if folder is None:
@@ -66,7 +66,7 @@ class _Chunks(Dataset[Any]):
         self.source, self.structure = source, structure
 
     def __len__(self) -> int:
-        return -(-len(self.source) // CHUNK)
+        return (len(self.source) + CHUNK - 1) // CHUNK
 
     def __getitem__(self, chunk: int) -> tuple[Tensor, Tensor] | str:
         encoded = []
@@ -82,7 +82,7 @@ class _Chunks(Dataset[Any]):
 
 def _chunks(source: Dataset[Any], structure: TreeSpec, dataloader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     workers = _workers(dataloader)
-    settings = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
+    settings: dict[str, Any] = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
     chunks: Any = DataLoader(
         _Chunks(source, structure),
         batch_size=None,
@@ -90,7 +90,7 @@ def _chunks(source: Dataset[Any], structure: TreeSpec, dataloader: DataLoader[An
         collate_fn=_unchanged,
         worker_init_fn=dataloader.worker_init_fn,
         generator=torch.Generator(),
-        **settings,  # type: ignore[arg-type]
+        **settings,
     )
     chunks.is_internal = True  # `vitmnist diagnose` observes the user's alone
     for chunk in tqdm(chunks, desc="decoding once", unit=f"{CHUNK} samples", leave=False, disable=None):

@@ -123,11 +123,12 @@ def _encode(value: Any) -> tuple[list[int], Tensor]:
         return _with_bytes("str", 0, value.encode(errors="surrogatepass"))
     if isinstance(value, Image.Image) and value.mode in MODES:
         return _with_bytes("picture", MODES.index(value.mode), value.tobytes(), value.height, value.width)
-    if (form := _form_of_array(value)) and value.ndim <= MAX_DIMS:
+    kind_of_array = _form_of_array(value)
+    if kind_of_array and value.ndim <= MAX_DIMS:
         with suppress(TypeError, ValueError):  # such as an array of objects
             tensor = value.detach().as_subclass(Tensor).cpu() if isinstance(value, Tensor) else torch.tensor(value)
             kind, encoded = DTYPES.index(tensor.dtype), tensor.contiguous().view(-1).view(torch.uint8)
-            return [FORMS.index(form), kind, len(encoded), tensor.dim(), *tensor.shape], encoded
+            return [FORMS.index(kind_of_array), kind, len(encoded), tensor.dim(), *tensor.shape], encoded
     found = f"a picture of mode {value.mode}" if isinstance(value, Image.Image) else f"a {type(value).__name__}"
     raise DataError(
         f"a sample has {found}, which cannot be kept; convert it to a picture of mode L or RGB, a tensor, an array, a "

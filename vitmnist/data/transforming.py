@@ -69,15 +69,14 @@ class Shrink:
 
     def __call__(self, image: Any) -> Any:
         if not isinstance(image, Image.Image):
-            raise ConfigError(
-                f"max_side={self.max_side}: is for PIL images, and the transforms get a {type(image).__name__}"
-            )
+            found = type(image).__name__
+            raise ConfigError(f"max_side={self.max_side}: is for PIL images, and the random transforms get a {found}")
         shrunk = image.copy()
         shrunk.thumbnail((self.max_side, self.max_side), Image.Resampling.BILINEAR)
         return shrunk
 
 
-def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: GivenHalves | None) -> DataLoader[Any]:
+def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: GivenHalves | None) -> Any:
     """The replacement of a `DataLoader`, with its own workers; raises as `from_dataloader`.
 
     Args:
@@ -112,7 +111,7 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
 
 def _of_tensors(
     dataloader: DataLoader[Any], exact: TransformedDataset, samples: Samples, source: Any, probes: list[int], form: Form
-) -> DataLoader[Any]:
+) -> Any:
     """The form whose transforms get tensors."""
     halves, pictorial, closing = for_tensors(source.halves)
     mean, largest = picture_difference(source.halves, halves, pictorial, samples, probes)
@@ -123,15 +122,16 @@ def _of_tensors(
         )
     if largest:
         warnings.warn(
-            f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on average, "
-            f"at most by {largest:.3g}",
+            f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on "
+            f"average, at most by {largest:.3g}",
             stacklevel=5,
         )
     closed = [Halves(always=[*half.always, *closing]) for half in halves]
     dataset, finished = (
         exact.like(samples.with_tensors(), partial(source.transform, halves=some)) for some in (halves, closed)
     )
-    finish = finish_of(*(_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished)), closing)
+    batch, finished_batch = (_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished))
+    finish = finish_of(batch, finished_batch, closing)
     if form.device is None:
         return rebuilt(dataloader, dataset=dataset, collate_fn=CollateFinished(dataloader.collate_fn, finish))
     pin_memory = form.device.type == "cuda"

@@ -53,7 +53,7 @@ class DividedDataset(Dataset[Any]):
     """A dataset whose samples are made in two steps: its own `[index]` decodes one, and `transform` completes it.
 
     The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
-    its attributes, such as those of a `Subset` or `ConcatDataset`. Others, such as a target's, belong to the first step.
+    its attributes, such as those of a `Subset` or `ConcatDataset`. A target's transform belongs to the first step.
 
     Args:
         probes: indices of samples on which the transforms are tried.
@@ -80,7 +80,7 @@ class DividedDataset(Dataset[Any]):
         return self._size
 
     def __getitem__(self, index: int) -> Any:
-        """A decoded sample: for each call of transforms its half, the values that no call made, and the calls' inputs."""
+        """A decoded sample: the half of each call of transforms, the values that no call made, the calls' inputs."""
         self._calls.clear()
         values, structure = tree_flatten(self._dataset[index])
         layout = structure, tuple(value if isinstance(value, Output) else None for value in values)
@@ -151,7 +151,8 @@ def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
             result = transform(*inputs)
             inputs = tuple(result) if len(inputs) > 1 else (result,)
         except Exception as error:
-            raise DataError(f"{transform} cannot be applied: {type(error).__name__}: {first_line(error)}") from error
+            name, reason = getattr(transform, "__name__", type(transform).__name__), first_line(error)
+            raise DataError(f"the transform {name} cannot be applied: {type(error).__name__}: {reason}") from error
     return inputs
 
 

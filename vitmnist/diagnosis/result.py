@@ -60,8 +60,8 @@ class Diagnosis:
         most = self.batch_s.high / min(self.batch_s.low, *(one.low for one in others))
         text = (
             f"{limit(100 * (1 - best_s / both_s))}: {self.waiting_pct.median:.0f}% of the time is spent waiting for "
-            f"data; without loading a batch takes {milliseconds(best_s)} instead of {milliseconds(both_s)}; at the ends "
-            f"of their ranges, no loader can make it more than {most:.3g} times faster"
+            f"data; without loading a batch takes {milliseconds(best_s)} instead of {milliseconds(both_s)}; at the "
+            f"ends of their ranges, no loader can make it more than {most:.3g} times faster"
         )
         if self.batches_per_epoch is not None:
             epoch_s = self.first_batch_s.median + (self.batches_per_epoch - 1) * self.batch_s.median

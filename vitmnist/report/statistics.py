@@ -91,10 +91,10 @@ def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Rat
     ratios = {}
     for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
         mean, margin = float(means[one, other]), float(margins[one, other])
-        bounds = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
+        low, high = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
         shared = logs[[one, other]][:, common[one, other]]
         overlap = bool(shared.min(1).max() <= shared.max(1).min())
-        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), *bounds, overlap)
+        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high, overlap)
     return ratios
 
 
