@@ -31,10 +31,9 @@ from torch.utils.data import (
 
 from tests.support.samples import SIZE, Pairs
 from vitmnist import from_dataloader
-from vitmnist.data import decoded_cache
-from vitmnist.data import from_dataloader as module
+from vitmnist.data import decoded_cache, gathering
 from vitmnist.data.batch_tensors import find_difference
-from vitmnist.data.from_dataloader import DecodedDataset
+from vitmnist.data.decoded_dataset import DecodedDataset
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
@@ -268,8 +267,8 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(monkeypatch: pytest.MonkeyPa
     for name in ("ram", "gpu_slice"):
         with pytest.raises(DoesNotFitError, match=f"^{name}: the set takes"):
             from_dataloader(dataloader, name)
-    written, decode = [], module.decode_temporarily
-    monkeypatch.setattr(module, "decode_temporarily", lambda *parts: written.append(1) or decode(*parts))
+    written, decode = [], gathering.decode_temporarily
+    monkeypatch.setattr(gathering, "decode_temporarily", lambda *parts: written.append(1) or decode(*parts))
     assert_same([list(from_dataloader(dataloader, folder=str(tmp_path)))], [list(dataloader)])
     assert written
     assert list(tmp_path.iterdir()) == []
@@ -285,8 +284,8 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
     import datasets  # takes 2 s
 
     decoded = []
-    chunks = module._chunks
-    monkeypatch.setattr(module, "_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
+    chunks = gathering._chunks
+    monkeypatch.setattr(gathering, "_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
 
     def in_cache(dataloader: DataLoader[Any], **options: Any) -> DataLoader[Any]:
         return from_dataloader(dataloader, "cache", folder=str(tmp_path), **options)
