@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stderr, redirect_stdout
 from math import ceil
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 from vitmnist.diagnosis.verdict import COMPUTE_BOUND_PCT, milliseconds, plural
@@ -14,6 +16,7 @@ NOTICEABLE_PCT = 5.0  # of the time, that the starts and ends of epochs must tak
 WORTH_A_WORKER_S = 0.001  # to make a batch, below which handing it over from a worker takes longer
 COMPUTES = 0.2  # the share of the time of reading samples from which on they count as computing, not waiting
 MOST_WORKERS = 4  # for each core, where samples wait
+WORTH_DECODING = 0.1  # the share of the time of a sample with random transforms that decoding once must save
 ASKED = 16  # samples from which `from_dataloader` must be able to tell whether it accepts them
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
 PROFILE = (
@@ -53,10 +56,13 @@ def advise_on_loader(
     if at_start and figures["restarts_pct"] > figures["waiting_pct"] / 2:
         return found
     reason, changes = _workers(figures, script, cores)
-    refused = _why_refused(*samples, figures["batch_size"]) if samples else "it gives batches itself"
-    if refused is None:
+    gain, refused = _ask(*samples, figures["batch_size"]) if samples else (None, "it gives batches itself")
+    if gain is not None:
         # Listed first: starting workers in every short epoch can cost more than they save.
-        changes = ["use vitmnist.from_dataloader(loader), which decodes once and gives the same batches", *changes]
+        changes = [
+            f"use vitmnist.from_dataloader(loader), which decodes once and gives the same batches{gain}",
+            *changes,
+        ]
     text = "; ".join([reason, *([", or ".join(changes)] if changes else [])])
     if refused:
         text += f"; vitmnist.from_dataloader refuses this dataset: {refused}"
@@ -100,11 +106,15 @@ def _restarts(figures: dict[str, Any]) -> str | None:
     return f"{reason}; {once}persistent_workers=True keeps the workers from one epoch to the next"
 
 
-def _why_refused(dataset: Any, collate: Any, batch_size: int | None) -> str | None:
-    """Why `from_dataloader` would not take this dataset; it is asked, with a few samples."""
+def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None, str | None]:
+    """What to add to the advice of `from_dataloader`, and why that refuses a dataset; it is asked, with a few samples.
+
+    Where samples get random transforms, the first is what decoding once saves; None if that is too little.
+    """
     from torch.utils.data import DataLoader  # not before the script has imported it
 
     from vitmnist.data.dataloaders import check_replaceable
+    from vitmnist.data.decoded_dataset import TransformedDataset
     from vitmnist.data.loaders.timing import reason
     from vitmnist.diagnosis.alternatives import decode_part
     from vitmnist.runtime.memory import DoesNotFitError
@@ -113,9 +123,28 @@ def _why_refused(dataset: Any, collate: Any, batch_size: int | None) -> str | No
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the samples may print
             loader = DataLoader(dataset, batch_size or ASKED, collate_fn=collate)
             check_replaceable(loader)
-            decode_part(loader, range(0, len(dataset), max(len(dataset) // ASKED, 1))[:ASKED])
+            indices = range(0, len(dataset), max(len(dataset) // ASKED, 1))[:ASKED]
+            decoded: Any = decode_part(loader, indices)[0].dataset
+            if not isinstance(decoded, TransformedDataset):
+                return "", None
+            before_s, after_s = (_seconds(one, len(indices)) for one in (decoded.original, decoded))
     except DoesNotFitError:  # in memory; there is the disk
-        return None
+        return "", None
     except Exception as error:  # samples and collate function may fail in any way
-        return reason(error)
-    return None
+        return None, reason(error)
+    if after_s > (1 - WORTH_DECODING) * before_s:
+        return None, None
+    return (
+        f" (the random transforms are applied each time: a sample takes {milliseconds(after_s)} instead of "
+        f'{milliseconds(before_s)}; compare transforms="tensor" too)'
+    ), None
+
+
+def _seconds(dataset: Any, size: int) -> float:
+    """Seconds to read a sample, the median of a few."""
+    times = []
+    for index in range(size):
+        started = perf_counter()
+        dataset[index]
+        times.append(perf_counter() - started)
+    return median(times)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, Subset
@@ -22,6 +22,7 @@ from vitmnist.data.loaders.timing import Alternative, Bench, Timed, reason
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.memory import Memory, check_fits
 
+TENSORS = 'ram, transforms="tensor"'
 SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples for one loader
 
 
@@ -35,7 +36,11 @@ class Part(Subset[Any]):
 
 
 def decode_part(
-    dataloader: DataLoader[Any], indices: Sequence[int], store: str = "ram", device: torch.device | None = None
+    dataloader: DataLoader[Any],
+    indices: Sequence[int],
+    store: str = "ram",
+    device: torch.device | None = None,
+    transforms: Literal["exact", "tensor"] = "exact",
 ) -> tuple[DataLoader[Any], int]:
     """What `from_dataloader` makes of a `DataLoader` for some of its samples, and the bytes that all would take.
 
@@ -47,6 +52,8 @@ def decode_part(
         raise ConfigError("the samples are decoded already")
     # With a batch sampler of its own kind, the mean.
     batch_size = dataloader.batch_size or max(len(dataset) // max(len(dataloader), 1), 1)
+    # With a generator of its own, `from_dataloader` keeps the workers.
+    keeps_workers = workers_needed(dataloader) == dataloader.num_workers
     part = rebuilt(
         dataloader,
         dataset=Part(dataset, indices),
@@ -54,10 +61,11 @@ def decode_part(
         sampler=None,
         shuffle=True,
         drop_last=len(indices) >= batch_size,
-        generator=torch.Generator(),
+        generator=torch.Generator() if keeps_workers else None,
     )
-    workers = workers_needed(dataloader)
-    replaced = from_dataloader(part, store, device=device if store == "gpu_slice" else None, num_workers=workers)
+    is_cuda = device is not None and device.type == "cuda"
+    delivers = store == "gpu_slice" or (transforms == "tensor" and is_cuda)
+    replaced = from_dataloader(part, store, device=device if delivers else None, transforms=transforms)
     size = int(replaced.dataset.sample_nbytes * len(dataset))  # type: ignore[attr-defined]
     needed = {"ram": Memory(host=size), "gpu_slice": Memory(device=size)}.get(store, Memory())
     check_fits(store, needed, device or torch.device("cpu"))
@@ -97,12 +105,15 @@ class Alternatives(Bench):
 
         def build(row: Alternative, stack: ExitStack) -> Timed:
             started = time.perf_counter()
-            replaced, row.memory_bytes = decode_part(self.dataloader, indices, row.name, self.device)
+            store, form = ("ram", "tensor") if row.name == TENSORS else (row.name, "exact")
+            replaced, row.memory_bytes = decode_part(self.dataloader, indices, store, self.device, form)  # type: ignore[arg-type]
             row.set_up_s = time.perf_counter() - started + (size - len(indices)) * loading_s / batch_size
             return self._timed(replaced)
 
         for store in STORES if self.device.type == "cuda" else STORES[1:]:
             self.add(store, build, identical="yes")
+        if self._repeats.startswith("no"):
+            self.add(TENSORS, build, identical="same transforms, rounding")
 
     def complete(self) -> list[Alternative]:
         """The rows, with what was measured; for as many batches per epoch as the DataLoader has."""

@@ -70,6 +70,7 @@ def diagnose(
         stack.enter_context(warnings.catch_warnings())
         # torch warns of more workers than cores, but samples that wait for a disk gain from them.
         warnings.filterwarnings("ignore", "This DataLoader will create")
+        warnings.filterwarnings("ignore", "transforms='tensor'")  # the table says so
         stack.enter_context(_restored(loader, run_device, model, optimizer))
         diagnosis = _measure(loader, calling(step), batches, seconds, run_device, data, stack)
     if model is None or optimizer is None:
