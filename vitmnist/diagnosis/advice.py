@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from vitmnist.diagnosis.verdict import COMPUTE_BOUND_PCT, milliseconds, plural
-from vitmnist.runtime.cpu import Cores
+from vitmnist.runtime.cpu import NOTICEABLE, Cores
 
 NOTICEABLE_PCT = 5.0  # of the time, that the starts and ends of epochs must take
 WORTH_A_WORKER_S = 0.001  # to make a batch, below which handing it over from a worker takes longer
@@ -50,23 +50,26 @@ def advise_on_loader(
     """
     if figures["waiting_pct"] < COMPUTE_BOUND_PCT:
         return []
-    again = f"the same command, after a change of the script:\n{script['command']}"
-    at_start = _restarts(figures)
-    found = [{"text": at_start, "run_next": again}] if at_start else []
-    if at_start and figures["restarts_pct"] > figures["waiting_pct"] / 2:
-        return found
-    reason, changes = _workers(figures, script, cores)
+    again = "the same command, after a change of the script"
+    if not script["rank"]:  # the command of torchrun is not known
+        again += f":\n{script['command']}"
+    restarts_pct = figures["restarts_pct"] if figures["num_workers"] and figures["epochs"] > 1 else 0.0
+    if restarts_pct > figures["waiting_pct"] / 2:
+        reason, changes = f"the starts and ends of epochs take {restarts_pct:.0f}% of the time", []
+    else:
+        reason, changes = _workers(figures, script, cores)
     gain, refused = _ask(*samples, figures["batch_size"]) if samples else (None, "it gives batches itself")
     if gain is not None:
         # Listed first: starting workers in every short epoch can cost more than they save.
-        changes = [
-            f"use vitmnist.from_dataloader(loader), which decodes once and gives the same batches{gain}",
-            *changes,
-        ]
+        workers = f", num_workers={figures['num_workers']}" if figures["in_lockstep"] else ""  # or seeds differ
+        use = f"use vitmnist.from_dataloader(loader{workers}), which decodes once and gives the same batches{gain}"
+        changes = [use, *changes]
+    if gain != "" and restarts_pct >= NOTICEABLE_PCT:  # the loader still has workers
+        changes += _keep_workers(figures)
     text = "; ".join([reason, *([", or ".join(changes)] if changes else [])])
     if refused:
         text += f"; vitmnist.from_dataloader refuses this dataset: {refused}"
-    return [{"text": text, "run_next": again if changes else COMPARE}, *found]
+    return [{"text": text, "run_next": again if changes else COMPARE}]
 
 
 def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> tuple[str, list[str]]:
@@ -90,20 +93,19 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         more = min(enough, MOST_WORKERS * max(cores.available, 2))
         return reason, [f"try num_workers={more}"] if more > workers else []
     if cores.are_busy:
-        return f"{reason}, and hardly a core is free ({cores})", []
+        again = "; measure again without them" if cores.others > NOTICEABLE * cores.available else ""
+        return f"{reason}, and hardly a core is free ({cores}{again})", []
     more = min(enough, cores.available)
     return reason, [f"try num_workers={more} ({cores})"] if more > workers else []
 
 
-def _restarts(figures: dict[str, Any]) -> str | None:
-    """Advice if the script waits noticeably for workers that start, fill their queues and end with each epoch."""
-    if figures["epochs"] < 2 or not figures["num_workers"] or figures["restarts_pct"] < NOTICEABLE_PCT:
-        return None
-    reason = f"the starts and ends of epochs take {figures['restarts_pct']:.0f}% of the time"
+def _keep_workers(figures: dict[str, Any]) -> list[str]:
+    """How workers stay from one epoch to the next, unless they do."""
     if figures["persistent_workers"] and figures["num_loaders"] == 1:
-        return f"{reason}; make the epochs longer"
-    once = "build the DataLoader once, before the epochs: " if figures["num_loaders"] > 1 else ""
-    return f"{reason}; {once}persistent_workers=True keeps the workers from one epoch to the next"
+        return []
+    once = "build the DataLoader once, before the epochs, with " if figures["num_loaders"] > 1 else "try "
+    order = "what is shuffled or random by the global generators then comes in another order"
+    return [f"{once}persistent_workers=True, which keeps the workers from one epoch to the next ({order})"]
 
 
 def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None, str | None]:
@@ -131,7 +133,7 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
     except DoesNotFitError:  # in memory; there is the disk
         return "", None
     except Exception as error:  # samples and collate function may fail in any way
-        return None, reason(error)
+        return None, reason(error, "dataloader")
     if after_s > (1 - WORTH_DECODING) * before_s:
         return None, None
     return (

@@ -44,17 +44,19 @@ class Limits:
 class Observation:
     """One `DataLoader`, or several alike in turn; from `batches` on, what was measured after the warm-up."""
 
-    loader: weakref.ref[Any]
+    loaders: weakref.WeakSet[Any]  # those that still exist
     about: dict[str, Any]  # the settings of the loader, and where it is iterated
     # Kept for the advice, because a loader that a function has built no longer exists when the script has ended.
     samples: tuple[Any, Any] | None  # the dataset and the collate function; None if it gives batches itself
     num_loaders: int = 1
     in_other_thread: bool = False
+    in_lockstep: bool = False  # with another loader, as by `zip`
+    is_iterated: bool = False  # now
     epochs: int = 0
     batches_seen: int = 0
     batches: int = 0
     waiting_s: float = 0.0
-    waiting_cpu_s: float = 0.0  # processor time of this process while it waited
+    waiting_cpu_s: float = 0.0  # processor time of this process while it waited; 0 with workers
     restarts_s: float = 0.0  # the part of `waiting_s` for the first batches and the ends of epochs, and their workers
 
     def forget(self) -> None:
@@ -119,7 +121,8 @@ class Timeline:
         if is_restart and call is not next:  # the epoch before may have been left early, within a step
             self._in_step.clear()
         self._is_waiting |= is_main
-        cpu_s, started = process_time(), perf_counter()
+        # Within the time that counts as waiting, and not for workers, whose loop would lose its core in the call.
+        started, cpu_s = perf_counter(), 0.0 if observation.about["num_workers"] else process_time()
         try:
             return call(*arguments)
         except StopIteration:
@@ -127,13 +130,14 @@ class Timeline:
             self._in_step.clear()
             raise
         finally:
+            cpu_s = 0.0 if observation.about["num_workers"] else process_time() - cpu_s
             self.last_request = perf_counter()
             self._is_waiting &= not is_main
             if self.is_open:
                 seconds = self.last_request - started
                 self.waiting_s += seconds if is_main else 0.0
                 observation.waiting_s += seconds
-                observation.waiting_cpu_s += process_time() - cpu_s
+                observation.waiting_cpu_s += cpu_s
                 observation.restarts_s += seconds if is_restart else 0.0
 
     def add_batch(self, observation: Observation) -> None:
@@ -145,6 +149,7 @@ class Timeline:
             self._in_step.clear()
             self.steps += self.is_open
         self._in_step.add(id(observation))
+        observation.in_lockstep |= len(self._in_step) > 1
 
     def end(self, reading: CpuTime | None = None) -> None:
         """Observe no more, from now or from `reading` on."""
@@ -201,7 +206,7 @@ def new_observation(loader: Any) -> Observation:
         "where": _calling_line(),
     }
     samples = None if loader.batch_sampler is None else (loader.dataset, loader.collate_fn)
-    return Observation(weakref.ref(loader), about, samples)
+    return Observation(weakref.WeakSet([loader]), about, samples)
 
 
 def _calling_line() -> str:

@@ -31,6 +31,7 @@ class ObservedIterator:
         self._is_first = True
         self._iterator = time.wait(observed, start, loader, is_restart=True)
         observed.epochs += 1
+        observed.is_iterated = True
 
     def __iter__(self) -> ObservedIterator:
         return self
@@ -45,12 +46,17 @@ class ObservedIterator:
 
     def __next__(self) -> Any:
         is_first, self._is_first = self._is_first, False
-        batch = self._time.wait(self._observed, next, self._iterator, is_restart=is_first)
+        try:
+            batch = self._time.wait(self._observed, next, self._iterator, is_restart=is_first)
+        except StopIteration:
+            self._observed.is_iterated = False
+            raise
         self._time.add_batch(self._observed)
         return batch
 
     def __del__(self) -> None:
         """The loop may have left the epoch early; then its workers end now."""
+        self._observed.is_iterated = False
         if "_iterator" in self.__dict__ and self._time.is_open and not self._time.is_complete:
             self._time.wait(self._observed, self.__delattr__, "_iterator", is_restart=True)
 
@@ -88,8 +94,9 @@ class Observer:
         @wraps(run)
         def counted_run(process: Any, args: Any, *more: Any, **named: Any) -> None:
             run(process, args, *more, **named)
-            program = args if isinstance(args, str | bytes | os.PathLike) else next(iter(args), "")
-            self.processes += Path(os.fsdecode(program)).name.startswith("python")
+            program, *others = [args] if isinstance(args, str | bytes | os.PathLike) else list(args) or [""]
+            is_compiler = any("_inductor" in str(one) for one in others)  # of torch.compile
+            self.processes += Path(os.fsdecode(program)).name.startswith("python") and not is_compiler
 
         for owner, name, counted in (
             (BaseProcess, "start", counted_start),
@@ -98,16 +105,14 @@ class Observer:
             setattr(owner, name, counted)
 
     def _observation_of(self, loader: Any) -> Observation:
-        """The observation of a loader, or of one like it that no longer exists: some scripts build one per epoch."""
+        """The observation of a loader, or of one like it in turn: some scripts build one per epoch."""
         new = new_observation(loader)
         for known in self.time.observations:
-            owner = known.loader()
-            if owner is loader and known.about["num_workers"] == new.about["num_workers"]:
+            is_same = loader in known.loaders and known.about["num_workers"] == new.about["num_workers"]
+            if is_same or (known.about == new.about and not known.is_iterated):
+                known.num_loaders += loader not in known.loaders
+                known.loaders.add(loader)
                 known.about, known.samples = new.about, new.samples
-                return known
-            if owner is None and known.about == new.about:
-                known.loader, known.samples = new.loader, new.samples
-                known.num_loaders += 1
                 return known
         self.time.observations.append(new)
         return new

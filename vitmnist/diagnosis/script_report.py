@@ -19,7 +19,7 @@ NO_LOADER = (
     "no DataLoader was iterated in this process. Observed is torch.utils.data.DataLoader in the process that runs the "
     "script; subclasses that replace __iter__ are not"
 )
-OTHER_PROCESSES = "start them with this command to observe them, such as torchrun -m vitmnist diagnose SCRIPT.py"
+OTHER_PROCESSES = "start them with this command to observe them, such as torchrun -m vitmnist diagnose SCRIPT.py; without them, there is no verdict"
 NOTICEABLE_PCT = 10.0  # of the time, from which what follows the last batch is named
 
 
@@ -54,6 +54,8 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
             "after_last_batch_s": max(0.0, time.ended.wall_s - time.last_request),
         }
         _add_shares(report, loaders, time, cores)
+        if observer.processes:  # which may be what trains
+            report["verdict"] = None
         if report["verdict"] and time.steps >= FEW_STEPS and exit_code == 0:
             report["advice"] = advise_on_script(report["waiting_pct"], cores)
             for figures, observation in zip(loaders, time.observations, strict=True):
@@ -135,6 +137,8 @@ def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, An
     """One line: the time, the share of it that the script waited for all loaders and for each, and the cores."""
     seconds, cores = report["seconds"], report["cores"]
     parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s after a warm-up of {report['warm_up']}"]
+    if not report["warm_up"]:  # see `Timeline`
+        parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s, those of the warm-up included"]
     if report["waiting_pct"] is not None:
         shares = ", ".join(f"loader {number} {figures['waiting_pct']:.0f}%" for number, figures in loaders)
         parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")
@@ -147,7 +151,9 @@ def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, An
 
 def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
     size, workers = figures["batch_size"] or "unknown", figures["num_workers"]
-    title = f"loader {number}: {figures['dataset']}, batch size {size}, num_workers={workers}, {figures['where']}"
+    samples = "" if figures["samples"] is None else f" of {figures['samples']:,} samples"
+    title = f"loader {number}: {figures['dataset']}{samples}, {figures['sampler']}, batch size {size}, "
+    title += f"num_workers={workers}, {figures['where']}"
     batches, per_batch_s = figures["batches"], figures["waiting_s"] / figures["batches"]
     rows = [("observed", f"{batches} batches, of {figures['batches_seen']} in all")]
     if figures["num_loaders"] > 1:
