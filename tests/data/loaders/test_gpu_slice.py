@@ -174,12 +174,6 @@ def test_training_and_evaluation_set_share_the_memory(monkeypatch: pytest.Monkey
     assert 0.7 * TENSORS.nbytes < taken < 0.8 * TENSORS.nbytes
 
 
-def test_other_loaders_keep_their_options() -> None:
-    sets = [(TENSORS, SAMPLER)]
-    for values in ({"name": "ram", "frozen": False}, {"name": "prefetch", "base": {"name": "ram", "frozen": False}}):
-        assert with_resident_fraction(values, sets, DEVICE) == values
-
-
 @pytest.mark.usefixtures("backend")
 def test_what_does_not_fit_is_refused_with_numbers_and_the_largest_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, TENSORS.nbytes // 2)
