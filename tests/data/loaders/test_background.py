@@ -23,7 +23,6 @@ from vitmnist import make_loader
 from vitmnist import run as run_module
 from vitmnist.data.loaders.base import Loader
 from vitmnist.data.loaders.disk import DataLoaderPool
-from vitmnist.data.loaders.prefetch import PrefetchLoader
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.leftovers import left_since, running
 from vitmnist.runtime.signals import UNFINISHED
@@ -108,13 +107,10 @@ def test_the_next_epoch_is_begun_before_the_end_of_one_and_as_far_as_the_queue_g
 
 
 @pytest.mark.parametrize("label", READS_FILES)
-def test_nothing_is_made_ahead_of_an_unknown_or_a_last_epoch(label: str, recorded: Recorded) -> None:
+def test_nothing_is_made_ahead_of_an_unknown_epoch(label: str, recorded: Recorded) -> None:
     with build(label, recorded) as loader:
         exhaust(loader, 0)
         assert settled(recorded.reads, BATCHES) == BATCHES
-        loader.epochs = 2
-        exhaust(loader, 1)
-        assert settled(recorded.reads, 2 * BATCHES) == 2 * BATCHES
 
 
 @pytest.mark.parametrize("call", [(0, 0), (1, 1), (2, 0)])
@@ -166,26 +162,6 @@ def test_an_error_of_the_next_epoch_is_not_raised_in_this_one(label: str, tmp_pa
         with pytest.raises(OSError, match="the disk is gone"):
             exhaust(loader, 1)
     assert not workers_and_threads()
-
-
-def test_an_error_at_the_end_of_an_epoch_is_raised_there() -> None:
-    """After its last batch, although the run would go on; the next epoch has a run of its own."""
-
-    class FailsAtTheEnd(Loader):
-        def batches(self, number: int, start: int):
-            yield from range(start, len(self))
-            if not number:
-                raise OSError("the disk is gone")
-
-    loader = build("prefetch of ram", (torch.arange(SAMPLES), torch.arange(SAMPLES)), epochs=2)
-    assert isinstance(loader, PrefetchLoader)
-    loader.base = FailsAtTheEnd(loader.sampler)
-    with loader:
-        batches = loader.epoch(0)
-        assert [next(batches) for _ in range(BATCHES)] == list(range(BATCHES))
-        with pytest.raises(OSError, match="the disk is gone"):
-            next(batches)
-        assert exhaust(loader, 1) == BATCHES
 
 
 def test_the_interpreter_ends_under_a_live_iterator_and_an_epoch_that_was_begun() -> None:
