@@ -76,13 +76,6 @@ def test_epochs_and_seeds_differ_and_repeat(shuffle: Shuffle) -> None:
     assert orders[2**32, 3] == str(epoch(EpochSampler(400, 10, 2**32, shuffle), 3))
 
 
-def test_shuffling_batches_moves_blocks_and_keeps_the_short_one_last() -> None:
-    batches = list(EpochSampler(23, 5, seed=4, shuffle=Shuffle.batch).batches(0))
-    assert all(isinstance(batch, slice) for batch in batches)
-    assert batches[-1] == slice(20, 23)
-    assert batches[:-1] != sorted(batches[:-1], key=lambda batch: batch.start)
-
-
 def test_the_order_of_a_published_seed_stays_what_it_was() -> None:
     """A figure of an earlier version can only be repeated if its order can."""
     assert epoch(EpochSampler(8, 3, seed=42), 0) == [[0, 3, 1], [2, 4, 5], [6, 7]]

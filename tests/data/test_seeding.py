@@ -164,15 +164,3 @@ def test_rare_randomness_is_found_and_what_is_not_random_is_not_refused() -> Non
     with pytest.raises(ConfigError, match=r"ram: sample \d+ differs between epochs 0 and 1"):
         make_loader("ram", Rarely(0.1), **ORDER)
     make_loader("ram", Rarely(0.0), **ORDER).close()
-
-
-def test_auto_chooses_a_loader_that_does_not_freeze(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # where `cache` would decode to
-    candidates = ["ram", "cache", "prefetch", "disk"]
-    with make_loader("auto", NOISY, **ORDER, batches=3, worker_counts=[0], candidates=candidates) as loader:
-        assert loader.selection.values["name"] in ("disk", "prefetch")
-    table = capsys.readouterr().err
-    assert "refused: ram: sample 0 differs between epochs 0 and 1" in table
-    assert "refused: cache: sample 0 differs between epochs 0 and 1" in table
