@@ -92,3 +92,8 @@ def test_images_that_the_statistics_cannot_be_right_for_are_refused(
 def test_statistics_that_are_none_are_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError, match="mean"):
         Preprocess(**arguments)
+
+
+def test_a_split_refuses_labels_below_the_first_class(tiny: Dataset) -> None:
+    with pytest.raises(DataError, match="labels: must be 0 to 9, for 10 classes; label 0 is -"):
+        replace(tiny.train, labels=-1 - tiny.train.labels)

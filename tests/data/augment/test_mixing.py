@@ -91,6 +91,16 @@ def test_partners_are_one_cycle_of_the_valid_images_and_padding_is_its_own(is_va
     assert torch.equal(partners[valid], places[alone])
 
 
+def test_partners_depend_on_the_images_of_the_batch_and_not_on_their_order() -> None:
+    drawn, everything = keys(NUMBER), torch.ones(NUMBER, dtype=torch.bool)
+    partner_of = dict(zip(drawn.tolist(), drawn[draw_partners(drawn, everything)].tolist(), strict=True))
+    order = torch.randperm(NUMBER, generator=torch.Generator().manual_seed(0))
+    shuffled = drawn[order]
+    for key, partner in zip(shuffled.tolist(), shuffled[draw_partners(shuffled, everything)].tolist(), strict=True):
+        assert partner_of[key] == partner
+    assert all(one != other for one, other in partner_of.items())
+
+
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
     """Images of one value each show the pair and the weight."""
