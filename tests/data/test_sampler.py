@@ -19,7 +19,7 @@ from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 
-shapes = st.tuples(st.integers(0, 60), st.integers(1, 70))
+shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 
 
 def indices_of(batches: list[slice | Tensor]) -> list[list[int]]:
@@ -74,6 +74,13 @@ def test_epochs_and_seeds_differ_and_repeat(shuffle: Shuffle) -> None:
     }
     assert len(set(orders.values())) == len(orders)
     assert orders[2**32, 3] == str(epoch(EpochSampler(400, 10, 2**32, shuffle), 3))
+
+
+def test_shuffling_batches_moves_blocks_and_keeps_the_short_one_last() -> None:
+    batches = list(EpochSampler(23, 5, seed=4, shuffle=Shuffle.batch).batches(0))
+    assert all(isinstance(batch, slice) for batch in batches)
+    assert batches[-1] == slice(20, 23)
+    assert batches[:-1] != sorted(batches[:-1], key=lambda batch: batch.start)
 
 
 def test_the_order_of_a_published_seed_stays_what_it_was() -> None:

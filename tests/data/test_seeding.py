@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from vitmnist import make_loader
-from vitmnist.data.seeding import read_samples
+from vitmnist.data.seeding import changed_generators, generator_states, read_samples
 from vitmnist.diagnosis.audit_subject import ProbeDataset
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.leftovers import left_since, running
@@ -64,6 +65,17 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
     for place in range(3):
         assert len({values[place] for values in draws.values()}) == len(draws)
     assert read_samples(NOISY, [1, 0], 1, 1)[1][1].tolist() == list(draws[1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"), [("torch", lambda: torch.rand(1)), ("NumPy", np.random.rand), ("Python", random.random)]
+)
+def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]) -> None:
+    np.random.rand()  # NumPy's next draw moves its position only
+    before = generator_states()
+    assert not changed_generators(before)
+    draw()
+    assert changed_generators(before) == [name]
 
 
 @pytest.mark.parametrize("name", ["disk", "prefetch"])
