@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from tests.conftest import Start, result_of
 from tests.support.processes import fork
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
@@ -238,3 +239,12 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
         process.join(100)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(list(tmp_path.glob("decoding*"))) == 1
+
+
+def test_two_runs_may_prepare_the_same_data_at_once(quick: list[str], start: Start, tmp_path: Path) -> None:
+    cache = ["data/loader=cache", f"data.loader.folder={tmp_path / 'cache'}", "epochs=1"]
+    ended = [process.ended() for process in [start(*quick, *cache, output=f"{number}.log") for number in range(2)]]
+    assert [code for code, _ in ended] == [0, 0], ended
+    folders = list((tmp_path / "outputs" / "runs").glob("*/*"))
+    assert len(folders) == 2  # also those that began in the same second
+    assert len({result_of(folder)["epochs"][0]["train_loss"] for folder in folders}) == 1
