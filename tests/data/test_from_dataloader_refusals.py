@@ -1,0 +1,199 @@
+"""What a DataLoader over decoded samples cannot deliver as the original does is refused, and the reason is named."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    Subset,
+)
+
+from tests.support.samples import SIZE, Pairs
+from vitmnist import from_dataloader
+from vitmnist.errors import ConfigError, DataError
+
+STORES = ("ram", "cache", "gpu_slice")
+
+
+class Random(Pairs):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.rand(2), index
+
+
+@pytest.mark.parametrize("name", [*STORES, "auto"])
+def test_random_samples_are_refused(name: str) -> None:
+    dataloader = DataLoader(Random(), batch_size=10, num_workers=2)
+    if name == "auto":
+        with pytest.warns(UserWarning, match=r"returns the DataLoader as it is, undecoded: ram: sample 0 is random"):
+            assert from_dataloader(dataloader) is dataloader
+    else:
+        with pytest.raises(ConfigError, match=rf"^{name}: sample 0 is random: .*; move the random transform"):
+            from_dataloader(dataloader, name, num_workers=0)
+
+
+class Padding:
+    """A collate function whose tensors are as long as the longest sample of the batch."""
+
+    def __call__(self, samples: list[tuple[Tensor, int]]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence([torch.ones(1 + label % 3) for _, label in samples], batch_first=True)
+
+
+class Truncated:
+    """Pads to the longest sample, of which most have the greatest length: in a large batch there is always one."""
+
+    def __call__(self, samples: list[tuple[Tensor, int]]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(
+            [torch.ones(min(1 + label, 5)) for _, label in samples], batch_first=True
+        )
+
+
+class Ranks:
+    """A collate function of constant shape, whose result depends on the other samples of the batch."""
+
+    def __call__(self, samples: list[tuple[Tensor, int]]) -> Tensor:
+        return torch.tensor([label for _, label in samples]).argsort()
+
+
+class Mixed:
+    """Mixes each sample with another one, by a random share: a batch of one does not show it."""
+
+    def __call__(self, samples: list[tuple[Tensor, int]]) -> Tensor:
+        images = torch.stack([image.float() for image, _ in samples])
+        return images.lerp(images.flip(0), torch.rand(()).item())
+
+
+class Marked(Tensor):
+    """A tensor that carries a meaning, as those of torchvision do."""
+
+
+@pytest.mark.parametrize(
+    ("collate", "message"),
+    [
+        (Padding(), r"batch is torch.float32 \[3\] per sample in one batch, and torch.float32 \[2\] in another"),
+        (Truncated(), r"batch is torch\.float32"),
+        (Ranks(), r"batch of samples \d+, \d+, \d+, … is not what the "),
+        (Mixed(), r"the collate function is random"),
+        (lambda samples: {"text": ["a"] * len(samples)}, r"batch\['text'\]\[0\] is a str; only tensors in dicts, "),
+        (lambda samples: [torch.zeros(())], r"batch\[0\] has shape \[\], which has no row per sample"),
+        (lambda samples: None, r"batch is a NoneType|the batch has no tensor"),
+        (lambda samples: torch.ones(len(samples)).as_subclass(Marked), "batch is a Marked; only tensors"),
+        (lambda samples: {}[1], "KeyError: 1"),
+    ],
+)
+def test_batches_that_are_no_rows_of_tensors_are_refused(collate: Any, message: str) -> None:
+    dataloader = DataLoader(Pairs(), batch_size=20, collate_fn=collate)
+    with pytest.raises((DataError, ConfigError), match=f"^ram: {message}"):
+        from_dataloader(dataloader, "ram")
+    with pytest.warns(UserWarning, match=f"undecoded: ram: {message}"):
+        assert from_dataloader(dataloader) is dataloader
+
+
+class Shuffled(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(9))
+
+
+class WithEpochs(Pairs):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize(
+    ("dataloader", "options", "message"),
+    [
+        (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, gpu_slice"),
+        (DataLoader(Pairs()), {"loader": "disk"}, r"^loader=disk: .*allowed"),
+        (DataLoader(Pairs()), {"device": "cpu"}, r"^device=cpu: ram delivers batches on the host; leave device out"),
+        (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
+        (DataLoader(Pairs(), batch_size=None), {}, "batch_size=None leaves batches to the dataset; give it"),
+        ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
+        (DataLoader([]), {}, "its dataset is empty"),
+        (DataLoader(WithEpochs()), {}, r"^ram: the dataset has set_epoch: its samples change; use the DataLoader as"),
+        (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give the DataLoader that it was made of"),
+        (SimpleNamespace(loader=DataLoader(Pairs())), {}, r"SimpleNamespace wraps a DataLoader; give its \.loader"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        from_dataloader(dataloader, **{"loader": "ram", **options})
+
+
+@pytest.mark.parametrize("batch", [[1, -2], [SIZE], [(1, 64)], ["a"], [2**70], []])
+def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
+    with pytest.raises(DataError, match=r"the sampler gives .* indices 0 to 42"):
+        list(from_dataloader(DataLoader(Pairs(), batch_sampler=[batch])))
+
+
+def test_a_dataloader_over_the_decoded_samples_needs_the_collate_function() -> None:
+    replacement = from_dataloader(DataLoader(Pairs(), 7))
+    for dataset in (replacement.dataset, Subset(replacement.dataset, range(9))):
+        with pytest.raises(ConfigError, match=r"needs collate_fn=loader\.collate_fn"):
+            list(DataLoader(dataset, 7))
+
+
+class Scaled:
+    """A transform, and a collate function, with an attribute that the loop may change."""
+
+    def __init__(self) -> None:
+        self.scale = 1
+
+    def __call__(self, value: Any) -> Any:
+        return torch.utils.data.default_collate(value) if isinstance(value, list) else value * self.scale
+
+
+class Composed(Pairs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transforms = [Scaled()]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transforms[0](torch.full((2, 2), float(index))), index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "change", "named"),
+    [
+        (Pairs(), lambda dataset, collate: setattr(dataset, "epoch", 1), r"Pairs\.epoch"),
+        (Pairs(), lambda dataset, collate: setattr(dataset.original, "size", 3), r"Pairs\.size"),
+        (Pairs(), lambda dataset, collate: delattr(dataset.original, "epoch"), r"Pairs\.epoch"),
+        (Pairs(), lambda dataset, collate: setattr(collate, "scale", 2), r"Scaled\.scale"),
+        (
+            Subset(ConcatDataset([Pairs()]), range(20)),
+            lambda dataset, collate: setattr(dataset.dataset.datasets[0], "transform", str),
+            r"Pairs\.transform",
+        ),
+        (Subset(Pairs(), range(20)), lambda dataset, collate: setattr(dataset, "indices", [1]), r"Subset\.indices"),
+        # As a loop does that trains on larger images from epoch to epoch.
+        (Composed(), lambda dataset, collate: setattr(dataset.transforms[0], "scale", 2), r"Scaled\.scale"),
+        (Composed(), lambda dataset, collate: dataset.transforms.append(Scaled()), r"Composed\.transforms"),
+    ],
+)
+def test_an_attribute_that_the_loop_changes_is_named(
+    dataset: Any, change: Callable[[Any, Any], None], named: str
+) -> None:
+    collate = Scaled()
+    replacement = from_dataloader(DataLoader(copy.deepcopy(dataset), 7, collate_fn=collate))
+    assert list(replacement)
+    change(replacement.dataset, collate)
+    with pytest.raises(ConfigError, match=rf"^{named} has changed since the samples were decoded, .*; set it before"):
+        list(replacement)
+
+
+def test_an_attribute_that_is_set_to_the_same_value_changes_nothing() -> None:
+    replacement = from_dataloader(DataLoader(Pairs(), 7))
+    replacement.dataset.epoch = 0
+    assert list(replacement)
