@@ -62,7 +62,7 @@ def limit(printed: str) -> str:
     return found
 
 
-@pytest.mark.slow  # each of the four processes imports torch
+@pytest.mark.slow  # each of the processes imports torch
 @pytest.mark.parametrize(
     ("script", "before", "after"),
     [("norms.py", "compute-bound", "balanced"), ("signals.py", "input-bound", "compute-bound")],
@@ -74,23 +74,22 @@ def test_a_script_has_another_limit_after_its_change(folder: Path, script: str, 
     assert limit(observe(folder, script)) == after
 
 
-def test_readme_shows_the_command_of_the_first_story() -> None:
-    lines = "".join(blocks("bash", REPOSITORY / "README.md")).splitlines()
-    (command,) = (line for line in lines if "vitmnist diagnose" in line)
-    assert f"$ {command}\n" in PAGE.read_text()
-
-
-def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
-    assert limit(observe(folder, "photos.py")) == "input-bound"
-    for diff in changes("photos.py"):
-        apply_diff(folder, diff)
-    assert limit(run(folder, "photos.py")) != "input-bound"
-
-
 @pytest.mark.slow  # it measures six ways to load
-def test_diagnosis_of_photos_finds_loaders_with_the_same_batches(folder: Path) -> None:
-    apply_diff(folder, changes("photos.py")[0])
+def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
+    """Of which the diagnosis in the script finds that it gives the same batches."""
+    assert limit(observe(folder, "photos.py")) == "input-bound"
+    first, *rest = changes("photos.py")
+    apply_diff(folder, first)
     printed = run(folder, "photos.py")
     assert limit(printed) == "input-bound"
     for loader in ("ram", "cache", "DataLoader, num_workers=2"):
         assert re.search(rf"^{loader} .* yes$", printed, re.MULTILINE), printed
+    for diff in rest:
+        apply_diff(folder, diff)
+    assert limit(run(folder, "photos.py")) != "input-bound"
+
+
+def test_readme_shows_the_command_of_the_first_story() -> None:
+    lines = "".join(blocks("bash", REPOSITORY / "README.md")).splitlines()
+    (command,) = (line for line in lines if "vitmnist diagnose" in line)
+    assert f"$ {command}\n" in PAGE.read_text()

@@ -33,7 +33,10 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
     ),
     "two rounds": (
         [a(n, t, repeat=r) for r, d in enumerate((0, 0.002)) for n, t in (("disk", 0.388 + d), ("ram", 0.205 + d))],
-        [f"{UNSURE}, 0.206 s per epoch (range 0.205–0.207, n=2). Relative to it: disk 1.89 (2 rounds, ranges do not overlap)."],
+        [
+            f"{UNSURE}, 0.206 s per epoch (range 0.205–0.207, n=2). "
+            "Relative to it: disk 1.89 (2 rounds, ranges do not overlap)."
+        ],
     ),
     "three rounds": (
         rounds(3, disk=2.0, ram=1.0),
