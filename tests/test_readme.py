@@ -198,6 +198,16 @@ def test_the_model_of_the_benchmarks_is_equal_to_ours(monkeypatch: pytest.Monkey
     torch.testing.assert_close(ours(images), theirs(images))
 
 
+def test_benchmark_candidates_take_turns_after_a_round_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    calls: list[tuple[str, int]] = []
+    results = importlib.import_module("rounds").take_turns(
+        {name: lambda number, name=name: calls.append((name, number)) or number for name in "abc"}, rounds=3
+    )
+    assert results == {name: [1, 2, 3] for name in "abc"}
+    assert [name for name, _ in calls] == [*"abc", *"bca", *"cab", *"abc"]
+
+
 def test_the_tables_on_scale_are_what_the_script_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
