@@ -33,15 +33,6 @@ class Epochs(Samples):
         """Changes the samples."""
 
 
-def test_verdicts_name_the_limit_but_no_bound() -> None:
-    assert verdict(91.0, 20, IDLE) == (
-        "input-bound: 91% of the time is spent waiting for data, with 1.0 of 8 cores busy"
-    )
-    assert verdict(50.0, 20, None) == "balanced: 50% of the time is spent waiting for data"
-    assert verdict(2.0, 20, IDLE).startswith("compute-bound: 2% of the time")
-    assert verdict(91.0, 19, IDLE) == "few: 19 steps of the 20 that a verdict needs"
-
-
 @pytest.mark.parametrize(
     ("cores", "expected"),
     [
