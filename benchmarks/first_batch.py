@@ -55,7 +55,7 @@ def both(overrides: list[str], has_evaluation: bool, number: int) -> dict[int | 
 
 def compare(arguments: argparse.Namespace) -> str:
     """Run the rounds; the report."""
-    common = [*common_overrides(arguments), "data.dataset.test_size=2000"]
+    common = [*common_overrides(arguments), f"data.dataset.test_size={(arguments.train_size or 10_000) // 5}"]
     candidates = {
         name: partial(both, [*common, *own], has_evaluation) for name, (own, has_evaluation) in CANDIDATES.items()
     }

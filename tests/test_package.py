@@ -51,12 +51,6 @@ def test_version_is_that_of_the_package(train_here: Train) -> None:
     assert (ended.returncode, ended.stdout) == (0, f"vitmnist {vitmnist.__version__}\n")
 
 
-def test_a_version_with_a_value_is_refused(train_here: Train) -> None:
-    ended = train_here("--version=2")
-    assert ended.returncode == 2
-    assert "argument --version: ignored explicit argument '2'" in ended.stderr
-
-
 @pytest.mark.slow
 def test_the_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None:
     """The installed console script finds its configuration and data without the repository."""

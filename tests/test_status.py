@@ -32,12 +32,11 @@ def test_a_run_under_way_a_killed_and_a_completed_one_are_told_apart(
     running.ended(signal.SIGKILL)
     old = {**beat, "updated_at": time.time() - 7200}
     (tmp_path / "runs" / "a" / FILE).write_text(json.dumps(old))
-    assert row_of(tmp_path / "runs" / "a") | {"progress": ""} == {
-        **row_of(tmp_path / "runs" / "a"),
-        "state": "killed",
-        "age": "2 h",
-        "progress": "",
-    }
+    row = row_of(tmp_path / "runs" / "a")
+    assert (row["state"], row["age"]) == ("killed", "2 h")
+    for damaged in ("", "null", "[]", '{"updated_at": "x"}'):
+        (tmp_path / "runs" / "a" / FILE).write_text(damaged)
+        assert row_of(tmp_path / "runs" / "a")["state"] == "killed"
     assert start(*quick, "hydra.run.dir=runs/b", output="b.log").ended()[0] == 0
     assert not (tmp_path / "runs" / "b" / FILE).exists()
     printed = call_here(status.main, "runs").stdout
@@ -65,15 +64,3 @@ def test_signs_of_life_continue_while_the_main_thread_is_busy(tmp_path: Path, mo
         "pid": os.getpid(),
     }
     assert list(tmp_path.iterdir()) == []
-
-
-def test_damaged_signs_of_life_and_empty_folders_are_no_traceback(
-    quick: list[str], start: Start, tmp_path: Path, call_here: CallHere
-) -> None:
-    start(*quick, "epochs=100000", "hydra.run.dir=runs/a").until("epoch 2/").ended(signal.SIGKILL)
-    for content in ("", "null", "[]", '{"updated_at": "x"}'):
-        (tmp_path / "runs" / "a" / FILE).write_text(content)
-        assert row_of(tmp_path / "runs" / "a")["state"] == "killed"
-    ended = call_here(status.main, "nowhere")
-    assert ended.returncode == 1
-    assert "nowhere: no such folder" in ended.stderr

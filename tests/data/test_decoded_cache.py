@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from tests.conftest import Start, result_of
 from tests.support.processes import fork
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
@@ -55,6 +57,9 @@ def test_samples_are_decoded_once_per_fingerprint_and_length(tmp_path: Path) -> 
     assert values(samples, tmp_path, fingerprint="other contents") == EXPECTED
     assert samples.reads == 20
     assert values(Subset(samples, range(4, 8)), tmp_path, fingerprint="counted") == EXPECTED[4:8]
+    # Other processes find it: its name is a function of its contents.
+    key = hashlib.sha256(b"counted, 10 samples, seed 0").hexdigest()[:24]
+    assert (tmp_path / key / "cache.json").exists()
 
 
 def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_path: Path) -> None:
@@ -209,8 +214,6 @@ class Ragged(Counted):
 
 
 def test_samples_of_different_shapes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="samples 0 to 1 do not make a batch"):
-        values(Subset(Ragged(), [0, 299]), tmp_path)
     for name, options in (("ram", {}), ("cache", {"folder": str(tmp_path)})):
         with pytest.raises(DataError, match=r"from 256 on are torch.float32 \[3\], those before torch.float32 \[2\]"):
             make_loader(name, Ragged(), frozen=True, **ORDER, **options)
@@ -236,3 +239,12 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
         process.join(100)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(list(tmp_path.glob("decoding*"))) == 1
+
+
+def test_two_runs_may_prepare_the_same_data_at_once(quick: list[str], start: Start, tmp_path: Path) -> None:
+    cache = ["data/loader=cache", f"data.loader.folder={tmp_path / 'cache'}", "epochs=1"]
+    ended = [process.ended() for process in [start(*quick, *cache, output=f"{number}.log") for number in range(2)]]
+    assert [code for code, _ in ended] == [0, 0], ended
+    folders = list((tmp_path / "outputs" / "runs").glob("*/*"))
+    assert len(folders) == 2  # also those that began in the same second
+    assert len({result_of(folder)["epochs"][0]["train_loss"] for folder in folders}) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +15,6 @@ from torchvision.transforms.functional import pil_to_tensor
 from vitmnist import Preprocess, make_loader
 from vitmnist.data import decoding
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.testing import check_loader
 
 SIZE = 23
 ORDER = {"batch_size": SIZE, "device": "cpu", "seed": 0, "shuffle": "none"}
@@ -48,15 +45,16 @@ def deliver(rows: Any, name: str = "ram", **options: Any) -> tuple[torch.Tensor,
     return batch
 
 
-@pytest.mark.parametrize("name", ["disk", "cache"])
-def test_every_loader_keeps_its_promises(pictures: Any, name: str, tmp_path: Path) -> None:
-    options = {"disk": {"num_workers": 0}, "cache": {"folder": str(tmp_path)}}
-    check_loader(name, pictures, **options.get(name, {}))
-
-
-def test_pictures_and_classes_become_pairs(pictures: Any) -> None:
-    for rows in (pictures, pictures.with_format("torch"), pictures.with_format("numpy", columns=["id"])):
-        images, labels = deliver(rows)
+def test_pictures_and_classes_become_the_same_pairs_in_every_loader(pictures: Any, tmp_path: Path) -> None:
+    for rows, name, options in (
+        (pictures, "ram", {}),
+        (pictures.with_format("torch"), "ram", {}),
+        (pictures.with_format("numpy", columns=["id"]), "ram", {}),
+        (pictures, "cache", {"folder": str(tmp_path)}),
+        (pictures, "disk", {"num_workers": 0}),
+        (pictures, "prefetch", {"base": {"name": "disk", "num_workers": 0}}),
+    ):
+        images, labels = deliver(rows, name, **options)
         assert torch.equal(images, torch.stack([pil_to_tensor(Image.fromarray(image)) for image in PIXELS]))
         assert images.dtype == torch.uint8
         assert labels.dtype == torch.int64
@@ -133,28 +131,6 @@ def test_its_fingerprint_makes_the_cache_persistent(
         assert labels.tolist() == rows["label"]
         decoded_again.append(len(rows) in reads)
     assert len(list(tmp_path.glob("*/cache.json"))) == 3
-
-
-PROGRAM = """
-import sys
-from vitmnist import make_loader
-from vitmnist.data import decoding
-assert "datasets" not in sys.modules, "the library is imported"
-import datasets
-decoding.iter_pairs = None  # nothing can be decoded
-rows = datasets.Dataset.from_dict({"image": [[[1, 2], [3, 4]]] * 3, "label": [0, 1, 2]})
-with make_loader("cache", rows, batch_size=3, device="cpu", seed=0, folder=sys.argv[1]) as loader:
-    print([batch[0].sum().item() for batch in loader.epoch(0)])
-"""
-
-
-def test_another_process_finds_the_cache(hf: ModuleType, tmp_path: Path) -> None:
-    rows = hf.Dataset.from_dict({"image": [[[1, 2], [3, 4]]] * 3, "label": [0, 1, 2]})
-    deliver(rows, "cache", folder=str(tmp_path))
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "[30]\n", done.stderr
-    assert len(list(tmp_path.glob("*/cache.json"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""The order of an epoch: every image once, another order each epoch, and nothing but (seed, epoch) behind it."""
+"""The order of an epoch: every image once, another order each epoch, nothing but (seed, epoch) behind it; its ranks."""
 
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.loaders import LOADERS
+from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 
-shapes = st.tuples(st.integers(1, 60), st.integers(1, 70))
+shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 
 
 def indices_of(batches: list[slice | Tensor]) -> list[list[int]]:
@@ -26,30 +30,33 @@ def epoch(sampler: EpochSampler, number: int, start: int = 0) -> list[list[int]]
     return indices_of(list(sampler.batches(number, start)))
 
 
-@given(shape=shapes, shuffle=st.sampled_from(Shuffle), number=st.integers(0, 1000), seed=st.integers(0, 2**40))
-def test_an_epoch_shows_every_image_once(shape: tuple[int, int], shuffle: Shuffle, number: int, seed: int) -> None:
+@given(
+    shape=shapes,
+    shuffle=st.sampled_from(Shuffle),
+    drop_last=st.booleans(),
+    number=st.integers(0, 1000),
+    seed=st.integers(0, 2**40),
+)
+def test_an_epoch_shows_every_image_once_and_drop_last_leaves_out_the_short_batch_alone(
+    shape: tuple[int, int], shuffle: Shuffle, drop_last: bool, number: int, seed: int
+) -> None:
     size, batch_size = shape
-    sampler = EpochSampler(size, batch_size, seed, shuffle)
+    sampler = EpochSampler(size, batch_size, seed, shuffle, drop_last)
     batches = epoch(sampler, number)
-    assert sorted(chain.from_iterable(batches)) == list(range(size))
+    full, rest = divmod(size, batch_size)
+    assert [len(batch) for batch in batches] == [batch_size] * full + ([rest] if rest and not drop_last else [])
     assert len(batches) == len(sampler)
-    assert all(len(batch) == batch_size for batch in batches[:-1])
-
-
-@given(shape=shapes, shuffle=st.sampled_from(Shuffle))
-def test_drop_last_leaves_out_the_short_batch_alone(shape: tuple[int, int], shuffle: Shuffle) -> None:
-    size, batch_size = max(shape), min(shape)
-    sampler = EpochSampler(size, batch_size, seed=1, shuffle=shuffle, drop_last=True)
-    batches = epoch(sampler, 3)
-    assert [len(batch) for batch in batches] == [batch_size] * (size // batch_size)
-    assert len(set(chain.from_iterable(batches))) == batch_size * len(sampler)
+    shown = sorted(chain.from_iterable(batches))
+    assert shown == list(range(size)) if not drop_last else len(set(shown) & set(range(size))) == batch_size * full
 
 
 @given(shape=shapes, shuffle=st.sampled_from(Shuffle), start=st.integers(0, 60))
 def test_an_epoch_can_begin_in_its_middle(shape: tuple[int, int], shuffle: Shuffle, start: int) -> None:
     sampler = EpochSampler(*shape, seed=1, shuffle=shuffle)
     start = min(start, len(sampler))
-    assert epoch(sampler, 2, start) == epoch(sampler, 2)[start:]
+    rest = epoch(sampler, 2)[start:]
+    assert epoch(sampler, 2, start) == rest
+    assert sampler.indices(2, start).tolist() == list(chain.from_iterable(rest))
 
 
 @pytest.mark.parametrize("start", [-1, 4])
@@ -81,21 +88,6 @@ def test_the_order_of_a_published_seed_stays_what_it_was() -> None:
     assert epoch(EpochSampler(8, 3, seed=42), 0) == [[0, 3, 1], [2, 4, 5], [6, 7]]
 
 
-def test_an_epoch_may_have_no_batch() -> None:
-    assert len(EpochSampler(10, 11, 0, drop_last=True)) == len(EpochSampler(0, 11, 0)) == 0
-    assert list(EpochSampler(10, 11, 0, drop_last=True).batches(0)) == list(EpochSampler(0, 11, 0).batches(0)) == []
-
-
-@pytest.mark.parametrize("shuffle", Shuffle)
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_the_indices_of_an_epoch_are_those_of_its_batches(shuffle: Shuffle, drop_last: bool) -> None:
-    sampler = EpochSampler(23, 5, 1, shuffle, drop_last)
-    whole = sampler.indices(3).split(5)
-    assert len(whole) == len(sampler)
-    for found, batch in zip(whole, sampler.batches(3), strict=True):
-        assert torch.equal(found, torch.arange(23)[batch])
-
-
 def test_a_batch_size_or_seed_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size=0: must be at least 1"):
         EpochSampler(10, 0, 0)
@@ -118,3 +110,43 @@ def test_the_permutation_of_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPat
     next(iter(sampler.batches(5, start=1))).zero_()
     assert torch.equal(sampler.indices(5), expected)
     assert len(draws) == 1
+
+
+def index_batches(sampler: EpochSampler, epoch: int, start: int = 0) -> list[Tensor]:
+    """The indices of each batch; a sampler may also yield slices."""
+    indices = torch.arange(sampler.global_sampler.size + 1)
+    return [indices[batch] for batch in sampler.batches(epoch, start)]
+
+
+@given(
+    size=st.integers(1, 40),
+    batch_size=st.integers(2, 12),
+    ranks=st.integers(2, 5),
+    shuffle=st.sampled_from(Shuffle),
+    drop_last=st.booleans(),
+    start=st.integers(0, 20),
+)
+def test_the_parts_of_all_ranks_make_up_the_global_batch(
+    size: int, batch_size: int, ranks: int, shuffle: Shuffle, drop_last: bool, start: int
+) -> None:
+    sampler = EpochSampler(size, max(batch_size, ranks), 3, shuffle, drop_last)
+    start = min(start, len(sampler))
+    samplers = [RankSampler.of(sampler, rank, ranks) for rank in range(ranks)]
+    parts = [index_batches(own, 1, start) for own in samplers]
+    for own, batches in zip(samplers, parts, strict=True):
+        assert [len(batch) for batch in batches] == [max(own.num_valid(k), 1) for k in range(start, len(sampler))]
+        assert max(map(len, batches), default=0) <= own.batch_size
+        assert torch.equal(own.indices(1, start), torch.cat([torch.arange(0), *batches]))
+    for number, batch in enumerate(index_batches(sampler, 1, start)):
+        valid = [batches[number][: own.num_valid(start + number)] for own, batches in zip(samplers, parts, strict=True)]
+        assert torch.equal(torch.cat(valid), batch)
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice", "prefetch", "cache", "disk"])
+def test_every_loader_delivers_the_part_of_a_rank(name: str, tiny: Dataset, tmp_path: Path) -> None:
+    sampler = RankSampler.of(EpochSampler(23, 11, 3), 1, 2)
+    options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
+    values = LOADERS.complete({"name": name, **options})
+    with LOADERS.build(values, tiny.train, sampler, torch.device("cpu")) as loader:
+        delivered = torch.cat([labels for _, labels in loader.epoch(1)])
+    assert torch.equal(delivered, tiny.train.labels[sampler.indices(1)])

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import CallHere
 from tests.support.scripts import SLOW_DATA, diagnose, start
+from vitmnist.__main__ import main
 
 
 def test_a_script_sees_its_own_arguments_and_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +144,8 @@ def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measure
         (1, ["--json", "missing/report.json", "mine.py"], "error: missing: No such file or directory"),
     ],
 )
-def test_a_bad_command_line_is_explained(tmp_path: Path, code: int, arguments: list[str], message: str) -> None:
-    ended = start(tmp_path, "-m", "vitmnist", "diagnose", *arguments)
+def test_a_bad_command_line_is_explained(call_here: CallHere, code: int, arguments: list[str], message: str) -> None:
+    ended = call_here(main, "diagnose", *arguments)
     assert ended.returncode == code
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -43,7 +43,7 @@ def run(folder: Path, *arguments: str) -> str:
     """What Python prints, when it ends well."""
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     ended = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout + ended.stderr
@@ -56,13 +56,21 @@ def observe(folder: Path, script: str) -> str:
     return run(folder, "-m", "vitmnist", *options.split(), *FEW, script)
 
 
+def measure(folder: Path, script: str) -> str:
+    """What a script prints that calls `diagnose`, over few batches but without running out of time."""
+    text, call = (folder / script).read_text(), "diagnose(loader, step, "
+    assert text.count(call) == 1
+    (folder / "few.py").write_text(text.replace(call, f"{call}batches=20, seconds=600, "))
+    return run(folder, "few.py")
+
+
 def limit(printed: str) -> str:
     """input-bound, balanced or compute-bound."""
     (found,) = re.findall(r"([\w-]+): \d+% of the time is spent waiting", printed)
     return found
 
 
-@pytest.mark.slow  # each of the four processes imports torch
+@pytest.mark.slow  # each of the processes imports torch
 @pytest.mark.parametrize(
     ("script", "before", "after"),
     [("norms.py", "compute-bound", "balanced"), ("signals.py", "input-bound", "compute-bound")],
@@ -74,23 +82,22 @@ def test_a_script_has_another_limit_after_its_change(folder: Path, script: str, 
     assert limit(observe(folder, script)) == after
 
 
+@pytest.mark.slow  # it measures six ways to load
+def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
+    """Of which the diagnosis in the script finds that it gives the same batches."""
+    assert limit(observe(folder, "photos.py")) == "input-bound"
+    first, *rest = changes("photos.py")
+    apply_diff(folder, first)
+    printed = measure(folder, "photos.py")
+    assert limit(printed) == "input-bound"
+    for loader in ("ram", "cache", "DataLoader, num_workers=2"):
+        assert re.search(rf"^{loader} .* yes$", printed, re.MULTILINE), printed
+    for diff in rest:
+        apply_diff(folder, diff)
+    assert limit(measure(folder, "photos.py")) != "input-bound"
+
+
 def test_readme_shows_the_command_of_the_first_story() -> None:
     lines = "".join(blocks("bash", REPOSITORY / "README.md")).splitlines()
     (command,) = (line for line in lines if "vitmnist diagnose" in line)
     assert f"$ {command}\n" in PAGE.read_text()
-
-
-def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
-    assert limit(observe(folder, "photos.py")) == "input-bound"
-    for diff in changes("photos.py"):
-        apply_diff(folder, diff)
-    assert limit(run(folder, "photos.py")) != "input-bound"
-
-
-@pytest.mark.slow  # it measures six ways to load
-def test_diagnosis_of_photos_finds_loaders_with_the_same_batches(folder: Path) -> None:
-    apply_diff(folder, changes("photos.py")[0])
-    printed = run(folder, "photos.py")
-    assert limit(printed) == "input-bound"
-    for loader in ("ram", "cache", "DataLoader, num_workers=2"):
-        assert re.search(rf"^{loader} .* yes$", printed, re.MULTILINE), printed

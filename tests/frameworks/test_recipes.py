@@ -70,7 +70,7 @@ def test_a_recipe_trains_on_the_batches_of_the_original(
         original, replaced = found[f"{name}.original"], found[f"{name}.replaced"]
         assert replaced.pop("dataset") == "DecodedDataset" != original.pop("dataset")
         assert original == replaced
-        # timm shards only what is told to be distributed.
+        # timm shards only if `distributed=True`.
         part = 2 if "-2-" in name and not (script == "with_timm.py" and name.startswith("plain")) else 1
         assert sum(len(labels) for labels, _ in original["seen"]) == EPOCHS * PICTURES // part
 

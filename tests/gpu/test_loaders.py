@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.gpu import NEEDS_CUDA
 from vitmnist import make_loader
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.augment import Compose
-from vitmnist.data.datasets import Dataset
+from vitmnist.data.datasets import Dataset, Split
 from vitmnist.data.loaders import Loader
 from vitmnist.data.loaders.base import Batches
 from vitmnist.data.loaders.pinned import HostLoader, PinnedBuffers
@@ -93,34 +94,33 @@ class SlowCopies(Loader):
             yield next(batches)
 
 
-def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
+def check_sums(loader: Loader, data: Split, delay_copies: Callable[[int], object] = int) -> None:
     """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
-    sampler = EpochSampler(23, 2, 3)
+    sampler = loader.sampler
+    for number in range(20):
+        sums = []
+        for images, _ in loader.epoch(number):
+            sums.append(images.sum())
+            torch.cuda._sleep(30_000_000 if number % 2 else 0)
+            delay_copies(number)
+            sums.append(images.sum())
+            del images
+        wanted = [data.images[indices].sum() for indices in sampler.batches(number)]
+        assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
+
+
+def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
     with make_loader("prefetch", tiny.train, batch_size=2, device=cuda, seed=3, base="ram") as loader:
         loader.base = SlowCopies(loader.base)
-        for number in range(20):
-            sums = []
-            for images, _ in loader.epoch(number):
-                sums.append(images.sum())
-                torch.cuda._sleep(30_000_000 if number % 2 else 0)
-                sums.append(images.sum())
-                del images
-            wanted = [tiny.train.images[indices].sum() for indices in sampler.batches(number)]
-            assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
+        check_sums(loader, tiny.train)
 
 
 def test_a_partly_resident_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
-    """The uploads lag behind the consumer, and then the consumer behind the uploads: the sums must not change."""
     with make_loader("gpu_slice", tiny.train, batch_size=2, device=cuda, seed=3, resident=0.5) as loader:
         assert loader._partial is not None
-        for number in range(20):
-            sums = []
-            for images, _ in loader.epoch(number):
-                sums.append(images.sum())
-                torch.cuda._sleep(30_000_000 if number % 2 else 0)
-                with torch.cuda.stream(loader._partial._stream):
-                    torch.cuda._sleep(0 if number % 2 else 20_000_000)
-                sums.append(images.sum())
-                del images
-            wanted = [tiny.train.images[indices].sum() for indices in loader.sampler.batches(number)]
-            assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
+
+        def delay_copies(number: int) -> None:
+            with torch.cuda.stream(loader._partial._stream):
+                torch.cuda._sleep(0 if number % 2 else 20_000_000)
+
+        check_sums(loader, tiny.train, delay_copies)

@@ -23,10 +23,6 @@ def learning_rates(options: dict, steps: int) -> list[float]:
     return lrs
 
 
-def test_constant_keeps_the_learning_rate() -> None:
-    assert learning_rates({"name": "constant"}, 20) == [0.5] * 20
-
-
 def test_one_cycle_rises_to_the_learning_rate_and_falls() -> None:
     lrs = learning_rates(ONE_CYCLE, 1000)
     assert lrs[0] == pytest.approx(0.5 * 0.04)

@@ -16,7 +16,6 @@ from vitmnist.report.statistics import seconds
 from vitmnist.report.summary import not_ranked, summary
 from vitmnist.report.table import articles_table, as_csv
 from vitmnist.report.write import as_markdown, as_text
-from vitmnist.tracking import metrics
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -95,16 +94,6 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     assert ram.items() >= {"images/s": "25", "accuracy, %": "90.00", "host, MiB": "700"}.items()
     assert (disk["epoch, s"], disk["status"]) == ("12.0", "completed, first epoch only")
     assert not {"GPU, MiB", "GPU busy, %", "× fastest", "spread", "saving, s"} & ram.keys()  # empty in all rows
-
-
-def test_a_new_metric_is_a_column_of_the_table_and_of_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "vitmnist.report.table.METRICS", (*metrics.METRICS, metrics.Metric("eval_s", "s", "x", "evaluation, s"))
-    )
-    run(tmp_path / "0")
-    assert rows(the_only(tmp_path))[0]["evaluation, s"] == "0.600"
-    header = as_csv(compared(tmp_path)).splitlines()[0]
-    assert all(f",{metric.name},{metric.name}_low,{metric.name}_high," in header for metric in metrics.METRICS)
 
 
 def test_repeats_and_seeds_are_one_row(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ HOSTILE = '<script>window.hacked = 1</script><img src="http://x/y" onerror="wind
 LONG = "name" * 60
 ODD = a("ram", 1.0, environment={"gpu": HOSTILE, "cpu": LONG}, config={"model.name": LONG, "data.root": HOSTILE})
 REPORTS: dict[str, Records] = {
-    "one run": [a("ram", 1.0)],
     "no epochs": [LOST],
     "sixty runs": [a(loader, 1.0, batch_size=size) for loader in ("disk", "ram", "cache") for size in range(1, 21)],
     "hostile names": [ODD, {**ODD, "loader": HOSTILE}, a("disk", 1.0, status="failed", error=f"{HOSTILE} {LONG}")],
@@ -83,31 +82,26 @@ def test_columns_sort_by_click_and_by_keyboard(page: Page, tmp_path: Path) -> No
     expect(facts.get_by_role("button")).to_have_count(0)
 
 
-def test_the_chart_is_drawn_in_the_colour_of_the_text(page: Page, tmp_path: Path) -> None:
-    write_report([write(tmp_path, rounds(2, ram=1.0, disk=2.0))], tmp_path)
+def test_the_chart_has_the_colour_of_the_text_and_a_print_is_light_complete_and_without_controls(
+    page: Page, tmp_path: Path
+) -> None:
+    """The print on A4 paper, landscape."""
+    run(tmp_path / "long", "cache", status="failed", error=LONG)
+    write_report([write(tmp_path, rounds(8, ram=1.0, disk=2.0))], tmp_path)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        open_report(page, tmp_path)
+        open_report(page, tmp_path, 1032)
         colours: list[str] = []
         for elements, name in (("p", "color"), ("svg text", "fill"), ('[style*="stroke: #000000"]', "stroke")):
             found = page.locator(elements)
             assert found.count()
             colours += found.evaluate_all(f"found => found.map(element => getComputedStyle(element).{name})")
         assert set(colours) == {"rgb(0, 0, 0)" if scheme == "light" else "rgb(255, 255, 255)"}
-    page.emulate_media(color_scheme="light")
-
-
-def test_a_print_is_light_complete_and_without_controls(page: Page, tmp_path: Path) -> None:
-    """On A4 paper, landscape."""
-    run(tmp_path / "long", "cache", status="failed", error=LONG)
-    write_report([write(tmp_path, rounds(8, ram=1.0, disk=2.0))], tmp_path)
-    open_report(page, tmp_path, 1032)
     page.get_by_role("button", name="epoch, s").click()
     page.emulate_media(media="print", color_scheme="dark")
     assert overflow(page) == 0
-    assert (
-        page.evaluate("getComputedStyle(document.querySelector('th[aria-sort] button'), '::after').content") == "none"
-    )
+    button = "getComputedStyle(document.querySelector('th[aria-sort] button'), '::after').content"
+    assert page.evaluate(button) == "none"
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     for box in page.locator(".scroll").all():
         assert box.evaluate("box => box.scrollWidth <= box.clientWidth")

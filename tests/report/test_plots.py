@@ -9,8 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from tests.support.records import compared, epoch, run
-from vitmnist.report import plots
-from vitmnist.report.compare import Comparison, Configuration
 from vitmnist.report.plots import COLOURS, PHASES, chart
 
 
@@ -51,18 +49,6 @@ def test_loaders_take_colours_by_order_of_appearance_and_the_legend_names_them(t
     assert [to_hex(bar.get_facecolor()).upper() for bar in figure.axes[0].patches[1::3]] == colours
 
 
-def test_a_second_plot_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def accuracies(axis: Axes, comparison: Comparison, rows: list[Configuration], colours: dict[str, str]) -> list:
-        axis.scatter([row.spread("eval_acc").median for row in rows], range(len(rows)), label="accuracy")
-        return axis.get_legend_handles_labels()[0]
-
-    monkeypatch.setattr(plots, "PLOTS", [*plots.PLOTS, accuracies])
-    run(tmp_path / "0", "ram")
-    figure = chart(compared(tmp_path))
-    assert [len(axis.patches) for axis in (figure.axes[0], figure.axes[-1])] == [3, 0]
-    assert figure.legends[0].texts[-1].get_text() == "accuracy"
-
-
 def test_a_bar_is_divided_into_waiting_computing_and_other_as_the_legend_says(tmp_path: Path) -> None:
     run(tmp_path / "0", times=(9.0, 4.0))
     figure = chart(compared(tmp_path))
@@ -96,8 +82,3 @@ def test_long_names_leave_room_for_the_bars(tmp_path: Path) -> None:
     frame = figure.axes[0].get_position()
     assert frame.width > 0.1
     assert 0 < frame.x0 < frame.x1 < 1
-
-
-def test_a_chart_without_times_says_so(tmp_path: Path) -> None:
-    run(tmp_path / "0", status="failed", error="no", epochs=[])
-    assert [text.get_text() for text in chart(compared(tmp_path)).texts] == ["no epoch has been measured yet"]

@@ -14,9 +14,9 @@ def simulated(random: np.random.Generator, number: int, rounds: int, noise: list
     The drift is AR(1) over the runs, with a standard deviation of 4% and a correlation of 0.9.
     """
     log_times, drift = np.empty((number, rounds)), random.normal(0, 0.04)
-    for place in range(rounds):
+    for round_index in range(rounds):
         for one in random.permutation(number):
-            log_times[one, place] = drift + random.normal(0, noise[one])
+            log_times[one, round_index] = drift + random.normal(0, noise[one])
             drift = 0.9 * drift + random.normal(0, 0.04 * (1 - 0.9**2) ** 0.5)
     return log_times
 
@@ -32,7 +32,7 @@ def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
     ("simulations", "number", "rounds"),
     [
         *((300, number, 3) for number in (2, 4, 12)),
-        *(pytest.param(2000, n, r, marks=pytest.mark.slow) for n in (2, 3, 4, 6, 8, 12) for r in (3, 4, 8)),
+        *(pytest.param(2000, n, r, marks=pytest.mark.slow) for n in (2, 3, 8) for r in (3, 8)),
     ],
 )
 def test_a_report_on_equal_configurations_names_a_difference_in_about_one_of_twenty(
@@ -48,7 +48,7 @@ def test_a_report_on_equal_configurations_names_a_difference_in_about_one_of_twe
 @pytest.mark.parametrize(("factor", "found"), [(1.84, 1.0), (1.2, 0.95)])
 @pytest.mark.parametrize(
     ("simulations", "number"),
-    [*((100, n) for n in (2, 5)), *(pytest.param(2000, n, marks=pytest.mark.slow) for n in (2, 4, 8, 12))],
+    [*((100, n) for n in (2, 5)), *(pytest.param(2000, n, marks=pytest.mark.slow) for n in (2, 8))],
 )
 def test_a_difference_is_found_with_three_rounds(factor: float, found: float, simulations: int, number: int) -> None:
     random, named = np.random.default_rng(number), 0

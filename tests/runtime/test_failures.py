@@ -89,6 +89,13 @@ def test_a_gpu_that_fails_in_the_middle_ends_the_run_with_one_message(
     assert result["error"].startswith("the GPU failed: CUDA error: unspecified launch failure; ")
 
 
+def test_a_model_larger_than_memory_gives_advice(quick: list[str], train_here: Train) -> None:
+    ended = train_here(*quick, "model.width=10000000000")
+    assert ended.returncode == 1
+    assert "error: out of memory: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_too_many_open_files_are_a_mistake_that_the_message_corrects(quick: list[str], start: Start) -> None:
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
     code, output = start(*quick, "data/loader=disk", "data.loader.num_workers=40", before=limit).ended()

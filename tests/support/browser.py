@@ -1,9 +1,4 @@
-"""A headless Chromium, and a TensorBoard server to open in it.
-
-    python -m tests.support.browser outputs/sweeps/DATE/TIME docs/pictures
-
-takes the README's screenshots of a sweep.
-"""
+"""A headless Chromium, and a TensorBoard server to open in it."""
 
 from __future__ import annotations
 
@@ -73,21 +68,3 @@ def open_custom_scalars(page: Page, address: str) -> None:
 def _open(page: Page, url: str) -> None:
     page.goto("about:blank")  # a change of the fragment alone does not reload the page
     page.goto(url)
-
-
-def take_pictures(sweep: Path, folder: Path) -> None:
-    """Screenshots of a sweep in TensorBoard, and of its report."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tensorboard(sweep) as address, chromium() as page:
-        for name, shown in (("hparams", open_hparams), ("custom-scalars", open_custom_scalars)):
-            page.set_viewport_size({"width": 2000, "height": 900})
-            shown(page, address)
-            page.wait_for_timeout(3000)  # charts are drawn after they become visible
-            page.screenshot(path=folder / f"tensorboard-{name}.png")
-        page.set_viewport_size({"width": 1200, "height": 900})
-        page.goto((sweep / "report.html").resolve().as_uri())
-        page.screenshot(path=folder / "report.png", full_page=True)
-
-
-if __name__ == "__main__":
-    take_pictures(Path(sys.argv[1]), Path(sys.argv[2]))

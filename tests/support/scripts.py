@@ -43,7 +43,7 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder."""
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=220, check=False)
 
 
 def diagnose(folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:

@@ -172,14 +172,3 @@ def test_a_loss_that_is_not_finite_names_its_step(tiny: Dataset) -> None:
     loader, message = make_loader(tiny), r"the loss is (nan|inf) in epoch 1, step [2-5], at learning rate 1e\+38; "
     with pytest.raises(TrainingError, match=message + r".*optimizer\.lr"):
         train_epoch(make_step(make_model(), tiny, lr=1e38), loader, new_progress(loader))
-
-
-def test_an_exception_of_the_loader_comes_through(tiny: Dataset) -> None:
-    class Broken(Loader):
-        def batches(self, number: int, start: int):
-            yield tiny.train.images[:5], tiny.train.labels[:5]
-            raise OSError("the disk is gone")
-
-    model = make_model()
-    with pytest.raises(OSError, match="the disk is gone"):
-        evaluate(model, Broken(EpochSampler(23, 5, 3)), Preprocess(tiny.train))

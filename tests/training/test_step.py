@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import UnsupportedStepError
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
@@ -169,11 +171,19 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compos
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
 
-@pytest.mark.parametrize("augment", [SHIFT, pytest.param(MIXUP, marks=pytest.mark.slow)], ids=["shift", "mixup"])
+@pytest.mark.parametrize(
+    ("backend", "augment"),
+    # The first one traces as always, but generates no code, which would take most of a minute.
+    [("eager", SHIFT), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
+    ids=["eager, shift", "inductor, mixup"],
+)
 @torch._dynamo.config.patch(error_on_recompile=True)
-def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(tiny: Dataset, augment: Compose) -> None:
+def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
+    tiny: Dataset, backend: str, augment: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.compiler.reset()
-    step = make_step(tiny, model=make_vit(depth=1), augment=augment, smoothing=0.1)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    step, again = (make_step(tiny, model=make_vit(depth=1), augment=augment, smoothing=0.1) for _ in range(2))
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     images, labels, keys = batch_of(tiny, step, BATCH)
     compile_step(step, (images, labels), keys)
@@ -182,47 +192,48 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(tiny: Datas
     assert torch.equal(torch.get_rng_state(), random)
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
-    compile_step(step, (images, labels), keys)  # a second time compiles nothing
     compiled = counters["stats"]["unique_graphs"]
-    again = make_step(tiny, model=make_vit(depth=1), augment=augment, smoothing=0.1)
-    compile_step(
-        again, (images, labels), keys
-    )  # nor does another step of the same shape, as in the next job of a sweep
+    for one in (step, again):  # nor does another step of the same shape, as in the next job of a sweep
+        compile_step(one, (images, labels), keys)
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a sweep over many batch sizes."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    for size in (4, 3):
+        step = make_step(tiny, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), augment=None, micro_batch=size)
+        compile_step(step, batch_of(tiny, step, size)[:2], None)
+        check_gradient(step, tiny, size, 1e-5)
 
 
 class Branching(nn.Module):
     """Reads a value from the device in its forward pass, which no compiler can follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
-        self.linear = nn.Linear(784, 10)
+        self.linear, self.error = nn.Linear(784, 10), error
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.error:
+            raise self.error
         logits = self.linear(images.flatten(1))
         return logits if logits.sum() > 0 else 2 * logits
 
 
-def test_a_model_that_cannot_be_compiled_stays_as_it_was(tiny: Dataset) -> None:
-    step = make_step(tiny, model=Branching())
+def test_a_model_that_cannot_be_compiled_stays_as_it_was_and_out_of_memory_is_raised_as_it_is(tiny: Dataset) -> None:
+    # Without microbatches, each of which could take another branch.
+    models = Branching(), Branching(torch.OutOfMemoryError("full"))
+    step, full = (make_step(tiny, model=model, micro_batch=None) for model in models)
     images, labels, keys = batch_of(tiny, step, BATCH)
-    with pytest.raises(RuntimeError, match=r"(?i)branch"):
+    with pytest.raises(UnsupportedStepError, match=r"(?i)branch"):
         compile_step(step, (images, labels), keys)
     check_gradient(step, tiny, 7, 1e-5)
-
-
-def test_out_of_memory_is_raised_as_it_is(tiny: Dataset) -> None:
-    class Large(nn.Module):
-        weight = nn.Parameter(torch.zeros(1))
-
-        def forward(self, images: Tensor) -> Tensor:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    step = make_step(tiny, model=Large())
-    images, labels, keys = batch_of(tiny, step, BATCH)
-    with pytest.raises(torch.OutOfMemoryError):
-        compile_step(step, (images, labels), keys)
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        compile_step(full, (images, labels), keys)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
@@ -283,13 +294,3 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
     train(second, batches, 1, first=1)
     check_same_weights(second.model, whole.model, tolerance=0)
     check_same_weights(second.eval_model, whole.eval_model, tolerance=0)
-
-
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset) -> None:
-    """As in a sweep over many batch sizes."""
-    torch.compiler.reset()
-    for size in (4, 3):
-        step = make_step(tiny, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), augment=None, micro_batch=size)
-        compile_step(step, batch_of(tiny, step, size)[:2], None)
-        check_gradient(step, tiny, size, 1e-5)

@@ -55,7 +55,8 @@ def advise_on_loader(
         again += f":\n{script['command']}"
     restarts_pct = figures["restarts_pct"] if figures["num_workers"] and figures["epochs"] > 1 else 0.0
     if restarts_pct > figures["waiting_pct"] / 2:
-        reason, changes = f"the starts and ends of epochs take {restarts_pct:.0f}% of the time", []
+        reason = f"the starts and ends of epochs take {restarts_pct:.0f}% of the time"
+        changes: list[str] = []
     else:
         reason, changes = _workers(figures, script, cores)
     gain, refused = _ask(*samples, figures["batch_size"]) if samples else (None, "it gives batches itself")

@@ -19,7 +19,9 @@ NO_LOADER = (
     "no DataLoader was iterated in this process. Observed is torch.utils.data.DataLoader in the process that runs the "
     "script; subclasses that replace __iter__ are not"
 )
-OTHER_PROCESSES = "start them with this command to observe them, such as torchrun -m vitmnist diagnose SCRIPT.py; without them, there is no verdict"
+OTHER_PROCESSES = (
+    "they may be what trains, so there is no verdict; ranks of torchrun are observed by torchrun -m vitmnist diagnose …"
+)
 NOTICEABLE_PCT = 10.0  # of the time, from which what follows the last batch is named
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -23,6 +25,7 @@ from vitmnist.training.setup import check_augment
 PRESETS = sorted(file.stem for file in (CONF / "data" / "augment").glob("*.yaml"))
 
 
+@cache
 def configured(*overrides: str) -> Compose | None:
     return build_augment(validate(Config, compose(list(overrides))).data.augment)
 
@@ -47,8 +50,8 @@ def test_operations_are_applied_in_order_with_the_keys_of_their_places(pictures:
 
 def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:
     """Normalisation is undone before, and done again after the composition."""
-    preprocess = Preprocess(pictures, configured("data/augment=crops"))
     composition = configured("data/augment=crops")
+    preprocess = Preprocess(pictures, composition)
     expected = composition(pictures.images / 255, keys(23), torch.zeros(3, 1, 1))
     found = preprocess(pictures.images, keys(23)) * preprocess.std + preprocess.mean
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -57,22 +57,6 @@ def test_cutmix_is_that_of_torchvision() -> None:
         assert float(weights[row]) == pytest.approx(max(own, 1 - own))
 
 
-def test_cutmix_mixes_as_much_as_that_of_torchvision() -> None:
-    """The larger weight has the same distribution (Kolmogorov-Smirnov, p < 0.001)."""
-    number, drawn = 4000, []
-    weights = operation("cutmix")(*2 * [torch.zeros(number, 1, 32, 32)], keys(number))[1]
-    cutmix = v2.CutMix(num_classes=2)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for _ in range(number):
-            lam = float(cutmix.make_params([torch.zeros(2, 1, 32, 32)])["lam_adjusted"])
-            drawn.append(max(lam, 1 - lam))
-    ours, theirs = weights.double().sort().values, torch.tensor(drawn, dtype=torch.float64).sort().values
-    places = torch.linspace(0.5, 1, 1001, dtype=torch.float64)
-    distance = (torch.searchsorted(ours, places) - torch.searchsorted(theirs, places)).abs().max() / number
-    assert distance < 1.95 * math.sqrt(2 / number)
-
-
 @pytest.mark.parametrize(
     ("alpha", "distribution"),
     [
@@ -144,14 +128,6 @@ def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours[:5], theirs)
     assert not found[1][5:].any()
-
-
-@pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_an_image_alone_is_not_mixed(name: str) -> None:
-    source = images(1)
-    mixed, targets = mixing(name).mix(source, torch.tensor([7]), keys(1), 10)
-    torch.testing.assert_close(mixed, source)
-    assert targets.nonzero().tolist() == [[0, 7]]
 
 
 def test_small_alpha_mixes_little() -> None:

@@ -1,4 +1,4 @@
-"""Each operation is torchvision's, applied image by image with the parameters that were drawn for the image."""
+"""Each operation is torchvision's, applied image by image with the parameters that were drawn for its index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from vitmnist.data.augment import OPERATIONS, Operation, augment_keys
 from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
-from vitmnist.data.augment.keys import random_signed, random_uniform
+from vitmnist.data.augment.keys import _mix64, random_signed, random_uniform
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
 
@@ -187,3 +187,27 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     if "ratio" in options:
         options["ratio"] = [(side + extra) / side] * 2
     torch.testing.assert_close(operation(name, **options)(source, keys(number), black), source, rtol=0, atol=1e-5)
+
+
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    """The generator's first outputs for seed 1234567, as published with its reference implementation."""
+    states = [(1234567 + 0x9E3779B97F4A7C15 * step) % 2**64 for step in (1, 2, 3)]
+    found = _mix64(torch.tensor([state - 2**64 if state >= 2**63 else state for state in states]))
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [value % 2**64 for value in found.tolist()] == published
+
+
+def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Tensor:
+    sampler = EpochSampler(1000, batch_size, seed, shuffle)
+    numbers = torch.empty(1000, dtype=torch.int64)
+    numbers[sampler.indices(epoch)] = augment_keys(sampler, epoch, torch.device("cpu"))
+    return numbers
+
+
+def test_an_images_number_depends_on_seed_epoch_and_index_and_not_on_its_batch() -> None:
+    """Neither on the batch size nor on the order."""
+    expected = by_index(1, "none")
+    assert torch.equal(by_index(4, "sample"), expected)
+    assert torch.equal(by_index(7, "batch"), expected)
+    found = torch.cat([by_index(1000, "none", seed, epoch) for seed in range(4) for epoch in range(4)])
+    assert len(found.unique()) == 16_000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,13 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from tests.conftest import Train
 from vitmnist import make_loader
+from vitmnist import run as run_module
 from vitmnist.data.loaders.base import Loader
-from vitmnist.data.loaders.prefetch import PrefetchLoader, Producer
+from vitmnist.data.loaders.disk import DataLoaderPool
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.leftovers import left_since, running
+from vitmnist.runtime.signals import UNFINISHED
 
 SAMPLES, BATCH_SIZE = 16, 2
 BATCHES = SAMPLES // BATCH_SIZE
@@ -102,39 +107,10 @@ def test_the_next_epoch_is_begun_before_the_end_of_one_and_as_far_as_the_queue_g
 
 
 @pytest.mark.parametrize("label", READS_FILES)
-def test_nothing_is_made_ahead_of_an_unknown_or_a_last_epoch(label: str, recorded: Recorded) -> None:
+def test_nothing_is_made_ahead_of_an_unknown_epoch(label: str, recorded: Recorded) -> None:
     with build(label, recorded) as loader:
         exhaust(loader, 0)
         assert settled(recorded.reads, BATCHES) == BATCHES
-        loader.epochs = 2
-        exhaust(loader, 1)
-        assert settled(recorded.reads, 2 * BATCHES) == 2 * BATCHES
-
-
-def test_workers_that_end_with_their_epoch_begin_no_other(recorded: Recorded) -> None:
-    with build("disk", recorded, epochs=2, persistent_workers=False) as loader:
-        assert exhaust(loader, 0) == BATCHES
-        assert not workers_and_threads()
-        assert exhaust(loader, 1) == BATCHES
-
-
-@pytest.mark.parametrize(("label", "threads"), [("disk", 0), ("prefetch of disk", 1)])
-def test_all_epochs_have_the_same_workers_and_the_same_thread(
-    label: str, threads: int, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[object] = []
-    for kind, method in ((DataLoader, "__init__"), (Producer, "__init__")):
-        original = getattr(kind, method)
-
-        def counted(self: object, *arguments: object, original: Callable = original, **options: object) -> None:
-            begun.append(type(self))
-            original(self, *arguments, **options)
-
-        monkeypatch.setattr(kind, method, counted)
-    with build(label, recorded, epochs=3) as loader:
-        for number in range(3):
-            exhaust(loader, number)
-    assert (begun.count(DataLoader), begun.count(Producer)) == (1, threads)
 
 
 @pytest.mark.parametrize("call", [(0, 0), (1, 1), (2, 0)])
@@ -188,26 +164,6 @@ def test_an_error_of_the_next_epoch_is_not_raised_in_this_one(label: str, tmp_pa
     assert not workers_and_threads()
 
 
-def test_an_error_at_the_end_of_an_epoch_is_raised_there() -> None:
-    """After its last batch, although the run would go on; the next epoch has a run of its own."""
-
-    class FailsAtTheEnd(Loader):
-        def batches(self, number: int, start: int):
-            yield from range(start, len(self))
-            if not number:
-                raise OSError("the disk is gone")
-
-    loader = build("prefetch of ram", (torch.arange(SAMPLES), torch.arange(SAMPLES)), epochs=2)
-    assert isinstance(loader, PrefetchLoader)
-    loader.base = FailsAtTheEnd(loader.sampler)
-    with loader:
-        batches = loader.epoch(0)
-        assert [next(batches) for _ in range(BATCHES)] == list(range(BATCHES))
-        with pytest.raises(OSError, match="the disk is gone"):
-            next(batches)
-        assert exhaust(loader, 1) == BATCHES
-
-
 def test_the_interpreter_ends_under_a_live_iterator_and_an_epoch_that_was_begun() -> None:
     program = """
 import torch
@@ -228,3 +184,39 @@ print(sum(1 for loader in begun for batch in loader.epoch(0)), sum(1 for batches
 def test_a_number_of_epochs_that_is_none_is_refused(epochs: object) -> None:
     with pytest.raises(ConfigError, match=f"epochs={epochs}: must be "):
         build("disk", (torch.arange(SAMPLES), torch.arange(SAMPLES)), epochs=epochs)
+
+
+def test_a_training_run_begins_its_epochs_ahead_and_an_evaluation_none(
+    quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[range, int]] = []
+    original = DataLoaderPool.run_epochs
+
+    def run_epochs(self: DataLoaderPool, numbers: range, start: int):
+        begun.append((numbers, start))
+        return original(self, numbers, start)
+
+    monkeypatch.setattr(DataLoaderPool, "run_epochs", run_epochs)
+    ended = train_here(*quick, "data/loader=disk", "data.loader.num_workers=1", "epochs=3")
+    assert ended.returncode == 0, ended.stderr
+    assert begun == [(range(3), 0), *[(range(1), 0)] * 3]
+
+
+PREFETCH = "data/loader=prefetch data/loader@data.loader.base=disk data.loader.base.num_workers=1"
+
+
+@pytest.mark.parametrize("loader", ["data/loader=disk data.loader.num_workers=1", PREFETCH])
+def test_a_stop_while_the_next_epoch_is_begun_leaves_no_process(
+    loader: str, quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = running()
+    evaluate = run_module.evaluate
+
+    def stopped(*parts: object) -> object:
+        assert running() - before  # the next epoch is begun
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*parts)
+
+    monkeypatch.setattr(run_module, "evaluate", stopped)
+    assert train_here(*quick, *loader.split(), "epochs=2").returncode == UNFINISHED
+    assert not left_since(before)

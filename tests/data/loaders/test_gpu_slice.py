@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ from vitmnist import make_loader
 from vitmnist.data import loaders
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, Candidates, select_loader
+from vitmnist.data.loaders.auto import AutoOptions, select_loader
 from vitmnist.data.loaders.base import needs_of
-from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
 from vitmnist.data.loaders.residency import BATCHES, resident_fraction, with_resident_fraction
-from vitmnist.data.loaders.timing import Timed
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
@@ -141,17 +138,8 @@ def test_a_measured_model_is_left_what_it_needs(monkeypatch: pytest.MonkeyPatch)
     free(monkeypatch, 2 * TENSORS.nbytes)
 
     def fraction_next_to(model: int) -> float:
-        with ExitStack() as stack:
-            bench = Candidates(
-                stack,
-                data=TENSORS,
-                sampler=SAMPLER,
-                device=DEVICE,
-                timed_of=lambda loader: Timed(BatchStream(loader, DEVICE), lambda batch: None),
-                model_memory=Memory(host=model),
-            )
-            assert bench.add_loader("gpu_slice", {"name": "gpu_slice"})
-        return float(bench.values["gpu_slice"]["resident"])
+        values = {"name": "gpu_slice", "resident": "auto"}
+        return with_resident_fraction(values, [(TENSORS, SAMPLER)], DEVICE, Memory(host=model))["resident"]
 
     assert fraction_next_to(TENSORS.nbytes // 2) == 1
     staged = INDICES + BATCHES * BATCH * ROW
@@ -172,12 +160,6 @@ def test_training_and_evaluation_set_share_the_memory(monkeypatch: pytest.Monkey
     shared = with_resident_fraction({**values, "resident": "auto"}, sets, DEVICE)
     taken = sum(needs_of(shared, *each, DEVICE).device for each in sets)
     assert 0.7 * TENSORS.nbytes < taken < 0.8 * TENSORS.nbytes
-
-
-def test_other_loaders_keep_their_options() -> None:
-    sets = [(TENSORS, SAMPLER)]
-    for values in ({"name": "ram", "frozen": False}, {"name": "prefetch", "base": {"name": "ram", "frozen": False}}):
-        assert with_resident_fraction(values, sets, DEVICE) == values
 
 
 @pytest.mark.usefixtures("backend")

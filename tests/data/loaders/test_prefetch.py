@@ -58,12 +58,13 @@ def numbers(batches: Batches) -> list[int]:
     return [int(images) for images, _ in batches]
 
 
+@pytest.mark.parametrize("epochs", [None, 2])  # that are known beforehand, of which the next would be begun
 @pytest.mark.parametrize("fail_at", [0, 3, BATCHES - 1, BATCHES])
 @pytest.mark.parametrize("error", [OSError("the disk is gone"), SystemExit(3), KeyboardInterrupt()])
 def test_an_exception_arrives_where_its_batch_would_have(
-    prefetch: PrefetchLoader, fail_at: int, error: BaseException
+    prefetch: PrefetchLoader, fail_at: int, error: BaseException, epochs: int | None
 ) -> None:
-    prefetch.base.fail_at, prefetch.base.error = fail_at, error
+    prefetch.epochs, prefetch.base.fail_at, prefetch.base.error = epochs, fail_at, error
     seen = []
     with pytest.raises(type(error)) as caught:  # noqa: PT012
         for images, _ in prefetch.epoch(0):
@@ -72,37 +73,18 @@ def test_an_exception_arrives_where_its_batch_would_have(
     assert caught.value is error
     assert "raise self.error" in "".join(traceback.format_tb(caught.value.__traceback__))
     prefetch.base.fail_at = None
-    assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
-
-
-def test_the_queue_is_filled_ahead_and_no_more(prefetch: PrefetchLoader) -> None:
-    batches = prefetch.epoch(0)
-    next(batches)
-    # While the consumer holds the first batch: two in the queue, and one in the thread's hands.
-    assert soon(lambda: prefetch.base.made >= 4)
-    time.sleep(0.1)
-    assert prefetch.base.made == 4
-    batches.close()
-
-
-def test_a_hundred_abandoned_iterators_leave_no_thread(prefetch: PrefetchLoader) -> None:
-    before = threading.active_count()
-    for number in range(100):
-        for _, labels in prefetch.epoch(number):
-            assert int(labels) == number
-            break
-    with pytest.raises(ZeroDivisionError), prefetch:  # noqa: PT012
-        for _ in prefetch.epoch(0):
-            raise ZeroDivisionError
-    assert soon(lambda: threading.active_count() <= before)
+    assert numbers(prefetch.epoch(1)) == list(range(BATCHES))
 
 
 def test_the_thread_leaves_the_cores_to_the_model(prefetch: PrefetchLoader) -> None:
     before, inside = torch.get_num_threads(), []
     prefetch.base.before_batch = {1: lambda: inside.append(torch.get_num_threads())}
-    numbers(prefetch.epoch(0))
-    assert inside == [1]
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)  # also of new threads
+    try:
+        numbers(prefetch.epoch(0))
+        assert (inside, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: PrefetchLoader) -> None:
@@ -175,8 +157,12 @@ def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchL
 PROGRAM = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
+import torch
 from torch.utils.data import Dataset
 from vitmnist import make_loader
+from vitmnist.data.loaders import disk
+
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = disk.GRACE_S = 0.2  # seconds that a blocked worker has to end
 
 class Blocks(Dataset):
     def __len__(self):
