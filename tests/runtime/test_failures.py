@@ -90,8 +90,8 @@ def test_a_gpu_that_fails_in_the_middle_ends_the_run_with_one_message(
 
 
 def test_too_many_open_files_are_a_mistake_that_the_message_corrects(quick: list[str], start: Start) -> None:
-    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
-    code, output = start(*quick, "data/loader=disk", "data.loader.num_workers=40", before=limit).ended()
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 40))
+    code, output = start(*quick, "data/loader=disk", "data.loader.num_workers=20", before=limit).ended()
     assert code == 1
     assert "error: too many open files: " in output
     assert FILES in output
