@@ -194,7 +194,7 @@ def test_the_quotes_that_a_message_shows_are_those_for_a_shell(train_here: Train
 def test_hydras_own_options_are_left_to_hydra() -> None:
     options = [flag for action in get_args_parser()._actions for flag in action.option_strings]
     assert "--shell-completion" in options
-    for flag in set(options) - {"--resolve"}:
+    for flag in set(options) - {"--resolve", "--version"}:
         refuse_flags(["epochs=3", flag, "all"])
     refuse_flags(["--cfg", "job", "--resolve"])
 
