@@ -82,9 +82,14 @@ def test_a_stored_search_ends_after_its_trials_in_all(
     assert best_of(places[1])["best_value"] >= best_of(places[0])["best_value"]
 
 
-def test_the_plugin_that_is_missing_is_named() -> None:
-    error = MissingConfigException("", missing_cfg_file="hydra/sweeper/optuna", options=["basic"])
-    assert describe(error).message == "hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'"
+@pytest.mark.parametrize(
+    ("plugin", "extra"),
+    [("sweeper/optuna", "search"), ("launcher/submitit_slurm", "launchers"), ("launcher/ray", "ray")],
+)
+def test_the_plugin_that_is_missing_is_named(plugin: str, extra: str) -> None:
+    group, _, name = plugin.partition("/")
+    error = MissingConfigException("", missing_cfg_file=f"hydra/{plugin}", options=["basic"])
+    assert describe(error).message == f"hydra/{group}={name} is not installed; type pip install 'vitmnist[{extra}]'"
 
 
 @pytest.mark.parametrize(

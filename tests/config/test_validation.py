@@ -16,7 +16,6 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.support.processes import fork
 from vitmnist.config.labels import run_label
-from vitmnist.config.schema import Config, DataConfig
 from vitmnist.data.datasets import DATASETS
 from vitmnist.data.loaders import LOADERS
 from vitmnist.models import MODELS
@@ -81,15 +80,6 @@ def test_every_file_opens_with_its_use_and_every_key_has_a_comment(file: Path) -
         opens_a_block = not key[3].split("#")[0].strip()
         if section != "hydra" and not opens_a_block and "override /" not in line:
             assert "#" in line or lines[number - 1].lstrip().startswith("#"), f"{file.name}: {line}"
-
-
-def test_top_level_keys_are_the_schema() -> None:
-    values = yaml.safe_load((CONF / "config.yaml").read_text())
-    groups = {key for default in values.pop("defaults") if isinstance(default, dict) for key in default}
-    data = set(values.pop("data")) | {group.partition("/")[2] for group in groups if group.startswith("data/")}
-    top = (set(values) | groups | {"data"}) - {"hydra", "experiment", "hparams_search"}
-    assert {key for key in top if "/" not in key} == {field.name for field in fields(Config)}
-    assert data == {field.name for field in fields(DataConfig)}
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, Start, Train, result_of
+from tests.conftest import REPOSITORY, Start
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.signals import RunInterrupted
-from vitmnist.training.step import TrainStep
 
 SHM = "--shm-size=2g"
 FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
 BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 OUT_OF_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
+GPU_FAILED = "the GPU failed: CUDA error: unspecified launch failure; start again"
 USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown without a traceback
 
 
@@ -36,7 +36,7 @@ USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown witho
         (MemoryError(), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_MEMORY, USER_ERROR),
-        (torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."), "GPU failed: CUDA", USER_ERROR),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."), GPU_FAILED, USER_ERROR),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "num_workers=N", USER_ERROR),
         (RuntimeError("DataLoader timed out after 5 seconds"), "data.loader.timeout_s", USER_ERROR),
@@ -63,30 +63,6 @@ def test_each_failure_has_its_message_code_and_status(error: BaseException, mess
 def test_a_failed_gpu_is_shown_with_its_operation_if_kernels_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert not classify(RuntimeError("CUDA error: device-side assert triggered")).is_user_error
-
-
-def test_a_gpu_that_fails_in_the_middle_ends_the_run_with_one_message(
-    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the error that torch raises, from the second epoch's first step on."""
-    step, calls = TrainStep.__call__, 0
-
-    def lost(self: TrainStep, *parts: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls > 4:
-            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nSearch for `cudaError`.")
-        return step(self, *parts)
-
-    monkeypatch.setattr(TrainStep, "__call__", lost)
-    ended = train_here(*quick, "hydra.run.dir=here")
-    assert ended.returncode == 1
-    assert "error: the GPU failed: CUDA error: unspecified launch failure; start again" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "Search for" not in ended.stderr
-    result = result_of(tmp_path / "here")
-    assert (result["status"], len(result["epochs"])) == ("failed", 1)
-    assert result["error"].startswith("the GPU failed: CUDA error: unspecified launch failure; ")
 
 
 def test_too_many_open_files_are_a_mistake_that_the_message_corrects(quick: list[str], start: Start) -> None:
