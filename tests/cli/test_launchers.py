@@ -19,13 +19,13 @@ from tests.conftest import PLAIN, result_of, start_program
 )
 def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{module}")
-    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=30", PLAIN]
+    data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=80", PLAIN]
     ended = start_program(tmp_path, "-m", f"hydra/launcher={launcher}", *data, "seed=1,2", "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))]
     assert [(result["status"], result["seed"], len(result["epochs"])) for result in results] == [
-        ("completed", 1, 30),
-        ("completed", 2, 30),
+        ("completed", 1, 80),
+        ("completed", 2, 80),
     ]
     rows = list(csv.DictReader((tmp_path / "here" / "report.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == ["completed, overlapping"]
