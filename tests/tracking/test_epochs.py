@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas
 
-from tests.conftest import Printed, Start, result_of
+from tests.conftest import Printed, Start, Train, result_of
+from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.tracking.metrics import METRICS
 from vitmnist.tracking.result import COLUMNS, Result
 
@@ -37,14 +38,16 @@ def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Pat
 
 
 def test_a_killed_run_keeps_its_rows_and_repeats_none(
-    quick: list[str], start: Start, succeed: Printed, tmp_path: Path
+    quick: list[str], start: Start, train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
     """Its only checkpoint is older than its last row."""
     run = tmp_path / "run"
     succeed(*quick, "epochs=1", "hydra.run.dir=run")
     start("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 4/100000").kill_group()
     assert [row["epoch"] for row in rows(run)][:4] == ["0", "1", "2", "3"]
+    assert train_here("resume=run", "epochs=2", "max_minutes=0").returncode == UNFINISHED
+    assert [row["epoch"] for row in rows(run)] == ["0"]
     for epochs in (2, 3):
-        succeed("resume=run", f"epochs={epochs}")
+        succeed("resume=run", f"epochs={epochs}", "max_minutes=null")
         assert [row["epoch"] for row in rows(run)] == [*map(str, range(epochs))]
         assert_same_epochs(run)
