@@ -24,6 +24,7 @@ from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, st
 from vitmnist.cli.train import main
 from vitmnist.data.datasets import Dataset, load_dataset
 from vitmnist.data.datasets.torchvision import FILES
+from vitmnist.runtime.signals import UNFINISHED
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -46,6 +47,7 @@ MACHINE = ("host_peak_mib", "gpu_peak_mib", "cores_busy", "gpu_util_pct")
 
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
+Printed = Callable[..., str]  # of `succeed` and `refuse`
 Start = Callable[..., TrainProcess]
 StartRanks = Callable[..., TrainRanks]
 
@@ -148,6 +150,49 @@ def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def train_here(call_here: CallHere) -> Train:
     """The same as `train` within this process, which has imported torch already."""
     return partial(call_here, main)
+
+
+@pytest.fixture
+def succeed(train_here: Train) -> Printed:
+    """The same as `train_here`, but the program must end with exit code 0; returns its stdout."""
+
+    def call(*arguments: str, **options: Path) -> str:
+        ended = train_here(*arguments, **options)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    return call
+
+
+@pytest.fixture
+def refuse(train_here: Train) -> Printed:
+    """The same as `train_here`, but the program must end with exit code 1, without a traceback; returns its stderr."""
+
+    def call(*arguments: str, **options: Path) -> str:
+        ended = train_here(*arguments, **options)
+        assert ended.returncode == 1, ended.stdout
+        assert "Traceback" not in ended.stdout + ended.stderr
+        return ended.stderr
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def stateful(tiny_root: Path) -> list[str]:
+    """Overrides for a run whose every part has a state, and whose optimizer has two groups of parameters."""
+    return overrides_for(tiny_root, *STATEFUL, "optimizer=adamw")
+
+
+@pytest.fixture(scope="session")
+def runs(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs: `whole` is completed, `cut` was stopped after its first batch by its time limit."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert TrainProcess(folder, *stateful, "hydra.run.dir=whole").ended()[0] == 0
+    code, output = TrainProcess(folder, *stateful, "hydra.run.dir=cut", "max_minutes=0").ended()
+    assert code == UNFINISHED, output
+    assert "the time limit max_minutes was reached" in output
+    assert result_of(folder / "cut")["status"] == "interrupted"
+    return folder
 
 
 @pytest.fixture

@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import STATEFUL, Train, overrides_for
+from tests.conftest import Printed
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
+from vitmnist.cli.messages import describe
+from vitmnist.cli.resume import recorded_config
 from vitmnist.errors import DataError
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.run import run
+from vitmnist.runtime.failures import Failure
+from vitmnist.runtime.signals import UNFINISHED, StopSignal
 
 WRONG: list[Any] = [None, "x", [], torch.ones(3)]
 HARMLESS = {("device", "x"), ("epochs", "[]"), ("rng", "[]")}  # what another run could have saved
 
 Place = tuple[Any, ...]
+Failing = Callable[[Any], Failure | None]
 
 
 @pytest.fixture(scope="module")
-def stopped(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, `run`, that was stopped within its second epoch."""
     folder = tmp_path_factory.mktemp("stopped")
-    overrides = overrides_for(tiny_root, *STATEFUL, "optimizer=adamw", "tensorboard.every_steps=1", "hydra.run.dir=run")
-    assert TrainProcess(folder, *overrides, "epochs=1").ended()[0] == 0
+    first = [*stateful, "tensorboard.every_steps=1", "hydra.run.dir=run", "epochs=1"]
+    assert TrainProcess(folder, *first).ended()[0] == 0
     assert TrainProcess(folder, "resume=run", "epochs=2", "max_minutes=0").ended()[0] == UNFINISHED
     return folder
+
+
+@pytest.fixture(scope="module")
+def kept(stopped: Path) -> dict[str, Any]:
+    """The checkpoint of the run."""
+    state = storage.load(stopped / "run")
+    assert state is not None
+    return state
 
 
 def places(state: Any, place: Place = ()) -> Iterator[Place]:
@@ -52,30 +67,38 @@ def replaced(state: Any, place: Place, value: Any) -> Any:
     return changed
 
 
-def resumed(folder: Path, state: dict[str, Any], train_here: Train, target: Path) -> tuple[int, str]:
-    """The exit code and the messages of resuming a copy of a run from this state alone."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(folder, target)
-    shutil.rmtree(target / "run" / "checkpoints")
-    storage.save(target / "run", state)
-    ended = train_here("resume=run", "max_minutes=null", folder=target)
-    return ended.returncode, ended.stdout + ended.stderr
+@pytest.fixture
+def failure(stopped: Path, tmp_path: Path) -> Failing:
+    """Resume the run from this state alone; returns how it failed, None if it ended."""
+
+    def resume(state: Any) -> Failure | None:
+        with TemporaryDirectory(dir=tmp_path) as folder:
+            storage.save(Path(folder), state)
+            try:
+                run(
+                    recorded_config(stopped / "run", ["max_minutes=null", f"resume={folder}"]),
+                    Path(folder),
+                    [],
+                    StopSignal(),
+                )
+            except Exception as error:
+                return describe(error)
+        return None
+
+    return resume
 
 
-def test_a_field_of_a_wrong_type_is_damage(stopped: Path, train_here: Train, tmp_path: Path) -> None:
-    kept = storage.load(stopped / "run")
-    assert kept is not None
+def test_a_field_of_a_wrong_type_is_damage(kept: dict[str, Any], failure: Failing) -> None:
     assert all((kept["progress"], kept["epochs"])), "the run has an epoch behind it and one under way"
+    messages = {"format": "another version", "config": "resume: the run began with another configuration"}
     for name in kept:
         for wrong in WRONG:
-            code, output = resumed(stopped, {**kept, name: wrong}, train_here, tmp_path / "copy")
-            assert "Traceback" not in output, (name, wrong, output)
-            if (name, str(wrong)) in HARMLESS:
-                continue
-            assert code == 1, (name, wrong, output)
-            messages = {"format": "another version", "config": "resume: the run began with another configuration"}
-            expected = ("is damaged", messages.get(name, "is damaged"))
-            assert any(message in output for message in expected), (name, wrong, output)
+            found = failure({**kept, name: wrong})
+            assert found is None or found.is_user_error, (name, wrong, found)
+            if (name, str(wrong)) not in HARMLESS:
+                assert found is not None, (name, wrong)
+                expected = ("is damaged", messages.get(name, "is damaged"))
+                assert any(message in found.message for message in expected), (name, wrong, found)
 
 
 @pytest.mark.parametrize(
@@ -104,32 +127,34 @@ def test_a_field_of_a_wrong_type_is_damage(stopped: Path, train_here: Train, tmp
     ids=str,
 )
 def test_a_wrong_value_within_a_field_is_damage(
-    stopped: Path, train_here: Train, tmp_path: Path, place: Place, wrong: Any
+    kept: dict[str, Any], failure: Failing, place: Place, wrong: Any
 ) -> None:
-    kept = storage.load(stopped / "run")
-    code, output = resumed(stopped, replaced(kept, place, wrong), train_here, tmp_path / "copy")
-    assert code == 1, output
-    assert "error: " in output
-    assert "run/checkpoints: is damaged, or not of this version of the program: " in output
-    assert "Traceback" not in output
+    found = failure(replaced(kept, place, wrong))
+    assert found is not None
+    assert found.is_user_error, found
+    assert "checkpoints: is damaged, or not of this version of the program: " in found.message
+
+
+def test_the_command_says_so_in_one_line(stopped: Path, kept: dict[str, Any], refuse: Printed, tmp_path: Path) -> None:
+    shutil.copytree(stopped / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    storage.save(tmp_path / "run", replaced(kept, ("step", "ema"), None))
+    printed = refuse("resume=run", "max_minutes=null")
+    assert re.fullmatch(r"error: \S+/run/checkpoints: is damaged, or not of this version of the program: .*\n", printed)
 
 
 @pytest.mark.slow
-def test_no_value_anywhere_ends_in_a_traceback(stopped: Path, train_here: Train, tmp_path: Path) -> None:
+def test_no_value_anywhere_ends_in_a_traceback(kept: dict[str, Any], failure: Failing) -> None:
     """Forty of all places and wrong values, always the same ones."""
-    kept = storage.load(stopped / "run")
     tries = [(place, wrong) for place in places(kept) for wrong in WRONG]
     for place, wrong in random.Random(1).sample(tries, 40):
-        code, output = resumed(stopped, replaced(kept, place, wrong), train_here, tmp_path / "copy")
-        assert "Traceback" not in output, (place, wrong, output)
-        assert code == 0 or "error: " in output, (place, wrong, output)
+        found = failure(replaced(kept, place, wrong))
+        assert found is None or found.is_user_error, (place, wrong, found)
 
 
-def test_weights_of_a_wrong_type_are_not_used(stopped: Path, tmp_path: Path) -> None:
+def test_weights_of_a_wrong_type_are_not_used(kept: dict[str, Any], tmp_path: Path) -> None:
     """By `evaluate`, `predict` and `export`, which all load them like this."""
-    kept = storage.load(stopped / "run")
-    assert kept is not None
-    for place in (("model_info",), ("step",), *((*name, key) for name in [("model_info",)] for key in kept[name[0]])):
+    for place in (("model_info",), ("step",), *(("model_info", key) for key in kept["model_info"])):
         for wrong in WRONG:
             storage.save(tmp_path, replaced(kept, place, wrong))
             with pytest.raises(DataError, match=r"last\.pt: is damaged, or not of this version of the program: "):

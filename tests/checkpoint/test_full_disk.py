@@ -45,31 +45,35 @@ def fill_disk(run: Path, calls: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def arguments(tiny_root: Path) -> list[str]:
+    settings = ["batch_size=12", "checkpoint.every_minutes=1e-9", "resume=auto", "hydra.run.dir=run"]
+    return overrides_for(tiny_root, *STATEFUL, *settings)
+
+
+@pytest.fixture(scope="module")
+def whole(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    assert TrainProcess(folder, *arguments(tiny_root)).ended()[0] == 0
+    assert TrainProcess(folder, *arguments).ended()[0] == 0
     return folder / "run"
 
 
-def arguments(root: Path) -> list[str]:
-    settings = ["batch_size=12", "checkpoint.every_minutes=1e-9", "resume=auto", "hydra.run.dir=run"]
-    return overrides_for(root, *STATEFUL, *settings)
-
-
 @pytest.mark.parametrize(
-    "every", [30, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])], ids=["some", "all"]
+    # Each file is opened and then flushed, so that every third call is now the one, now the other of each.
+    "every",
+    [30, pytest.param(3, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    ids=["some", "many"],
 )
 def test_a_run_whose_disk_was_full_at_any_call_ends_with_the_same_weights(
-    every: int, tiny_root: Path, whole: Path, tmp_path: Path
+    every: int, arguments: list[str], whole: Path, tmp_path: Path
 ) -> None:
     for calls in itertools.count(0, every):
         folder = tmp_path / str(calls)
         folder.mkdir()
-        full = TrainProcess(folder, *arguments(tiny_root), before=partial(fill_disk, folder / "run", calls))
+        full = TrainProcess(folder, *arguments, before=partial(fill_disk, folder / "run", calls))
         code, output = full.ended()
         assert code == (0 if "Results: run" in output else 1), output
         if code:
-            resumed, output = TrainProcess(folder, *arguments(tiny_root)).ended()
+            resumed, output = TrainProcess(folder, *arguments).ended()
             assert resumed == 0, f"{calls}: {output}"
         assert_same_run(whole, folder / "run")
         if code == 0:  # what could not be written, such as signs of life, was not needed

@@ -10,22 +10,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import CallHere, Train, overrides_for
+from tests.conftest import CallHere, Printed, Train
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage
 from vitmnist.cli import evaluate, report, status
 from vitmnist.cli.arguments import for_hydra
-from vitmnist.runtime.signals import UNFINISHED
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a stopped run `cut`, and a sweep `swept`."""
+def swept(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep of two jobs."""
     folder = tmp_path_factory.mktemp("foreign")
-    settings = overrides_for(tiny_root)
-    assert TrainProcess(folder, *settings, "max_minutes=0", "hydra.run.dir=cut").ended()[0] == UNFINISHED
-    assert TrainProcess(folder, "-m", *settings, "seed=1,2", "hydra.sweep.dir=swept").ended()[0] == 0
-    return folder
+    assert TrainProcess(folder, "-m", *stateful, "seed=1,2", "hydra.sweep.dir=swept").ended()[0] == 0
+    return folder / "swept"
 
 
 def popen(marker: Path) -> str:
@@ -61,14 +58,14 @@ def test_a_copied_run_executes_nothing(
     change: Callable[[Path, list[str]], None],
     typed: list[str],
     runs: Path,
-    tiny_root: Path,
+    stateful: list[str],
     train_here: Train,
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "outputs" / "runs" / "a" / "b"
     shutil.copytree(runs / "cut", folder)
     change(folder, [popen(tmp_path / "marker"), "--help"])
-    ended = train_here(*(overrides_for(tiny_root) if "resume=auto" in typed else []), *typed, "max_minutes=null")
+    ended = train_here(*(stateful if "resume=auto" in typed else []), *typed, "max_minutes=null")
     assert "Traceback" not in ended.stderr
     assert "Configuration groups" not in ended.stdout
     assert ended.returncode == (1 if change is add_to_checkpoint and typed != ["resume=auto"] else 0), ended.stderr
@@ -106,10 +103,10 @@ HOSTILE_TO_JOBS = (
 
 
 def test_a_sweep_takes_only_its_own_keys_from_its_record(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(runs / "swept", tmp_path / "swept")
+    shutil.copytree(swept, tmp_path / "swept")
     file = tmp_path / "swept" / "multirun.yaml"
     recorded = yaml.safe_load(file.read_text())
     task, of_hydra = (recorded["hydra"]["overrides"][key] for key in ("task", "hydra"))
@@ -132,15 +129,15 @@ def test_a_sweep_takes_only_its_own_keys_from_its_record(
 
 
 def test_the_name_of_a_folder_is_not_resolved(
-    runs: Path, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
+    runs: Path, swept: Path, stateful: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
 ) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     folder = tmp_path / "outputs" / "runs" / "a" / "${oc.env:SECRET}"
     shutil.copytree(runs / "cut", folder)
-    shutil.copytree(runs / "swept", tmp_path / "${oc.env:SECRET}")
+    shutil.copytree(swept, tmp_path / "${oc.env:SECRET}")
     named = [train_here(f"resume={folder}"), train_here("sweep.resume=${oc.env:SECRET}")]
     assert all("must not contain control characters or ${; rename it" in one.stderr for one in named)
-    begun = train_here(*overrides_for(tiny_root), "resume=auto", "max_minutes=0")
+    begun = train_here(*stateful, "resume=auto", "max_minutes=0")
     assert "a new one begins" in begun.stdout
     assert "hunter2" not in "".join(one.stdout + one.stderr for one in (*named, begun))
     assert not [path for path in tmp_path.rglob("*") if "hunter2" in path.name]
@@ -171,26 +168,37 @@ def as_link(file: Path, elsewhere: Path) -> None:
     file.symlink_to(elsewhere)
 
 
-def test_a_sweep_writes_through_no_link_and_waits_for_no_fifo(runs: Path, tmp_path: Path, train_here: Train) -> None:
+@pytest.mark.parametrize("name", ["checkpoints", ".hydra", "vitmnist.log"])
+def test_a_run_writes_through_no_link(name: str, runs: Path, refuse: Printed, tmp_path: Path) -> None:
+    shutil.copytree(runs / "cut", tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    as_link(tmp_path / "run" / name, elsewhere)
+    before = {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.glob("*"))}
+    printed = refuse("resume=run", "max_minutes=null")
+    assert printed == f"error: run/{name}: is a symbolic link; replace it by what it points to\n"
+    assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.glob("*"))} == before
+
+
+def test_a_sweep_writes_through_no_link_and_waits_for_no_fifo(swept: Path, tmp_path: Path, refuse: Printed) -> None:
     """Hydra opens the log of a job before the job can check anything."""
-    swept, elsewhere = tmp_path / "swept", tmp_path / "elsewhere"
-    job = next(folder.name for folder in (runs / "swept").glob("0-*"))
+    copied, elsewhere = tmp_path / "swept", tmp_path / "elsewhere"
+    job = next(folder.name for folder in swept.glob("0-*"))
     for file in ("optimization_results.yaml", "multirun.yaml", job, f"{job}/vitmnist.log"):
-        shutil.copytree(runs / "swept", swept)
-        (swept / job / "result.json").unlink()
-        as_link(swept / file, elsewhere)
+        shutil.copytree(swept, copied)
+        (copied / job / "result.json").unlink()
+        as_link(copied / file, elsewhere)
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        ended = train_here("sweep.resume=swept")
-        assert ended.stderr.endswith(f"error: swept/{file}: is a symbolic link; replace it by what it points to\n")
+        printed = refuse("sweep.resume=swept")
+        assert printed.endswith(f"error: swept/{file}: is a symbolic link; replace it by what it points to\n")
         changed = [path for path, content in before.items() if path.read_bytes() != content]
         assert [path.name for path in changed if path.is_relative_to(elsewhere)] == []
-        shutil.rmtree(swept)
+        shutil.rmtree(copied)
         shutil.rmtree(elsewhere, ignore_errors=True)
         elsewhere.unlink(missing_ok=True)
-    shutil.copytree(runs / "swept", swept)
-    (swept / job / "vitmnist.log").unlink()
-    os.mkfifo(swept / job / "vitmnist.log")
-    assert "is neither a file nor a folder; remove it" in train_here("sweep.resume=swept").stderr
+    shutil.copytree(swept, copied)
+    (copied / job / "vitmnist.log").unlink()
+    os.mkfifo(copied / job / "vitmnist.log")
+    assert "is neither a file nor a folder; remove it" in refuse("sweep.resume=swept")
 
 
 def test_a_damaged_configuration_is_taken_from_the_checkpoint(runs: Path, tmp_path: Path, train_here: Train) -> None:

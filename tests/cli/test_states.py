@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import STATEFUL, Train, assert_same_run, overrides_for, result_of
-from tests.support.processes import TrainProcess
-from vitmnist.runtime.signals import UNFINISHED
+from tests.conftest import Printed, Train, assert_same_run
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
@@ -29,24 +27,6 @@ EXPECTED = {
     "completed": (DONE, DONE, REFUSED),
     "completed, without checkpoints": (DONE, DONE, REFUSED),
 }
-
-
-@pytest.fixture(scope="module")
-def arguments(tiny_root: Path) -> list[str]:
-    """Overrides for a run whose optimizer has two groups of parameters."""
-    return overrides_for(tiny_root, *STATEFUL, "optimizer=adamw")
-
-
-@pytest.fixture(scope="module")
-def runs(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs: `whole` is completed, `cut` was stopped after its first batch by its time limit."""
-    folder = tmp_path_factory.mktemp("runs")
-    assert TrainProcess(folder, *arguments, "hydra.run.dir=whole").ended()[0] == 0
-    code, output = TrainProcess(folder, *arguments, "hydra.run.dir=cut", "max_minutes=0").ended()
-    assert code == UNFINISHED, output
-    assert "the time limit max_minutes was reached" in output
-    assert result_of(folder / "cut")["status"] == "interrupted"
-    return folder
 
 
 def make(state: str, runs: Path, folder: Path) -> None:
@@ -76,14 +56,14 @@ def make(state: str, runs: Path, folder: Path) -> None:
 @pytest.mark.parametrize("command", ["resume=auto", "resume=DIR", "plain"])
 @pytest.mark.parametrize("state", EXPECTED)
 def test_each_command_does_the_right_thing_in_each_state(
-    state: str, command: str, runs: Path, arguments: list[str], train_here: Train, tmp_path: Path
+    state: str, command: str, runs: Path, stateful: list[str], train_here: Train, tmp_path: Path
 ) -> None:
     make(state, runs, tmp_path / "run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     typed = {
-        "resume=auto": [*arguments, "resume=auto", "hydra.run.dir=run", "max_minutes=null"],
+        "resume=auto": [*stateful, "resume=auto", "hydra.run.dir=run", "max_minutes=null"],
         "resume=DIR": ["resume=run", "max_minutes=null"],
-        "plain": [*arguments, "hydra.run.dir=run"],
+        "plain": [*stateful, "hydra.run.dir=run"],
     }
     ended = train_here(*typed[command])
     expected = dict(zip(typed, EXPECTED[state], strict=True))[command]
@@ -95,12 +75,12 @@ def test_each_command_does_the_right_thing_in_each_state(
         assert_same_run(runs / "whole", tmp_path / "run")
     else:
         assert ended.returncode == (0 if expected == DONE else 1)
-        kept = {path: content for path, content in before.items() if path.suffix not in (".log", ".pt")}
+        kept = {path: content for path, content in before.items() if path.suffix != ".log"}
         assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_auto_names_the_runs_that_it_does_not_resume(
-    runs: Path, arguments: list[str], train_here: Train, tmp_path: Path
+    runs: Path, stateful: list[str], succeed: Printed, tmp_path: Path
 ) -> None:
     folders = {name: tmp_path / "outputs" / "runs" / "2026-01-01" / name for name in ("a", "b", "c", "d", "e")}
     make("completed", runs, folders["a"])
@@ -108,16 +88,15 @@ def test_auto_names_the_runs_that_it_does_not_resume(
     make("killed before a checkpoint", runs, folders["c"])
     make("resumable", runs, folders["d"])
     make("empty", runs, folders["e"])
-    ended = train_here(*arguments, "resume=auto", "max_minutes=null")
-    assert ended.returncode == 0, ended.stderr
+    printed = succeed(*stateful, "resume=auto", "max_minutes=null")
     for name, reason in {
         "a": "it is completed",
         "b": "its .hydra/config.yaml is damaged",
         "c": "it has no checkpoint",
         "e": "it holds no run",
     }.items():
-        assert f"resume=auto: not outputs/runs/2026-01-01/{name}: {reason}" in ended.stdout
-    assert "resume=auto: resuming outputs/runs/2026-01-01/d" in ended.stdout
+        assert f"resume=auto: not outputs/runs/2026-01-01/{name}: {reason}" in printed
+    assert "resume=auto: resuming outputs/runs/2026-01-01/d" in printed
     assert_same_run(runs / "whole", folders["d"])
-    other = train_here(*arguments, "seed=7", "optimizer.lr=0.1", "resume=auto", "epochs=1")
-    assert "not outputs/runs/2026-01-01/a: it has another epochs, seed, optimizer.lr" in other.stdout
+    other = succeed(*stateful, "seed=7", "optimizer.lr=0.1", "resume=auto", "epochs=1")
+    assert "not outputs/runs/2026-01-01/a: it has another epochs, seed, optimizer.lr" in other

@@ -247,7 +247,7 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
     """One rank is killed; torchrun ends the other, and starts both again in the same folder."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    typed = [*quick, "epochs=400", "checkpoint.min_interval_s=0"]
+    typed = [*quick, "epochs=200", "checkpoint.min_interval_s=0"]
     with (tmp_path / "output.txt").open("w+") as output:
         started = subprocess.Popen(
             [*torchrun, f"--master-port={free_port()}", str(REPOSITORY / "train.py"), *typed],
@@ -268,4 +268,4 @@ def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], 
     assert f"resume=auto: resuming {run.relative_to(tmp_path)}" in text
     result = result_of(run)
     assert result["status"] == "completed"
-    assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(400))
+    assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(200))

@@ -23,6 +23,7 @@ SHM = "--shm-size=2g"
 FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
 BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 OUT_OF_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
+GPU_FAILED = "the GPU failed: CUDA error: unspecified launch failure; start again"
 USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown without a traceback
 
 
@@ -36,7 +37,7 @@ USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown witho
         (MemoryError(), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_MEMORY, USER_ERROR),
-        (torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."), "GPU failed: CUDA", USER_ERROR),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."), GPU_FAILED, USER_ERROR),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "num_workers=N", USER_ERROR),
         (RuntimeError("DataLoader timed out after 5 seconds"), "data.loader.timeout_s", USER_ERROR),
@@ -97,8 +98,8 @@ def test_a_model_larger_than_memory_gives_advice(quick: list[str], train_here: T
 
 
 def test_too_many_open_files_are_a_mistake_that_the_message_corrects(quick: list[str], start: Start) -> None:
-    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
-    code, output = start(*quick, "data/loader=disk", "data.loader.num_workers=40", before=limit).ended()
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 40))
+    code, output = start(*quick, "data/loader=disk", "data.loader.num_workers=20", before=limit).ended()
     assert code == 1
     assert "error: too many open files: " in output
     assert FILES in output

@@ -1,7 +1,10 @@
-"""A set that does not fit into memory is refused before it is read."""
+"""A set that does not fit into memory is refused before it is read; freed memory stays where that is asked for."""
 
 from __future__ import annotations
 
+import multiprocessing
+import platform
+import resource
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from vitmnist.data.loaders.residency import GpuSliceOptions
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.runtime import memory
+from vitmnist.runtime.allocator import freed_memory_kept
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
 
 CPU = torch.device("cpu")
@@ -90,3 +94,26 @@ def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.Monkey
         assert free_memory(CPU).host == 3700
         (folder / "memory.max").write_text("max\n")
         assert free_memory(CPU).host > 2**20
+
+
+def page_faults() -> int:
+    """The page faults of blocks above the 32 MiB from which glibc always asks the system."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def compare_page_faults() -> None:
+    with freed_memory_kept():
+        kept = min(page_faults() for _ in range(5))
+    assert kept < page_faults() / 10, kept
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_kept_memory_is_reused_without_page_faults() -> None:
+    """In a process of its own, because glibc serves a thread differently after an allocation that failed."""
+    process = multiprocessing.get_context("forkserver").Process(target=compare_page_faults)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

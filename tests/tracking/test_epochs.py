@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas
 
-from tests.conftest import Start, Train, overrides_for, result_of, write_mnist_like
+from tests.conftest import Printed, Start, Train, result_of
+from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.tracking.metrics import METRICS
 from vitmnist.tracking.result import COLUMNS, Result
 
@@ -36,26 +37,17 @@ def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Pat
     assert table["ended_at"].tolist() == [1700000000.25] * 2
 
 
-def test_a_stopped_and_resumed_run_has_one_row_per_epoch(quick: list[str], train_here: Train, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=run").returncode
-    assert rows(run) == []
-    assert train_here("resume=run", "max_minutes=null").returncode == 0
-    assert_same_epochs(run)
-    assert train_here("resume=run", "epochs=3").returncode == 0
-    assert [row["epoch"] for row in rows(run)] == ["0", "1", "2"]
-    assert_same_epochs(run)
-
-
-def test_a_killed_run_keeps_its_rows_and_repeats_none(start: Start, train_here: Train, tmp_path: Path) -> None:
+def test_a_killed_run_keeps_its_rows_and_repeats_none(
+    quick: list[str], start: Start, train_here: Train, succeed: Printed, tmp_path: Path
+) -> None:
     """Its only checkpoint is older than its last row."""
-    write_mnist_like(tmp_path / "KMNIST" / "raw", 300, 20)
-    quick = overrides_for(tmp_path, "epochs=1", "hydra.run.dir=run")
-    assert train_here(*quick).returncode == 0
-    killed = start("resume=run", "epochs=100", "checkpoint.min_interval_s=null").until("epoch 4/100")
-    killed.kill_group()
     run = tmp_path / "run"
+    succeed(*quick, "epochs=1", "hydra.run.dir=run")
+    start("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 4/100000").kill_group()
     assert [row["epoch"] for row in rows(run)][:4] == ["0", "1", "2", "3"]
-    assert train_here("resume=run", "epochs=2").returncode == 0
-    assert [row["epoch"] for row in rows(run)] == ["0", "1"]
-    assert_same_epochs(run)
+    assert train_here("resume=run", "epochs=2", "max_minutes=0").returncode == UNFINISHED
+    assert [row["epoch"] for row in rows(run)] == ["0"]
+    for epochs in (2, 3):
+        succeed("resume=run", f"epochs={epochs}", "max_minutes=null")
+        assert [row["epoch"] for row in rows(run)] == [*map(str, range(epochs))]
+        assert_same_epochs(run)

@@ -19,28 +19,21 @@ from vitmnist.tracking.images import confusion_matrix, training_batch, worst_mis
 from vitmnist.training.metrics import Predictions
 
 
-@pytest.mark.parametrize("shuffle", ["sample", "batch", "none"])
-def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str) -> None:
-    sampler, options = EpochSampler(23, 6, 3, shuffle), LOADERS.complete({"name": "ram"})
-    with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
-        grid = np.asarray(training_batch(tiny.train, loader, Preprocess(tiny.train), 1))
-        images, _ = next(iter(loader.epoch(1)))
-    assert grid.shape == (30, 8 * 30, 3)
-    for place, image in enumerate(images):
-        shown = grid[1:29, 30 * place + 1 : 30 * place + 29]
-        assert (shown == image[0].numpy()[..., None]).all()
-
-
-def test_the_training_batch_is_shown_as_it_was_mixed(tiny: Dataset) -> None:
-    """With the partners of the whole batch, of which fewer images may be shown."""
-    sampler, options = EpochSampler(23, 10, 3), LOADERS.complete({"name": "ram"})
-    preprocess = Preprocess(tiny.train, Compose([{"name": "cutmix"}]))
+@pytest.mark.parametrize(
+    ("shuffle", "operations"),
+    [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])],  # mixed with the whole batch
+)
+def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str, operations: list) -> None:
+    sampler, options = EpochSampler(23, 10, 3, shuffle), LOADERS.complete({"name": "ram"})
+    preprocess = Preprocess(tiny.train, Compose(operations))
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
         grid = np.asarray(training_batch(tiny.train, loader, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))
-    mixed, _ = preprocess.mixed(*batch, keys)
-    assert not torch.equal(mixed, Preprocess(tiny.train)(batch[0]))
-    for place, image in enumerate(mixed * preprocess.std + preprocess.mean):
+    plain = Preprocess(tiny.train)(batch[0])
+    seen = preprocess.mixed(*batch, keys)[0] if operations else plain
+    assert torch.equal(seen, plain) == (not operations)
+    assert grid.shape == (2 * 30, 8 * 30, 3)
+    for place, image in enumerate(seen * preprocess.std + preprocess.mean):
         row, column = divmod(place, 8)
         shown = grid[30 * row + 1 : 30 * row + 29, 30 * column + 1 : 30 * column + 29]
         assert (shown == (255 * image[0]).round().byte().numpy()[..., None]).all()

@@ -31,8 +31,6 @@ from vitmnist.tracking.runs import METRIC_BY_NAME, Run, find_runs, read_run
     ("content", "reason"),
     [
         (b"\0\0\0\0", "is not JSON: Expecting value"),
-        (b"[" * 100_000, "is nested too deeply"),
-        (b"null", "is not an object"),
         (b"[]", "is not an object"),
         (b"{}", "status is missing or unknown"),
         ({"epochs": {}}, "epochs is not a list of objects"),
