@@ -254,7 +254,7 @@ def test_a_terminal_obeys_nothing_of_a_checkpoint(
         assert not (tmp_path / "marker").exists()
 
 
-VIT = {"name": "vit", "patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
+VIT: Any = {"name": "vit", "patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
 
 
 @pytest.mark.parametrize(
