@@ -154,7 +154,7 @@ def test_a_disk_that_is_full_leaves_the_one_before(tmp_path: Path, monkeypatch: 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    for number, kept in enumerate(["", "; the previous checkpoint is kept"]):
+    for number, kept in enumerate(["", r"; the previous checkpoint is kept, and resume=\S+ continues from it"]):
         monkeypatch.setattr(os, "fsync", full)
         message = rf"cannot write the checkpoint \S+last\.pt: No space left on device{kept}$"
         with pytest.raises(DataError, match=message):

@@ -16,8 +16,9 @@ from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.data.datasets.base import Split
-from vitmnist.errors import ConfigError, DataError, TrainingError
+from vitmnist.errors import ConfigError, DataError, TrainingError, printable
 from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.records import refuse_control_characters
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
@@ -72,7 +73,7 @@ class Checkpoint:
         for name, kind in get_type_hints(Checkpoint).items():
             if not isinstance(getattr(self, name), get_origin(kind) or kind):
                 raise TypeError(f"{name} is {type(getattr(self, name)).__name__}")
-        json.dumps(self.config)
+        refuse_control_characters(json.dumps(self.config))
         StepConfig.from_dict(self.step_config)
         for epoch in self.epochs:
             check_epoch(epoch)
@@ -246,7 +247,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
     old, new = flatten(before), flatten(now)
     changed = [
-        f"{key}={new.get(key)} (it was {old.get(key)})"
+        printable(f"{key}={new.get(key)} (it was {old.get(key)})")
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not is_under(key, MAY_CHANGE)
     ]

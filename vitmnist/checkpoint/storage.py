@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,9 @@ from typing import Any
 
 import torch
 
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, printable
 from vitmnist.runtime.failures import is_device_error, is_out_of_memory
-from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.files import display_path, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         write_atomic(last, content, previous if last in _intact and last.exists() else None)
         _intact.add(last)
     except OSError as error:
-        kept = "; the previous checkpoint is kept" if last.exists() or previous.exists() else ""
+        is_kept = last.exists() or previous.exists()
+        kept = f"; the previous checkpoint is kept, and resume={display_path(folder)} continues from it" * is_kept
         raise DataError(
             f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{kept}"
         ) from error
@@ -118,8 +120,8 @@ def read(path: Path) -> dict[str, Any]:
         _check_size(state, MAX_UNPACKED * len(content))
         if state["format"] != FORMAT:
             raise DataError(
-                f"{path}: was written by another version of the program (checkpoint format {state['format']}; this "
-                f"version has {FORMAT}); start a new run, or resume it with that version"
+                f"{path}: was written by another version of the program (checkpoint format {state['format']!r:.40}; "
+                f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state
 
@@ -152,4 +154,7 @@ def reporting_damage(path: Path) -> Iterator[None]:
         if isinstance(error, DataError) or is_out_of_memory(error) or is_device_error(error):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__  # torch's list of missing weights has many lines
+        if isinstance(error, pickle.UnpicklingError):  # torch advises to load it nevertheless
+            reason = "its content is not only plain values and tensors"
+        reason = printable(reason)[:1000]
         raise DamagedError(f"{path}: is damaged, or not of this version of the program: {reason}") from error

@@ -53,7 +53,8 @@ class OutputFolder:
         try:
             self._lock.enter_context(locked(self.path))
         except OSError as error:
-            raise ConfigError(f"{display_path(path)}: {error.strerror}; {advice}") from error
+            hint = "" if path.is_dir() else f"; {advice}"  # of a run that is resumed, no other can be named
+            raise ConfigError(f"{display_path(path)}: {error.strerror}{hint}") from error
 
     def refuse_records(self) -> None:
         """Raise `ConfigError` if a run has left a result or a checkpoint here, or a job of a sweep has."""
@@ -131,11 +132,16 @@ class Outputs(Callback):
                 raise ConfigError(
                     "resume: resumes one run, and this command is a sweep (-m, or an experiment that is one)"
                 )
+            resumes = any(key_of(one) == "sweep.resume" for one in command.typed)
+            if resumes and is_search(config):  # Hydra's own sweeper wrote the record
+                raise ConfigError("sweep.resume: resumes a sweep over listed values, not a search; start a new one")
+            if (size := config.hydra.sweeper.get("max_batch_size")) is not None and size < 1:
+                raise ConfigError(f"hydra.sweeper.max_batch_size={size}: must be at least 1")
             apply_repeats(config)
             continue_search(config)
             unrecorded.clear()
             command.output = OutputFolder(Path(config.hydra.sweep.dir), is_sweep=True, is_search=is_search(config))
-            if not any(key_of(one) == "sweep.resume" for one in command.typed):
+            if not resumes:
                 command.output.refuse_records()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -36,6 +36,7 @@ LISTS = (
 # What other exceptions say, and the message in its place.
 KNOWN = {
     "No trials are completed yet.": "no trial of the search completed; the report in the sweep's folder says why",
+    "Could not determine home directory": "a path begins with ~NAME, and there is no user of this name",
     "Config group override must be": "a config group cannot be null; choose one of its members, as in model=vit "
     "(--help lists them)",
 }
@@ -73,13 +74,23 @@ def _message(error: BaseException, composed: DictConfig | None) -> str | None:
         return _unknown_group(group[1] or group[2]) if group else text
     if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
         return f"{mark.name}, line {mark.line + 1}: is not valid YAML: {error.problem}"
-    if isinstance(error, TypeError | ValueError):
-        if any(frame.name == "_apply_overrides_to_config" for frame in traceback.extract_tb(error.__traceback__)):
-            return LISTS  # an override deletes or names a key of a list
-        if isinstance(cause, OSError):  # logging could not open its file
-            return classify(cause).message
-        return next((message for said, message in KNOWN.items() if text.startswith(said)), None)
+    if isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
+        return _raised_by_a_library(error, text)
     return None
+
+
+def _raised_by_a_library(error: Exception, text: str) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    if any("override_parser" in frame.filename for frame in frames):
+        if isinstance(error, RecursionError):
+            return "an override has a value that is nested too deeply"
+        return "an override has a range(START,STOP,STEP) of no values: all three must be finite, and STEP not 0"
+    if isinstance(error, TypeError | ValueError):
+        if any(frame.name == "_apply_overrides_to_config" for frame in frames):
+            return LISTS  # an override deletes or names a key of a list
+        if isinstance(error.__cause__, OSError):  # logging could not open its file
+            return classify(error.__cause__).message
+    return next((message for said, message in KNOWN.items() if text.startswith(said)), None)
 
 
 def refuse_flags(arguments: list[str]) -> None:

@@ -17,14 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.messages import describe
+from vitmnist.cli.overrides import check_name
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
-from vitmnist.errors import ConfigError, DataError, UnknownKeyError
-from vitmnist.runtime.files import display_path, has_checkpoint, is_in_use
-from vitmnist.runtime.records import UnreadableError, read_yaml
+from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
+from vitmnist.runtime.files import check_content, display_path, has_checkpoint, is_in_use
+from vitmnist.runtime.records import UnreadableError, read_yaml, refuse_control_characters
 from vitmnist.tracking.result import CONFIG, OVERRIDES
 from vitmnist.tracking.runs import read_run
 
@@ -121,7 +122,7 @@ def _recorded_values(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         problem = "is missing"
     except (UnreadableError, ConfigError) as error:
-        problem = str(error)
+        problem = printable(str(error))
     if not has_checkpoint(folder):
         if problem != "is missing":
             raise ConfigError(f"{display_path(source)}: {problem}; start a new run")
@@ -143,7 +144,7 @@ def _plain_values(recorded: Any) -> dict[str, Any]:
         raise ConfigError("is damaged: the configuration is not a mapping")
     values = {key: value for key, value in recorded.items() if key != "hydra"}
     try:
-        json.dumps(values)  # torch may load values that contain themselves
+        refuse_control_characters(json.dumps(values))  # torch may load values that contain themselves
         if "${" in str(values):
             raise ConfigError("contains an interpolation, and a record has plain values only")
         validate(Config, values)
@@ -193,7 +194,7 @@ def newest_unfinished(typed: list[str], since: float = 0.0) -> Path | None:
     """
     own = _comparable(to_plain_dict(validate(Config, compose(typed))))
     found = []
-    for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir() and "${" not in str(path)):
+    for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir()):
         if reason := _not_resumable(folder, own, since):
             print(f"resume=auto: not {display_path(folder)}: {reason}")
         else:
@@ -221,6 +222,11 @@ def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | Non
         return "it is completed"
     if is_in_use(folder):
         return "it is in use by another process"
+    try:
+        check_name(folder)
+        check_content(folder)
+    except ConfigError as error:
+        return str(error)
     return None if has_checkpoint(folder) else "it has no checkpoint"
 
 

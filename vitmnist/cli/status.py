@@ -28,7 +28,7 @@ def row(run: Run, now: float) -> dict[str, str]:
     """Folder, state, progress, age of the last sign of life, and the process that gave it."""
     beat = _heartbeat(run.folder)
     state, updated_at = run.status, run.result.get("ended_at")
-    epochs = f"{len(run.epochs)}/{run.config.get('epochs', '?')}"
+    epochs = f"{len(run.epochs)}/{str(run.config.get('epochs', '?'))[:20]}"
     progress, process = f"epoch {epochs}" if run.epochs else "", ""
     if beat and not run.result:
         updated_at, process = beat["updated_at"], f"{beat['host']}:{beat['pid']}"
@@ -52,9 +52,8 @@ def _heartbeat(folder: Path) -> Mapping[str, Any] | None:
     """The `progress.json` of a run; None if there is none, or it is damaged."""
     try:
         beat = read_json(folder / FILE)
-        return {key: beat[key] for key in ("status", "epoch", "epochs", "batch", "batches", "host", "pid")} | {
-            "updated_at": float(beat["updated_at"])
-        }
+        shown = {key: str(beat[key])[:40] for key in ("status", "epoch", "epochs", "batch", "batches", "host", "pid")}
+        return {**shown, "updated_at": float(beat["updated_at"])}
     except (FileNotFoundError, ValueError, OverflowError, KeyError, TypeError):
         return None
 

@@ -112,7 +112,8 @@ class ViT(nn.Module):
         patches = (height // self.patch) * (width // self.patch)
         self.embed = nn.Linear(channels * self.patch**2, options.dim)
         self.class_token = nn.Parameter(torch.randn(1, 1, options.dim))
-        self.positions = nn.Parameter(torch.randn(1, patches + 1, options.dim))
+        self.positions = nn.Parameter(torch.empty(1, patches + 1, options.dim))
+        nn.init.normal_(self.positions)  # in place: a foreign model's size is known before its values are made
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.depth))
         self.head = nn.Sequential(
             nn.Linear(options.dim, options.mlp_dim), nn.GELU(), nn.Linear(options.mlp_dim, classes)

@@ -58,16 +58,12 @@ def locked(folder: Path) -> Iterator[None]:
     The lock is the file `.lock`, which stays. It is released at the end of the block, or when this process ends.
 
     Raises:
-        ConfigError: it contains a link, as a copied folder may, through which a run would write elsewhere, or a FIFO.
+        ConfigError: it contains what `check_content` refuses.
         InUseError: another process has locked it, or another part of this one.
         OSError: it cannot be created, or not be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for entry in folder.rglob("*"):
-        if entry.is_symlink():
-            raise ConfigError(f"{display_path(entry)}: is a symbolic link; replace it by what it points to")
-        if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
-            raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")
+    check_content(folder)
     path = folder.resolve()
     if path in _locked:  # the system does not lock out the process that has the lock
         raise InUseError(f"{display_path(folder)}: in use by this process")
@@ -79,6 +75,20 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             _locked.remove(path)
+
+
+def check_content(folder: Path) -> None:
+    """Raise `ConfigError` for a link in a folder, through which a run would write elsewhere, or a FIFO."""
+    for entry in folder.rglob("*"):
+        if entry.is_symlink():
+            raise ConfigError(f"{display_path(entry)}: is a symbolic link; replace it by what it points to")
+        if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
+            raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")
+        if entry.is_file() and entry.stat().st_nlink > 1:
+            raise ConfigError(
+                f"{display_path(entry)}: is a hard link, so that a run would change another folder too; copy this one "
+                "with cp -r, and use the copy"
+            )
 
 
 def _try_lock(file: TextIO, folder: Path) -> bool:

@@ -35,7 +35,7 @@ def read_json(path: Path) -> Any:
         UnreadableError: it is no regular file, too large, nested too deeply, or not JSON.
     """
     text = _read(path, JSON_MB)
-    _refuse_control_characters(text)
+    refuse_control_characters(text)
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -57,13 +57,14 @@ def read_yaml(path: Path) -> Any:
         for event in yaml.parse(text, LOADER):  # before the values are built, which recurses
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
                 raise UnreadableError("contains a YAML alias or tag")  # a few aliases can stand for billions of values
-            if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > MAX_PLAIN:
-                raise UnreadableError("contains a number or word that is too long")  # 1:1:1… takes quadratic time
+            is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
+            if is_plain and len(event.value) > MAX_PLAIN and event.value[0] in "+-.0123456789":
+                raise UnreadableError("contains a number that is too long")  # 1:1:1… takes quadratic time
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise UnreadableError("is nested too deeply")
         value = yaml.load(text, LOADER)
-        _refuse_control_characters(json.dumps(value))  # `dumps` refuses dates and endless numbers
+        refuse_control_characters(json.dumps(value))  # `dumps` refuses dates and endless numbers
     except UnreadableError:
         raise
     except (yaml.YAMLError, ValueError, TypeError) as error:
@@ -71,7 +72,7 @@ def read_yaml(path: Path) -> Any:
     return value
 
 
-def _refuse_control_characters(text: str) -> None:
+def refuse_control_characters(text: str) -> None:
     """Raise `UnreadableError` if a text of JSON has any in a string: a terminal would obey them."""
     if CONTROL.search(text):
         raise UnreadableError("contains control characters")
