@@ -18,6 +18,7 @@ from vitmnist.data.gathering import gathered
 from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.transforming import Form, GivenHalves, transformed
+from vitmnist.data.transforms import find_random_transform
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, first_line
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
@@ -140,8 +141,8 @@ def _replaced(
         raise ConfigError(f"{store.name}: the dataset has set_epoch: its samples change; use the DataLoader as it is")
     state = FrozenState(dataset, dataloader.collate_fn)
     try:
-        with preserved_generators(), preserved_own_generators(dataset):
-            random = None if given else find_random(dataset, dataloader.collate_fn)
+        with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
+            random = None if given else find_random(dataset, dataloader.collate_fn) or find_random_transform(dataset)
             if given or random:
                 _check_random(store, dataloader, num_workers, random)
                 return transformed(dataloader, store, form, given)

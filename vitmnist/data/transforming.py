@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,8 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
     for half in source.halves if form.max_side else ():
         half.once.append(Shrink(form.max_side or 0))
     state = FrozenState(dataset, dataloader.collate_fn, live=[one for half in source.halves for one in half.always])
-    fingerprint = store.fingerprint and f"{store.fingerprint}, {[half.once for half in source.halves]}"
+    once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # not the same in each process
+    fingerprint = store.fingerprint and f"{store.fingerprint}, {once}"
     folder = store.folder if store.name == "cache" else None
     samples = keep_samples(source, probes, dataloader, folder, fingerprint)
     exact = TransformedDataset(dataset, state, samples, source.transform)
@@ -156,6 +158,6 @@ def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset) -> 
 
 def _seeded_batch(dataloader: DataLoader[Any], dataset: Any, indices: Sequence[int]) -> Any:
     """The batch of these samples of a dataset, with the same random numbers in each call."""
-    with preserved_own_generators(dataset):
+    with preserved_own_generators((dataset, dataloader.collate_fn)):
         seed_generators(0, 0, 0)
         return read_batch(dataset, dataloader.collate_fn, indices)
