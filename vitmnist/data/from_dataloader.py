@@ -120,8 +120,8 @@ def _check_options(
         )
     if (decode is None) != (transform is None):
         raise ConfigError("decode= and transform= are the two steps of a sample; give both")
-    if decode is not None and transforms == "tensor":
-        raise ConfigError("transforms='tensor': is for transforms of the dataset; leave decode= and transform= out")
+    if decode is not None and (transforms == "tensor" or max_side is not None):
+        raise ConfigError("transforms='tensor' and max_side= are for transforms of the dataset; leave decode= out")
     if max_side is not None and (not isinstance(max_side, int) or max_side < 1):
         raise ConfigError(f"max_side={max_side}: must be a whole number of pixels, at least 1")
 

@@ -62,7 +62,10 @@ class Samples:
         return tree_unflatten(values, self.structure)
 
     def with_tensors(self) -> Samples:
-        """The same samples, with pictures as tensors."""
+        """The same samples, with pictures as tensors; raises `DataError` if some are not of 8-bit channels."""
+        modes = self.shapes[..., 1][self.shapes[..., 0] == PICTURE].unique().tolist()
+        if others := [MODES[mode] for mode in modes if MODES[mode] not in BYTES]:
+            raise DataError(f"pictures of mode {', '.join(others)} are no tensors of bytes; convert them to L or RGB")
         return replace(self, as_tensors=True)
 
     @property
@@ -153,8 +156,6 @@ def _with_bytes(form: str, kind: int, content: bytes, *shape: int) -> tuple[list
 
 
 def _as_tensor(row: list[int], content: Tensor) -> Tensor:
-    if MODES[row[1]] not in BYTES:
-        raise DataError(f"a picture has mode {MODES[row[1]]}, and only {', '.join(BYTES)} are 8-bit tensors")
     # Channels last in memory, for which torch resizes bytes fastest.
     return content.clone().view(*row[4:6], -1).permute(2, 0, 1)
 

@@ -29,7 +29,7 @@ from vitmnist.data.tensor_transforms import (
     picture_difference,
 )
 from vitmnist.data.transforms import DividedDataset, Halves
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, first_line
 
 TRIED = 8  # samples on which transforms are tried, and by which the memory is estimated
 COMPARED = 3  # batches that are compared with the original before the replacement is returned
@@ -68,10 +68,10 @@ class Shrink:
 
     max_side: int
 
-    def __call__(self, image: Any) -> Any:
-        if not isinstance(image, Image.Image):
-            found = type(image).__name__
-            raise ConfigError(f"max_side={self.max_side}: is for PIL images, and the random transforms get a {found}")
+    def __call__(self, image: Any, *others: Any) -> Any:
+        if others or not isinstance(image, Image.Image):
+            found = f"{1 + len(others)} inputs" if others else f"a {type(image).__name__}"
+            raise ConfigError(f"max_side={self.max_side}: is for a PIL image, and the random transforms get {found}")
         shrunk = image.copy()
         shrunk.thumbnail((self.max_side, self.max_side), Image.Resampling.BILINEAR)
         return shrunk
@@ -103,6 +103,7 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
     exact = TransformedDataset(dataset, state, samples, source.transform)
     if form.max_side:
         warnings.warn(f"max_side={form.max_side}: larger pictures are kept smaller, so batches differ", stacklevel=4)
+        _seeded_batch(dataloader, exact, probes)  # a picture may be too small now
     else:
         _check_batches(dataloader, exact)
     state.ignore_changes()
@@ -132,8 +133,12 @@ def _of_tensors(
     dataset, finished = (
         exact.like(samples.with_tensors(), partial(source.transform, halves=some)) for some in (halves, closed)
     )
-    batch, finished_batch = (_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished))
-    finish = finish_of(batch, finished_batch, closing)
+    try:
+        batches = [_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished, exact)]
+        finish = finish_of(*batches, closing)
+    except Exception as error:  # the collate function gets bytes, and may need floats
+        reason = f"{type(error).__name__}: {first_line(error)}; use transforms='exact'"
+        raise ConfigError(f"transforms='tensor': no batch can be made: {reason}") from error
     if form.device is None:
         return rebuilt(dataloader, dataset=dataset, collate_fn=CollateFinished(dataloader.collate_fn, finish))
     pin_memory = form.device.type == "cuda"
