@@ -19,7 +19,7 @@ from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.transforming import Form, GivenHalves, transformed
 from vitmnist.data.transforms import find_random_transform
-from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, first_line
+from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
 
@@ -142,7 +142,7 @@ def _replaced(
     state = FrozenState(dataset, dataloader.collate_fn)
     try:
         with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
-            random = None if given else find_random(dataset, dataloader.collate_fn) or find_random_transform(dataset)
+            random = None if given else find_random_transform(dataset) or find_random(dataset, dataloader.collate_fn)
             if given or random:
                 _check_random(store, dataloader, num_workers, random)
                 return transformed(dataloader, store, form, given)
@@ -151,7 +151,7 @@ def _replaced(
     except ConfigError:
         raise
     except Exception as error:  # samples and collate function may fail in any way
-        reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
+        reason = described(error)
         if not isinstance(error, DataError):
             reason += "; raised by the dataset or the collate function, for samples read one after another"
         raise DataError(f"{store.name}: {reason}") from error

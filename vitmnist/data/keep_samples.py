@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from tqdm import tqdm
 
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
-from vitmnist.data.samples import Samples, encode, load
-from vitmnist.errors import DataError, first_line
+from vitmnist.data.samples import Samples, encode, load, naming
+from vitmnist.errors import DataError
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 
@@ -70,12 +70,13 @@ class _Chunks(Dataset[Any]):
 
     def __getitem__(self, chunk: int) -> tuple[Tensor, Tensor] | str:
         encoded = []
-        for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source))):
-            try:
-                encoded.append(encode([self.source[index]], self.structure))
-            except Exception as error:  # reading a sample may fail in any way
-                kind = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
-                return f"sample {index}: {kind}{first_line(error)}"
+        try:
+            for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source))):
+                sample = self.source[index]
+                with naming(index):
+                    encoded.append(encode([sample], self.structure))
+        except DataError as error:
+            return str(error)
         content, shapes = zip(*encoded, strict=True)
         return torch.cat(content), torch.cat(shapes)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_structure, tree_unflatten
 
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, described
 
 BYTES = ("L", "LA", "RGB", "RGBA")
 TV_TENSORS = ("Image", "Mask", "Video")  # those of torchvision's that are tensors and nothing else
@@ -79,8 +79,18 @@ class Samples:
         return sizes.cumsum(0) - sizes
 
 
-def encode(samples: Iterable[Any], structure: TreeSpec) -> tuple[Tensor, Tensor]:
+@contextmanager
+def naming(index: int) -> Iterator[None]:
+    """Turn any error into a `DataError` that names the sample."""
+    try:
+        yield
+    except Exception as error:  # reading a sample may fail in any way
+        raise DataError(f"sample {index}: {described(error)}") from error
+
+
+def encode(samples: Sequence[Any], structure: TreeSpec | None = None) -> tuple[Tensor, Tensor]:
     """The content and shapes of some samples, as in `Samples`; raises `DataError` for one that cannot be kept."""
+    structure = structure or tree_structure(samples[0])
     content, shapes = [], []
     for sample in samples:
         values, found = tree_flatten(sample)

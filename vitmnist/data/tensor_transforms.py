@@ -140,7 +140,7 @@ def _seeded(transforms: list[Transform], inputs: Inputs, seed: int) -> Inputs:
         return apply(transforms, inputs)
 
 
-def finish_of(batch: Any, finished: Any, exact: Any, closing: Sequence[Transform]) -> FinishBatch:
+def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: Any) -> FinishBatch:
     """What makes of a batch that lacks the closing transforms one whose samples had them.
 
     Args:

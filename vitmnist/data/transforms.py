@@ -16,8 +16,9 @@ from torch.utils.data import Dataset
 
 from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.frozen_state import preserved_own_generators
+from vitmnist.data.samples import naming
 from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators
-from vitmnist.errors import DataError, first_line
+from vitmnist.errors import DataError, described
 
 Transform = Callable[..., Any]
 Inputs = tuple[Any, ...]
@@ -27,6 +28,8 @@ RANDOM = (
     *("AugMix", "AugMixAugment", "AutoAugment", "ColorJitter", "ElasticTransform", "GaussianBlur", "GaussianNoise"),
     *("JPEG", "RandAugment", "ScaleJitter", "TrivialAugmentWide"),
 )
+
+ADVICE = "name the two steps with decode= and transform="
 
 
 @dataclass
@@ -84,7 +87,7 @@ class DividedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """A decoded sample: the half of each call of transforms, the values that no call made, the calls' inputs."""
         self._calls.clear()
-        with self._recording():
+        with naming(index), self._recording():
             values, structure = tree_flatten(self._dataset[index])
         layout = structure, tuple(value if isinstance(value, Output) else None for value in values)
         self._layout = self._layout or layout
@@ -111,6 +114,8 @@ class DividedDataset(Dataset[Any]):
             for number, (owner, name) in enumerate(self._places):
                 vars(owner)[name] = partial(self._record, number)
             yield
+        except (AttributeError, TypeError) as error:
+            raise DataError(f"{described(error)}; if the dataset can read it, {ADVICE}") from error
         finally:
             for (owner, name), transform in zip(self._places, before, strict=True):
                 vars(owner)[name] = transform
@@ -162,10 +167,12 @@ def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
     for transform in transforms:
         try:
             result = transform(*inputs)
+            if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
+                raise TypeError(f"it has {len(inputs)} arguments, and not as many results; {ADVICE}")
             inputs = tuple(result) if len(inputs) > 1 else (result,)
         except Exception as error:
-            name, reason = getattr(transform, "__name__", type(transform).__name__), first_line(error)
-            raise DataError(f"the transform {name} cannot be applied: {type(error).__name__}: {reason}") from error
+            name = getattr(transform, "__name__", type(transform).__name__)
+            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
     return inputs
 
 
