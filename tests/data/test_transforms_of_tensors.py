@@ -142,12 +142,12 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "PIL alone": ([*FLIPS, Inverted(), *CLOSE], "the transform Inverted cannot be applied: .*; use transforms='exact'"),
     "a name like torchvision's": (
         [*FLIPS, ToTensor(), NORMALIZE],
-        "no batch can be made: DataError: the transform Normalize",
+        "no batch: the transform Normalize",
     ),
     "floats": ([*FLIPS, Rounded()], r"pixels differ by up to 1\d\d of 255"),
     "other dtypes": (
         [v2.RandomCrop(8), v2.ToImage(), images_alone(torch.float32)],
-        "no batch .*: values of the batch differ in dty",
+        "no batch: values of the batch differ in dty",
     ),
 }
 
@@ -175,11 +175,11 @@ COLLATES: dict[str, tuple[Callable[[list[Any]], Any], str | None]] = {
     "nested": (lambda samples: {"x": [default_collate(samples)], "n": len(samples)}, None),
     "mixup": (
         lambda samples: v2.MixUp(num_classes=20)(*default_collate(samples)),
-        "no batch can be made: RuntimeError",
+        "no batch: RuntimeError",
     ),
     "offset": (
         lambda samples: default_collate(samples)[0] + 1.5,
-        "no batch can be made: ConfigError: values of the batch",
+        "no batch: values of the batch",
     ),
 }
 
