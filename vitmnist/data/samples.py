@@ -139,7 +139,8 @@ def _encode(value: Any) -> tuple[list[int], Tensor]:
     kind_of_array = _form_of_array(value)
     if kind_of_array and value.ndim <= MAX_DIMS:
         with suppress(TypeError, ValueError):  # such as an array of objects
-            tensor = value.detach().as_subclass(Tensor).cpu() if isinstance(value, Tensor) else torch.tensor(value)
+            is_tensor = isinstance(value, Tensor)
+            tensor = value.detach().as_subclass(Tensor).cpu() if is_tensor else torch.tensor(np.array(value, order="C"))
             kind, encoded = DTYPES.index(tensor.dtype), tensor.contiguous().view(-1).view(torch.uint8)
             return [FORMS.index(kind_of_array), kind, len(encoded), tensor.dim(), *tensor.shape], encoded
     found = f"a picture of mode {value.mode}" if isinstance(value, Image.Image) else f"a {type(value).__name__}"
