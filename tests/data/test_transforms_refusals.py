@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Subset
 from tests.support.pictures import Pictures, assert_same, draw, run, write_pictures
 from tests.support.samples import Pairs
 from vitmnist import from_dataloader
+from vitmnist.data import keep_samples
 from vitmnist.errors import ConfigError, DataError
 
 v1 = pytest.importorskip("torchvision.transforms")
@@ -120,7 +121,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random before its random transforms"),
     "sometimes": (lambda folder: Sometimes(folder, FLIP), "the samples differ in their structure; return the same"),
     "object": (lambda folder: WithHandle(folder, FLIP), "a sample has a Handle, which cannot be kept; convert it to"),
-    "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "the transform RandomCrop can"),
+    "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "Required crop size"),
 }  # fmt: skip
 
 
@@ -162,37 +163,35 @@ def test_a_picture_with_a_palette_is_named_and_a_converted_one_is_kept(tmp_path:
         assert list(from_dataloader(DataLoader(Pictures(tmp_path, crop, "RGBA"), 4), "ram", transforms=form))
 
 
-class Vanishing(Pictures):
-    """Its files change after the first reads."""
+class Changing(Pictures):
+    """Its files change when `change` is set."""
 
-    reads, change = 0, 40
+    change: Callable[[Path], Image.Image] | None = None
 
     def open(self, index: int) -> Image.Image:
-        self.reads += 1
-        if self.reads == self.change:
-            for path in self.paths[1:]:
-                draw(99).save(path) if self.change == 1 else path.unlink()
-        return super().open(index)
+        return self.change(self.paths[index]) if self.change else super().open(index)
 
 
-def test_files_that_change_between_probing_and_decoding(tmp_path: Path) -> None:
-    gone = Vanishing(write_pictures(tmp_path / "gone", 60), FLIP)
-    gone.change = 80  # the probes are read
-    with pytest.raises(DataError, match=r"^ram: sample \d+: FileNotFoundError"):
-        from_dataloader(DataLoader(gone, 4), "ram")
+def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = keep_samples.load
+    dataset = Changing(write_pictures(tmp_path), FLIP)
 
-    class Larger(Pictures):
-        """Pictures are larger when they are decoded than when the memory was estimated."""
+    def load_changed(*parts: Any) -> Any:
+        dataset.change = change
+        return load(*parts)
 
-        reads = 0
-
-        def open(self, index: int) -> Image.Image:
-            self.reads += 1
-            image = super().open(index)
-            return image if self.reads < 90 else image.resize((90, 80))
-
-    larger = from_dataloader(DataLoader(Larger(tmp_path / "gone", FLIP), 4), "ram")
-    assert len(larger.dataset) == 60
+    monkeypatch.setattr(keep_samples, "load", load_changed)
+    for change, message in (
+        (lambda path: Image.open(path.with_name("gone")), r"sample 0: FileNotFoundError"),
+        (lambda path: draw(1, "P"), r"sample 0: a sample has a picture of mode P"),
+    ):
+        dataset.change = None
+        with pytest.raises(DataError, match=f"^ram: {message}"):
+            from_dataloader(DataLoader(dataset, 4), "ram")
+    dataset.transform = v1.Compose([v1.RandomCrop(90, pad_if_needed=True), v1.ToTensor()])
+    dataset.change, change = None, lambda path: Image.open(path).resize((100, 100))  # more than was estimated
+    original, replaced = DataLoader(dataset, 4), from_dataloader(DataLoader(dataset, 4), "ram")
+    assert_same(run(replaced), run(original))
 
 
 def other(path: Path) -> None:
