@@ -181,11 +181,11 @@ def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypa
         return load(*parts)
 
     monkeypatch.setattr(keep_samples, "load", load_changed)
-    for change, message in (
+    for changed, message in (
         (lambda path: Image.open(path.with_name("gone")), r"sample 0: FileNotFoundError"),
         (lambda path: draw(1, "P"), r"sample 0: a sample has a picture of mode P"),
     ):
-        dataset.change = None
+        dataset.change, change = None, changed
         with pytest.raises(DataError, match=f"^ram: {message}"):
             from_dataloader(DataLoader(dataset, 4), "ram")
     dataset.transform = v1.Compose([v1.RandomCrop(90, pad_if_needed=True), v1.ToTensor()])
