@@ -276,3 +276,12 @@ def look_at_dataset(worker: int) -> None:
 
 def test_the_function_that_starts_a_worker_sees_the_dataset(folder: Path) -> None:
     check_same(lambda: DataLoader(Pictures(folder, FLIP), 4, True, num_workers=1, worker_init_fn=look_at_dataset))
+
+
+def test_pictures_of_any_kind_that_can_be_kept_stay_as_they_are(tmp_path: Path) -> None:
+    for number, mode in enumerate(["RGB", "L", "RGBA", "I;16", "1", "LA", "CMYK"] * 3):
+        (tmp_path / "all").mkdir(exist_ok=True)
+        image = draw(number, "I;16") if mode == "I;16" else draw(number).convert(mode)
+        image.save(tmp_path / "all" / f"{number:02}.{'tif' if mode == 'CMYK' else 'png'}")
+    dataset = Pictures(tmp_path, v1.RandomCrop(16), convert=None)
+    check_same(lambda: DataLoader(dataset, 4, shuffle=True, collate_fn=list))

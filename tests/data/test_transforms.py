@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset, default_collate
 
-from tests.support.pictures import Pictures, assert_same, check_same, draw, replaced_as_well, run, write_pictures
+from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
 from tests.support.processes import fork, free_port
 from vitmnist import from_dataloader
 from vitmnist.data.decoded_dataset import TransformedDataset
@@ -317,12 +317,3 @@ def test_halves_that_are_named_by_functions(folder: Path) -> None:
         return pictures.open(index), index
 
     check_same(lambda: DataLoader(Drawn(folder), 4, shuffle=True, num_workers=2), decode=decode, transform=finish)
-
-
-def test_pictures_of_any_kind_that_can_be_kept_stay_as_they_are(tmp_path: Path) -> None:
-    for number, mode in enumerate(["RGB", "L", "RGBA", "I;16", "1", "LA", "CMYK"] * 3):
-        (tmp_path / "all").mkdir(exist_ok=True)
-        image = draw(number, "I;16") if mode == "I;16" else draw(number).convert(mode)
-        image.save(tmp_path / "all" / f"{number:02}.{'tif' if mode == 'CMYK' else 'png'}")
-    dataset = Pictures(tmp_path, v1.RandomCrop(16), convert=None)
-    check_same(lambda: DataLoader(dataset, 4, shuffle=True, collate_fn=list))
