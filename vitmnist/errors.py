@@ -82,3 +82,8 @@ def printable(text: str | Path) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of a message, without the details that OmegaConf and torch add below it."""
     return str(error).strip().partition("\n")[0]
+
+
+def described(error: BaseException) -> str:
+    """The message of an error of ours; the type and the first line of any other."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
@@ -92,7 +93,8 @@ def find_difference(found: Any, expected: Any) -> str | None:
     if our_structure != structure:
         return "the structure"
     for (path, one), (_, other) in zip(ours, theirs, strict=True):
-        if type(one) is not type(other) or not _is_same(one, other):
+        are_pictures = isinstance(one, Image.Image) and isinstance(other, Image.Image)  # of any file format
+        if not (are_pictures or type(one) is type(other)) or not _is_same(one, other):
             return f"batch{keystr(path)}"
     return None
 
@@ -101,6 +103,9 @@ def _is_same(one: Any, other: Any) -> bool:
     """Bitwise equality, so that a NaN equals itself; the memory format counts too, such as channels last."""
     if isinstance(other, np.ndarray | np.generic):
         return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(other, Image.Image):  # without metadata, such as the resolution
+        ours, theirs = ((image.mode, image.size, image.getpalette(), image.tobytes()) for image in (one, other))
+        return ours == theirs
     if not isinstance(other, Tensor):
         return bool(one == other)
     if (one.shape, one.dtype, one.is_contiguous()) != (other.shape, other.dtype, other.is_contiguous()):

@@ -18,7 +18,8 @@ from vitmnist.data.gathering import gathered
 from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.transforming import Form, GivenHalves, transformed
-from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, first_line
+from vitmnist.data.transforms import find_random_transform
+from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
 
@@ -119,8 +120,8 @@ def _check_options(
         )
     if (decode is None) != (transform is None):
         raise ConfigError("decode= and transform= are the two steps of a sample; give both")
-    if decode is not None and transforms == "tensor":
-        raise ConfigError("transforms='tensor': is for transforms of the dataset; leave decode= and transform= out")
+    if decode is not None and (transforms == "tensor" or max_side is not None):
+        raise ConfigError("transforms='tensor' and max_side= are for transforms of the dataset; leave decode= out")
     if max_side is not None and (not isinstance(max_side, int) or max_side < 1):
         raise ConfigError(f"max_side={max_side}: must be a whole number of pixels, at least 1")
 
@@ -140,8 +141,8 @@ def _replaced(
         raise ConfigError(f"{store.name}: the dataset has set_epoch: its samples change; use the DataLoader as it is")
     state = FrozenState(dataset, dataloader.collate_fn)
     try:
-        with preserved_generators(), preserved_own_generators(dataset):
-            random = None if given else find_random(dataset, dataloader.collate_fn)
+        with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
+            random = None if given else find_random_transform(dataset) or find_random(dataset, dataloader.collate_fn)
             if given or random:
                 _check_random(store, dataloader, num_workers, random)
                 return transformed(dataloader, store, form, given)
@@ -150,7 +151,7 @@ def _replaced(
     except ConfigError:
         raise
     except Exception as error:  # samples and collate function may fail in any way
-        reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
+        reason = described(error)
         if not isinstance(error, DataError):
             reason += "; raised by the dataset or the collate function, for samples read one after another"
         raise DataError(f"{store.name}: {reason}") from error

@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from tqdm import tqdm
 
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
-from vitmnist.data.samples import Samples, encode, load
-from vitmnist.errors import DataError, first_line
+from vitmnist.data.decoded_dataset import DecodedDataset
+from vitmnist.data.samples import Samples, encode, load, naming
+from vitmnist.errors import DataError
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 
 CHUNK = 16  # samples that a process hands over at a time: those of photographs must fit into /dev/shm
 FILES = ("images", "shapes")  # of a cache, see `Samples`
@@ -46,36 +47,44 @@ def keep_samples(
     size, structure = len(source), tree_structure(source[probes[0]])
     content, shapes = encode([source[index] for index in probes], structure)
     chunks = partial(_chunks, source, structure, dataloader)
-    if folder is None:
-        expected = len(content) * size // len(probes)
-        check = partial(check_fits, "ram", device=CPU, others=("cache",))
-        check(needs=Memory(expected + shapes[0].nbytes * size))
-        content, shapes = load(chunks(), expected, lambda further: check(needs=Memory(further)))
-    elif fingerprint:
-        contents = f"{fingerprint}, {size} samples of {structure}"
-        content, shapes = decode_once(folder, contents, size, chunks, names=FILES).mapped
-    else:
-        content, shapes = decode_temporarily(folder, size, chunks, FILES)
+    try:
+        if folder is None:
+            expected = len(content) * size // len(probes)
+            check = partial(check_fits, "ram", device=CPU)
+            check(needs=Memory(expected + shapes[0].nbytes * size))
+            content, shapes = load(chunks(), expected, lambda further: check(needs=Memory(further)))
+        elif fingerprint:
+            contents = f"{fingerprint}, {size} samples of {structure}"
+            content, shapes = decode_once(folder, contents, size, chunks, names=FILES).mapped
+        else:
+            content, shapes = decode_temporarily(folder, size, chunks, FILES)
+    except DoesNotFitError as error:
+        advice = "max_side= keeps pictures smaller" + ("" if folder else ", loader='cache' keeps them in a file")
+        raise DoesNotFitError(f"{error}; {advice}") from error
     return Samples(content, shapes, structure)
 
 
-class _Chunks(Dataset[Any]):
-    """Encoded samples, `CHUNK` at a time, or the message of an error of one of them."""
+class _Chunks(DecodedDataset):
+    """Encoded samples, `CHUNK` at a time, or the message of an error of one of them.
 
-    def __init__(self, source: Any, structure: TreeSpec) -> None:
-        self.source, self.structure = source, structure
+    To the user's `worker_init_fn` it looks like the original dataset.
+    """
+
+    def __init__(self, original: Any, source: Any, structure: TreeSpec) -> None:
+        self.__dict__.update(original=original, source=source, structure=structure)
 
     def __len__(self) -> int:
         return (len(self.source) + CHUNK - 1) // CHUNK
 
     def __getitem__(self, chunk: int) -> tuple[Tensor, Tensor] | str:
         encoded = []
-        for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source))):
-            try:
-                encoded.append(encode([self.source[index]], self.structure))
-            except Exception as error:  # reading a sample may fail in any way
-                kind = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
-                return f"sample {index}: {kind}{first_line(error)}"
+        try:
+            for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source))):
+                sample = self.source[index]
+                with naming(index):
+                    encoded.append(encode([sample], self.structure))
+        except DataError as error:
+            return str(error)
         content, shapes = zip(*encoded, strict=True)
         return torch.cat(content), torch.cat(shapes)
 
@@ -84,7 +93,7 @@ def _chunks(source: Dataset[Any], structure: TreeSpec, dataloader: DataLoader[An
     workers = _workers(dataloader)
     settings: dict[str, Any] = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
     chunks: Any = DataLoader(
-        _Chunks(source, structure),
+        _Chunks(dataloader.dataset, source, structure),
         batch_size=None,
         num_workers=workers,
         collate_fn=_unchanged,

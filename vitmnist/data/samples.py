@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_structure, tree_unflatten
 
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, described
 
 BYTES = ("L", "LA", "RGB", "RGBA")
 TV_TENSORS = ("Image", "Mask", "Video")  # those of torchvision's that are tensors and nothing else
@@ -62,7 +62,10 @@ class Samples:
         return tree_unflatten(values, self.structure)
 
     def with_tensors(self) -> Samples:
-        """The same samples, with pictures as tensors."""
+        """The same samples, with pictures as tensors; raises `DataError` if some are not of 8-bit channels."""
+        modes = self.shapes[..., 1][self.shapes[..., 0] == PICTURE].unique().tolist()
+        if others := [MODES[mode] for mode in modes if MODES[mode] not in BYTES]:
+            raise DataError(f"pictures of mode {', '.join(others)} are no tensors of bytes; convert them to L or RGB")
         return replace(self, as_tensors=True)
 
     @property
@@ -76,8 +79,18 @@ class Samples:
         return sizes.cumsum(0) - sizes
 
 
-def encode(samples: Iterable[Any], structure: TreeSpec) -> tuple[Tensor, Tensor]:
+@contextmanager
+def naming(index: int) -> Iterator[None]:
+    """Turn any error into a `DataError` that names the sample."""
+    try:
+        yield
+    except Exception as error:  # reading a sample may fail in any way
+        raise DataError(f"sample {index}: {described(error)}") from error
+
+
+def encode(samples: Sequence[Any], structure: TreeSpec | None = None) -> tuple[Tensor, Tensor]:
     """The content and shapes of some samples, as in `Samples`; raises `DataError` for one that cannot be kept."""
+    structure = structure or tree_structure(samples[0])
     content, shapes = [], []
     for sample in samples:
         values, found = tree_flatten(sample)
@@ -126,7 +139,8 @@ def _encode(value: Any) -> tuple[list[int], Tensor]:
     kind_of_array = _form_of_array(value)
     if kind_of_array and value.ndim <= MAX_DIMS:
         with suppress(TypeError, ValueError):  # such as an array of objects
-            tensor = value.detach().as_subclass(Tensor).cpu() if isinstance(value, Tensor) else torch.tensor(value)
+            is_tensor = isinstance(value, Tensor)
+            tensor = value.detach().as_subclass(Tensor).cpu() if is_tensor else torch.tensor(np.array(value, order="C"))
             kind, encoded = DTYPES.index(tensor.dtype), tensor.contiguous().view(-1).view(torch.uint8)
             return [FORMS.index(kind_of_array), kind, len(encoded), tensor.dim(), *tensor.shape], encoded
     found = f"a picture of mode {value.mode}" if isinstance(value, Image.Image) else f"a {type(value).__name__}"
@@ -153,8 +167,6 @@ def _with_bytes(form: str, kind: int, content: bytes, *shape: int) -> tuple[list
 
 
 def _as_tensor(row: list[int], content: Tensor) -> Tensor:
-    if MODES[row[1]] not in BYTES:
-        raise DataError(f"a picture has mode {MODES[row[1]]}, and only {', '.join(BYTES)} are 8-bit tensors")
     # Channels last in memory, for which torch resizes bytes fastest.
     return content.clone().view(*row[4:6], -1).permute(2, 0, 1)
 

@@ -14,21 +14,27 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.collate import map_tensors
+from vitmnist.data.frozen_state import preserved_own_generators
 from vitmnist.data.image_io import to_tensor
 from vitmnist.data.samples import Samples
 from vitmnist.data.seeding import seed_generators
-from vitmnist.data.transforms import Halves, Transform, apply
+from vitmnist.data.transforms import Halves, Inputs, Transform, apply
 from vitmnist.errors import ConfigError, DataError
 
-CONVERTING = ("ToTensor", "PILToTensor", "ToImage")  # make a tensor of a PIL image
-CLOSING = ("ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize")  # do the same for each sample of a batch
+# Named with their library: a user's class of the same name may do something else.
+TO_FLOAT = ("torchvision.ToTensor", "timm.MaybeToTensor")
+CONVERTING = (*TO_FLOAT, "torchvision.PILToTensor", "torchvision.ToImage", "timm.MaybePILToTensor")
+CLOSING = tuple(f"torchvision.{name}" for name in ("ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize"))
 
 
-class ToFloat:
-    """`ToTensor` for what is a tensor already: uint8 0 to 255 becomes float 0 to 1."""
+@dataclass(frozen=True)
+class Converted:
+    """Converts a picture that is a tensor already; like `ToTensor`, 0 to 255 to float 0 to 1 if `to_float`."""
+
+    to_float: bool
 
     def __call__(self, image: Tensor) -> Tensor:
-        return image.to(torch.get_default_dtype()).div(255)
+        return image.to(torch.get_default_dtype()).div(255) if self.to_float else image
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,10 @@ class DeviceDataLoader(DataLoader[Any]):
     finish: FinishBatch
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in super().__iter__():
-            yield self.finish(map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True), batch))
+        return map(self._finished, super().__iter__())  # draws its seed at once, as the original does
+
+    def _finished(self, batch: Any) -> Any:
+        return self.finish(map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True), batch))
 
 
 def for_tensors(halves: Sequence[Halves]) -> tuple[list[Halves], list[int], list[Transform]]:
@@ -81,14 +89,13 @@ def for_tensors(halves: Sequence[Halves]) -> tuple[list[Halves], list[int], list
 
 
 def _divide(transforms: list[Transform]) -> tuple[list[Transform], int, list[Transform]]:
-    names = [type(transform).__name__ for transform in transforms]
+    names = [f"{type(one).__module__.partition('.')[0]}.{type(one).__name__}" for one in transforms]
     position = next((number for number, name in enumerate(names) if name in CONVERTING), len(names))
-    after = transforms[position + 1 :]
-    if names[position : position + 1] == ["ToTensor"]:
-        after = [ToFloat(), *after]
-    always = [*transforms[:position], *after]
+    always, is_closing = list(transforms), [name in CLOSING for name in names]
+    if position < len(names):
+        always[position], is_closing[position] = Converted(names[position] in TO_FLOAT), True
     kept = len(always)
-    while kept and (type(always[kept - 1]).__name__ in CLOSING or isinstance(always[kept - 1], ToFloat)):
+    while kept and is_closing[kept - 1]:
         kept -= 1
     return always[:kept], min(position, kept), always[kept:]
 
@@ -109,32 +116,48 @@ def picture_difference(
     for index in indices:
         (numbers, _, calls), (_, _, calls_of_tensors) = samples[index], tensors[index]
         for number, inputs, inputs_of_tensors in zip(numbers, calls, calls_of_tensors, strict=True):
-            seed_generators(0, 0, index)
-            (expected,) = apply(halves[number].always[: pictorial[number]], inputs)
-            seed_generators(0, 0, index)
+            end = pictorial[number]
+            (expected, *_) = _seeded(halves[number].always[:end], inputs, index)
             try:
-                (found,) = apply(of_tensors[number].always[: pictorial[number]], inputs_of_tensors)
+                (found, *_) = _seeded(of_tensors[number].always[:end], inputs_of_tensors, index)
             except DataError as error:
                 raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
             expected = to_tensor(expected) if isinstance(expected, Image.Image) else expected
+            if len(inputs) > 1 or not isinstance(expected, Tensor):
+                raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
             if found.shape != expected.shape:
                 raise ConfigError("transforms='tensor': the pictures have other sizes than those of PIL images")
-            difference = (found.float() - expected.float()).abs()
+            # Of the range 0 to 1, if a transform has made floats already.
+            difference = (found.float() - expected.float()).abs() * (255 if expected.is_floating_point() else 1)
             means.append(difference.mean().item())
             largest = max(largest, difference.max().item())
     return sum(means) / max(len(means), 1), largest
 
 
-def finish_of(batch: Any, finished: Any, closing: Sequence[Transform]) -> FinishBatch:
+def _seeded(transforms: list[Transform], inputs: Inputs, seed: int) -> Inputs:
+    with preserved_own_generators(transforms):
+        seed_generators(0, 0, seed)
+        return apply(transforms, inputs)
+
+
+def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: Any) -> FinishBatch:
     """What makes of a batch that lacks the closing transforms one whose samples had them.
 
+    Args:
+        exact: the batch of PIL images, whose dtypes and shapes the result must have.
+
     Raises:
-        ConfigError: the collate function treats the two differently.
+        ConfigError: the batches differ.
     """
     pairs = list(zip(tree_flatten(batch)[0], tree_flatten(finished)[0], strict=True))
     positions = tuple(number for number, pair in enumerate(pairs) if find_difference(*pair))
     finish = FinishBatch(positions, closing)
-    for found, expected in zip(tree_flatten(finish(batch))[0], tree_flatten(finished)[0], strict=True):
-        if isinstance(expected, Tensor) and not torch.allclose(found, expected, atol=1e-5):
-            raise ConfigError("transforms='tensor': the collate function changes the pictures; use transforms='exact'")
+    for found, expected, other in zip(*(tree_flatten(one)[0] for one in (finish(batch), finished, exact)), strict=True):
+        if isinstance(other, Tensor) and not (
+            (found.dtype, found.shape) == (expected.dtype, expected.shape) == (other.dtype, other.shape)
+            and torch.allclose(found, expected, atol=1e-5, equal_nan=True)
+        ):
+            raise ConfigError(
+                "values of the batch differ in dtype, shape or more than rounding from those of PIL images"
+            )
     return finish

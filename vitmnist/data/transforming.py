@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vitmnist.data.decoded_dataset import Store, TransformedDataset
 from vitmnist.data.decoding import find_random
 from vitmnist.data.frozen_state import FrozenState, preserved_own_generators
 from vitmnist.data.keep_samples import keep_samples
-from vitmnist.data.samples import Samples
+from vitmnist.data.samples import Samples, encode, naming
 from vitmnist.data.seeding import seed_generators
 from vitmnist.data.tensor_transforms import (
     CollateFinished,
@@ -28,7 +29,7 @@ from vitmnist.data.tensor_transforms import (
     picture_difference,
 )
 from vitmnist.data.transforms import DividedDataset, Halves
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, described
 
 TRIED = 8  # samples on which transforms are tried, and by which the memory is estimated
 COMPARED = 3  # batches that are compared with the original before the replacement is returned
@@ -48,7 +49,8 @@ class GivenHalves(Dataset[Any]):
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        return self.decode(index)
+        with naming(index):
+            return self.decode(index)
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,10 @@ class Shrink:
 
     max_side: int
 
-    def __call__(self, image: Any) -> Any:
-        if not isinstance(image, Image.Image):
-            found = type(image).__name__
-            raise ConfigError(f"max_side={self.max_side}: is for PIL images, and the random transforms get a {found}")
+    def __call__(self, image: Any, *others: Any) -> Any:
+        if others or not isinstance(image, Image.Image):
+            found = f"{1 + len(others)} inputs" if others else f"a {type(image).__name__}"
+            raise ConfigError(f"max_side={self.max_side}: is for a PIL image, and the random transforms get {found}")
         shrunk = image.copy()
         shrunk.thumbnail((self.max_side, self.max_side), Image.Resampling.BILINEAR)
         return shrunk
@@ -86,7 +88,7 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
     size = len(dataset)
     probes = sorted({probe * size // TRIED for probe in range(TRIED)})
     source = given or DividedDataset(dataset, probes)
-    if random := find_random(source, list):
+    if random := find_random(source, encode):
         raise ConfigError(
             f"{store.name}: {random} is random before its random transforms, which are looked for in the attributes "
             "transform and transforms of the dataset; move all that is random there, name the two steps with decode= "
@@ -95,15 +97,17 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
     for half in source.halves if form.max_side else ():
         half.once.append(Shrink(form.max_side or 0))
     state = FrozenState(dataset, dataloader.collate_fn, live=[one for half in source.halves for one in half.always])
-    fingerprint = store.fingerprint and f"{store.fingerprint}, {[half.once for half in source.halves]}"
+    once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # not the same in each process
+    fingerprint = store.fingerprint and f"{store.fingerprint}, {once}"
     folder = store.folder if store.name == "cache" else None
     samples = keep_samples(source, probes, dataloader, folder, fingerprint)
+    state.ignore_changes()
     exact = TransformedDataset(dataset, state, samples, source.transform)
     if form.max_side:
         warnings.warn(f"max_side={form.max_side}: larger pictures are kept smaller, so batches differ", stacklevel=4)
+        _seeded_batch(dataloader, exact, probes)  # a picture may be too small now
     else:
-        _check_batches(dataloader, exact)
-    state.ignore_changes()
+        _check_batches(dataloader, exact, state)
     if form.transforms == "exact":
         return rebuilt(dataloader, dataset=exact)
     return _of_tensors(dataloader, exact, samples, source, probes, form)
@@ -130,8 +134,11 @@ def _of_tensors(
     dataset, finished = (
         exact.like(samples.with_tensors(), partial(source.transform, halves=some)) for some in (halves, closed)
     )
-    batch, finished_batch = (_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished))
-    finish = finish_of(batch, finished_batch, closing)
+    try:
+        batches = [_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished, exact)]
+        finish = finish_of(closing, *batches)
+    except Exception as error:  # the collate function gets bytes, and may need floats
+        raise ConfigError(f"transforms='tensor': no batch: {described(error)}; use transforms='exact'") from error
     if form.device is None:
         return rebuilt(dataloader, dataset=dataset, collate_fn=CollateFinished(dataloader.collate_fn, finish))
     pin_memory = form.device.type == "cuda"
@@ -140,13 +147,14 @@ def _of_tensors(
     return replaced
 
 
-def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset) -> None:
+def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset, state: FrozenState) -> None:
     """Raise `DataError` if a batch is not that of the original."""
     shuffled = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
-    for part in shuffled.split(min(dataloader.batch_size or BATCH, BATCH))[:COMPARED]:
-        indices = part.tolist()
-        batches = [_seeded_batch(dataloader, one, indices) for one in (dataset, dataloader.dataset)]
-        if difference := find_difference(*batches):
+    parts = [part.tolist() for part in shuffled.split(min(dataloader.batch_size or BATCH, BATCH))[:COMPARED]]
+    expected = [_seeded_batch(dataloader, dataloader.dataset, indices) for indices in parts]
+    state.ignore_changes()
+    for indices, batch in zip(parts, expected, strict=True):
+        if difference := find_difference(_seeded_batch(dataloader, dataset, indices), batch):
             raise DataError(
                 f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
                 "them: a transform keeps a state from one sample to the next, decode= and transform= make other "
@@ -156,6 +164,6 @@ def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset) -> 
 
 def _seeded_batch(dataloader: DataLoader[Any], dataset: Any, indices: Sequence[int]) -> Any:
     """The batch of these samples of a dataset, with the same random numbers in each call."""
-    with preserved_own_generators(dataset):
+    with preserved_own_generators((dataset, dataloader.collate_fn)):
         seed_generators(0, 0, 0)
         return read_batch(dataset, dataloader.collate_fn, indices)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy, deepcopy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from PIL import Image
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.data import Dataset
 
 from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.frozen_state import preserved_own_generators
+from vitmnist.data.samples import naming
 from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators
-from vitmnist.errors import DataError, first_line
+from vitmnist.errors import DataError, described
 
 Transform = Callable[..., Any]
 Inputs = tuple[Any, ...]
@@ -25,6 +28,8 @@ RANDOM = (
     *("AugMix", "AugMixAugment", "AutoAugment", "ColorJitter", "ElasticTransform", "GaussianBlur", "GaussianNoise"),
     *("JPEG", "RandAugment", "ScaleJitter", "TrivialAugmentWide"),
 )
+
+ADVICE = "name the two steps with decode= and transform="
 
 
 @dataclass
@@ -63,11 +68,11 @@ class DividedDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
-        self._size = len(dataset)
-        self.halves: list[Halves] = []
+        self._dataset, self._size = dataset, len(dataset)
+        self._places = list(_places(dataset))
+        self.halves = [Halves(always=flatten(vars(owner)[name])) for owner, name in self._places]
         self._calls: list[tuple[int, Inputs]] = []
         self._layout: tuple[TreeSpec, tuple[Output | None, ...]] | None = None
-        self._dataset: Any = self._divided(dataset)
         samples: dict[int, list[Inputs]] = {}
         for index in probes:
             numbers, _, calls = self[index]
@@ -82,7 +87,8 @@ class DividedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """A decoded sample: the half of each call of transforms, the values that no call made, the calls' inputs."""
         self._calls.clear()
-        values, structure = tree_flatten(self._dataset[index])
+        with naming(index), self._recording():
+            values, structure = tree_flatten(self._dataset[index])
         layout = structure, tuple(value if isinstance(value, Output) else None for value in values)
         self._layout = self._layout or layout
         if layout != self._layout:
@@ -100,37 +106,49 @@ class DividedDataset(Dataset[Any]):
         values = [next(rest) if output is None else results[output.call][output.result] for output in outputs]
         return tree_unflatten(values, structure)  # type: ignore[arg-type]
 
-    def _divided(self, dataset: Any) -> Any:
-        """A copy of a dataset that calls `_record` in place of its transforms."""
-        changed, own = copy(dataset), vars(dataset)
-        joint = own.get("transforms")
-        transform = own.get("transform")
-        if hasattr(joint, "target_transform"):  # torchvision's pair of a transform and a target's
-            transform = joint.transform
-        if callable(transform):
-            changed.transform = self._recorder(transform)
-            if hasattr(joint, "target_transform"):
-                changed.transforms = copy(joint)
-                changed.transforms.transform = changed.transform
-        elif callable(joint) and not hasattr(joint, "target_transform"):
-            changed.transforms = self._recorder(joint)
-        else:
-            for name, value in own.items():
-                if isinstance(value, Dataset):
-                    setattr(changed, name, self._divided(value))
-                elif isinstance(value, list) and value and all(isinstance(part, Dataset) for part in value):
-                    setattr(changed, name, [self._divided(part) for part in value])
-        return changed
-
-    def _recorder(self, transform: Transform) -> Transform:
-        self.halves.append(Halves(always=flatten(transform)))
-        return partial(self._record, len(self.halves) - 1)
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Replace the dataset's transforms by `_record` for a while."""
+        before = [vars(owner)[name] for owner, name in self._places]
+        try:
+            for number, (owner, name) in enumerate(self._places):
+                vars(owner)[name] = partial(self._record, number)
+            yield
+        except (AttributeError, TypeError) as error:
+            raise DataError(f"{described(error)}; if the dataset can read it, {ADVICE}") from error
+        finally:
+            for (owner, name), transform in zip(self._places, before, strict=True):
+                vars(owner)[name] = transform
 
     def _record(self, number: int, *inputs: Any) -> Any:
         call = len(self._calls)
-        self._calls.append((number, apply(self.halves[number].once, inputs)))
+        decoded = apply(self.halves[number].once, inputs)
+        for value in decoded:
+            if isinstance(value, Image.Image):
+                value.load()  # while its file is open
+        self._calls.append((number, decoded))
         outputs = tuple(Output(call, result) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
+
+
+def find_random_transform(dataset: Any) -> str | None:
+    """A transform of a dataset that is random by its class, even if most samples do not show it."""
+    transforms = [one for owner, name in _places(dataset) for one in flatten(vars(owner)[name])]
+    return next((f"the transform {type(one).__name__}" for one in transforms if _is_random_class(one)), None)
+
+
+def _places(dataset: Any) -> Iterator[tuple[Any, str]]:
+    """The objects that hold the transforms of a dataset, and the names of their attributes."""
+    own = getattr(dataset, "__dict__", {})
+    joint = own.get("transforms")
+    has_pair = hasattr(joint, "target_transform")  # torchvision's transforms of an image and of its target
+    found = [(dataset, "transform"), *[(joint, "transform") if has_pair else (dataset, "transforms")]]
+    found = [(owner, name) for owner, name in found if callable(getattr(owner, "__dict__", {}).get(name))]
+    yield from found
+    for value in own.values() if not found else ():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Dataset):
+                yield from _places(part)
 
 
 def flatten(transform: Transform) -> list[Transform]:
@@ -149,10 +167,12 @@ def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
     for transform in transforms:
         try:
             result = transform(*inputs)
+            if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
+                raise TypeError(f"it has {len(inputs)} arguments, and not as many results; {ADVICE}")
             inputs = tuple(result) if len(inputs) > 1 else (result,)
         except Exception as error:
-            name, reason = getattr(transform, "__name__", type(transform).__name__), first_line(error)
-            raise DataError(f"the transform {name} cannot be applied: {type(error).__name__}: {reason}") from error
+            name = getattr(transform, "__name__", type(transform).__name__)
+            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
     return inputs
 
 
@@ -161,10 +181,14 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 
     Of a transform with a state of its own, a copy is tried.
     """
-    if any(kind.__name__.startswith("Random") or kind.__name__ in RANDOM for kind in type(transform).__mro__):
+    if _is_random_class(transform):
         return True
     trial = deepcopy(transform)
     with preserved_generators(), preserved_own_generators(trial) as own_changed:
         before = generator_states()
         results = [apply([trial], deepcopy(inputs)) for _ in range(2)]
         return bool(changed_generators(before) or own_changed() or find_difference(*results))
+
+
+def _is_random_class(transform: Transform) -> bool:
+    return any(kind.__name__.startswith("Random") or kind.__name__ in RANDOM for kind in type(transform).__mro__)

@@ -1,0 +1,96 @@
+"""Small folders of pictures of different sizes, and datasets that read them as scripts do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from vitmnist import from_dataloader
+from vitmnist.data.batch_tensors import find_difference
+from vitmnist.data.seeding import seed_generators
+
+COUNT = 18
+
+
+def draw(seed: int, mode: str = "RGB") -> Image.Image:
+    """A picture of smooth noise, with sides of 20 to 39 pixels."""
+    numbers = np.random.default_rng(seed)
+    width, height = (int(side) for side in numbers.integers(20, 40, 2))
+    bands = {"L": 1, "P": 1, "RGBA": 4}.get(mode, 3)
+    if mode == "I;16":
+        return Image.fromarray(numbers.integers(0, 60_000, (height, width), dtype=np.uint16))
+    coarse = numbers.integers(0, 256, (6, 5, bands), dtype=np.uint8)
+    image = Image.fromarray(coarse.squeeze()).resize((width, height), Image.Resampling.BILINEAR)
+    return image.convert("RGB").quantize(7) if mode == "P" else image
+
+
+def write_pictures(folder: Path, count: int = COUNT, suffix: str = "jpg") -> Path:
+    """Two classes of pictures, as `ImageFolder` reads them."""
+    for number in range(count):
+        path = folder / f"class{number % 2}" / f"{number:03}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(number).save(path)
+    return folder
+
+
+class Pictures(Dataset[Any]):
+    """Pictures and labels, decoded with each read as scripts do: the file is opened, transformed, and closed.
+
+    Args:
+        convert: mode of the pictures; None leaves that of the file.
+    """
+
+    def __init__(
+        self, folder: Path, transform: Callable[[Any], Any] | None = None, convert: str | None = "RGB"
+    ) -> None:
+        self.paths = sorted(folder.glob("*/*.*"))
+        self.transform, self.convert = transform, convert
+        self.root = folder
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def open(self, index: int) -> Image.Image:
+        with Image.open(self.paths[index]) as image:
+            return image.convert(self.convert) if self.convert else image.copy()
+
+    def __getitem__(self, index: int) -> Any:
+        image: Any = self.open(index)
+        return (self.transform(image) if self.transform else image), index
+
+
+def run(loader: Any, epochs: int = 2, end: int | None = None) -> list[Any]:
+    """All batches of some epochs, and one draw of the global generators after each."""
+    seed_generators(3, 0, 0)
+    found: list[Any] = []
+    for _ in range(epochs):
+        found += [*islice(loader, end), torch.rand(2)]
+    return found
+
+
+def replaced_as_well(build: Callable[[], DataLoader[Any]], **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """A DataLoader, and the replacement of another one that was built alike."""
+    return build(), from_dataloader(build(), **{"loader": "ram", **options})
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    """The same batches, bit for bit."""
+    assert len(found) == len(expected)
+    assert [find_difference(*pair) for pair in zip(found, expected, strict=True)] == [None] * len(found)
+
+
+def check_same(build: Callable[[], DataLoader[Any]], **options: Any) -> DataLoader[Any]:
+    """Assert that a replacement gives the batches of the original, which differ from epoch to epoch; return it."""
+    original, replaced = replaced_as_well(build, **options)
+    expected = run(original)
+    assert_same(run(replaced), expected)
+    half = len(expected) // 2
+    assert any(find_difference(*pair) for pair in zip(expected[: half - 1], expected[half:-1], strict=True))
+    return replaced
