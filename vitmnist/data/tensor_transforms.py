@@ -44,6 +44,18 @@ class ToBytes:
 
 
 @dataclass(frozen=True)
+class NormalizeInPlace:
+    """`Normalize` after `ToFloat`, whose result is a copy already."""
+
+    transform: Any
+
+    def __call__(self, image: Tensor) -> Tensor:
+        from torchvision.transforms.functional import normalize
+
+        return normalize(image, self.transform.mean, self.transform.std, inplace=True)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
 class NativeResize:
     """`Resize` or `RandomResizedCrop` of torchvision's v1 by the functions of v2, with the same random numbers.
 
@@ -160,7 +172,10 @@ def _divide(transforms: list[Transform], of_tensors: bool) -> tuple[list[Transfo
     kept = len(always)
     while kept and (type(always[kept - 1]).__name__ in CLOSING or isinstance(always[kept - 1], ToFloat)):
         kept -= 1
-    return always[:kept], min(position, kept), always[kept:]
+    closing = always[kept:]
+    if [type(one).__name__ for one in closing[:2]] == ["ToFloat", "Normalize"]:
+        closing[1] = NormalizeInPlace(closing[1])
+    return always[:kept], min(position, kept), closing
 
 
 def _native(transform: Transform) -> Transform:
