@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def once_and_always(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]]:
     """The names of the transforms that were applied once, and of the others, for each division."""
-    halves = loader.dataset._transform.__self__.halves
+    halves = getattr(loader.dataset._transform, "func", loader.dataset._transform).__self__.halves
     return [tuple([type(one).__name__ for one in some] for some in (half.once, half.always)) for half in halves]
 
 

@@ -271,3 +271,16 @@ def test_only_pil_images_are_kept_smaller(folder: Path) -> None:
             from_dataloader(DataLoader(dataset, 4), "ram", max_side=9)
     with pytest.raises(ConfigError, match="max_side= are for transforms of the dataset; leave decode="):
         from_dataloader(DataLoader(early, 4), "ram", max_side=9, decode=early.open, transform=early.transform)
+
+
+def test_a_framework_that_builds_another_dataloader_gets_finished_batches(folder: Path) -> None:
+    dataset = Pictures(folder, v1.Compose([*FLIPS, *CLOSE]))
+    replaced = from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor", device="cpu")
+    again = DataLoader(replaced.dataset, batch_sampler=replaced.batch_sampler, collate_fn=replaced.collate_fn)
+    like = type(replaced)(replaced.dataset, 4, collate_fn=replaced.collate_fn)
+    batches = []
+    for loader in (replaced, again, like):
+        torch.manual_seed(2)
+        batches.append(list(loader))
+    assert_same(batches[0], batches[1])
+    assert_same(batches[0], batches[2])

@@ -15,6 +15,12 @@ from vitmnist.data.frozen_state import FrozenState
 from vitmnist.data.samples import Samples
 from vitmnist.errors import ConfigError
 
+NEEDS_COLLATE = (
+    "a DataLoader over it needs collate_fn=loader.collate_fn, of the loader that from_dataloader returned (in a "
+    "Hugging Face Trainer: data_collator=loader.collate_fn and remove_unused_columns=False); .original of it is the "
+    "dataset that gives samples"
+)
+
 
 @dataclass(frozen=True)
 class Store:
@@ -79,11 +85,7 @@ class GatheredBatch:
         self.batch = batch
 
     def __getitem__(self, index: int) -> Any:
-        raise ConfigError(
-            "a DecodedDataset gives collated batches: a DataLoader over it needs collate_fn=loader.collate_fn, of the "
-            "loader that from_dataloader returned (in a Hugging Face Trainer: data_collator=loader.collate_fn and "
-            "remove_unused_columns=False); .original of it is the dataset that gives samples"
-        )
+        raise ConfigError(f"a DecodedDataset gives collated batches: {NEEDS_COLLATE}")
 
 
 class CollateGathered:
@@ -100,19 +102,45 @@ class CollateGathered:
 
 
 class TransformedDataset(DecodedDataset):
-    """Samples that are decoded once, and then get their random transforms each time that they are read."""
+    """Samples that are decoded once, and then get their random transforms each time that they are read.
 
-    def __init__(self, original: Any, state: FrozenState, samples: Samples, transform: Callable[[Any], Any]) -> None:
+    Args:
+        transform: makes a sample of what is kept of it.
+        unfinished: does the same, but leaves the last transforms to the collate function of the replacement.
+    """
+
+    def __init__(
+        self,
+        original: Any,
+        state: FrozenState,
+        samples: Samples,
+        transform: Callable[[Any], Any],
+        unfinished: Callable[[Any], Any] | None = None,
+    ) -> None:
         super().__init__(original, state, len(samples), samples.nbytes / len(samples))
-        self.__dict__.update(_samples=samples, _transform=transform)
+        self.__dict__.update(_samples=samples, _transform=transform, _unfinished=unfinished)
 
-    def like(self, samples: Samples, transform: Callable[[Any], Any]) -> TransformedDataset:
+    def like(
+        self, samples: Samples, transform: Callable[[Any], Any], unfinished: Callable[[Any], Any] | None = None
+    ) -> TransformedDataset:
         """The same with other samples and transforms."""
-        return TransformedDataset(self.original, self._state, samples, transform)
+        return TransformedDataset(self.original, self._state, samples, transform, unfinished)
 
     def __getitem__(self, index: int) -> Any:
         return self._transform(self._samples[index])
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> Any:
         self._state.check()
-        return [self[index] for index in indices]
+        transform = self._unfinished or self._transform
+        samples = [transform(self._samples[index]) for index in indices]
+        return UnfinishedSamples(samples) if self._unfinished else samples
+
+
+class UnfinishedSamples:
+    """Samples that lack their last transforms, for the collate function of the replacement."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __getitem__(self, index: int) -> Any:
+        raise ConfigError(f"a DecodedDataset leaves the last transforms to batches: {NEEDS_COLLATE}")

@@ -69,6 +69,13 @@ class Samples:
         return replace(self, as_tensors=True)
 
     @property
+    def are_bytes(self) -> bool:
+        """Whether all pictures have 8 bits per channel."""
+        rows = self.shapes.view(-1, COLUMNS)
+        modes = rows[rows[:, 0] == PICTURE, 1].unique().tolist()
+        return all(MODES[mode] in BYTES for mode in modes)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all samples."""
         return self.content.nbytes + self.shapes.nbytes

@@ -1,4 +1,4 @@
-"""Applies the random transforms of a dataset to tensors in place of PIL images, and the last ones to whole batches."""
+"""Applies the last transforms of a dataset to whole batches, and its random ones to tensors in place of PIL images."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.data import DataLoader
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils.data import DataLoader, get_worker_info
 
 from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.collate import map_tensors
+from vitmnist.data.decoded_dataset import UnfinishedSamples
 from vitmnist.data.frozen_state import preserved_own_generators
 from vitmnist.data.image_io import to_tensor
-from vitmnist.data.samples import Samples
+from vitmnist.data.samples import BYTES, Samples
 from vitmnist.data.seeding import seed_generators
 from vitmnist.data.transforms import Halves, Inputs, Transform, apply
 from vitmnist.errors import ConfigError, DataError
@@ -24,6 +26,8 @@ from vitmnist.errors import ConfigError, DataError
 # Named with their library: a user's class of the same name may do something else.
 TO_FLOAT = ("torchvision.ToTensor", "timm.MaybeToTensor")
 CONVERTING = (*TO_FLOAT, "torchvision.PILToTensor", "torchvision.ToImage", "timm.MaybePILToTensor")
+BATCH_DIMS = 4  # of pictures, [B, C, H, W]
+PART = 2**19  # values that are finished at a time: they fit into the processor's cache
 CLOSING = tuple(f"torchvision.{name}" for name in ("ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize"))
 
 
@@ -34,70 +38,173 @@ class Converted:
     to_float: bool
 
     def __call__(self, image: Tensor) -> Tensor:
-        return image.to(torch.get_default_dtype()).div(255) if self.to_float else image
+        return image.div(255) if self.to_float else image
+
+
+class ToBytes:
+    """`ToTensor` without what `ToFloat` does."""
+
+    def __call__(self, image: Any) -> Tensor:
+        if not isinstance(image, Image.Image) or image.mode not in BYTES:
+            raise DataError(f"{getattr(image, 'mode', type(image).__name__)} is no picture of mode {', '.join(BYTES)}")
+        return to_tensor(image)
+
+
+@dataclass(frozen=True)
+class NormalizeInPlace:
+    """`Normalize` after `ToFloat`, whose result is a copy already."""
+
+    transform: Any
+
+    def __call__(self, image: Tensor) -> Tensor:
+        from torchvision.transforms.functional import normalize
+
+        return normalize(image, self.transform.mean, self.transform.std, inplace=True)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class NativeResize:
+    """`Resize` or `RandomResizedCrop` of torchvision's v1 by the functions of v2, with the same random numbers.
+
+    v1 resizes uint8 tensors as floats, which takes three times as long.
+    """
+
+    transform: Any
+
+    def __call__(self, image: Tensor) -> Tensor:
+        from torchvision.transforms.v2 import functional
+
+        one = self.transform
+        if type(one).__name__ == "Resize":
+            return functional.resize(image, one.size, one.interpolation, one.max_size, one.antialias)  # type: ignore[no-any-return]
+        box = one.get_params(image, one.scale, one.ratio)
+        return functional.resized_crop(image, *box, one.size, one.interpolation, one.antialias)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class FinishBatch:
-    """Applies transforms to some of the tensors of a batch, by their positions among its values."""
+    """Applies transforms to some of the tensors of a batch, by their paths in it, such as `['image']`."""
 
-    positions: tuple[int, ...]
+    paths: frozenset[str]
     transforms: Sequence[Transform]
 
     def __call__(self, batch: Any) -> Any:
-        values, structure = tree_flatten(batch)
-        for position in self.positions:
-            (values[position],) = apply(self.transforms, (values[position],))
+        pairs, structure = tree_flatten_with_path(batch)
+        values = [self._finished(value) if keystr(path) in self.paths else value for path, value in pairs]
         return tree_unflatten(values, structure)
+
+    def _finished(self, images: Tensor) -> Tensor:
+        if images.device.type != "cpu":
+            return apply(self.transforms, (images,))[0]  # type: ignore[no-any-return]
+        finished, filled = images, 0
+        for part in images.split(max(1, PART * len(images) // max(1, images.numel()))):
+            (result,) = apply(self.transforms, (part,))
+            if not filled:
+                # NumPy asks Linux for huge pages: in pages of 4 KiB, getting the memory takes longer than transforming.
+                empty = np.empty(len(images) * result[0].numel() * result.element_size(), np.uint8)
+                finished = torch.from_numpy(empty).view(result.dtype).view(len(images), *result.shape[1:])
+            finished[filled : filled + len(part)] = result
+            filled += len(part)
+        return finished
 
 
 @dataclass(frozen=True)
 class CollateFinished:
-    """A collate function whose batches are finished."""
+    """A collate function whose batches are finished.
+
+    Args:
+        dataset: of its `UnfinishedSamples`; others are only collated.
+    """
 
     collate: Callable[[Any], Any]
     finish: FinishBatch
+    dataset: Any
+
+    def unfinished(self, samples: Any) -> Any:
+        """The batch without what finishes it."""
+        return self.collate(samples.samples)
 
     def __call__(self, samples: Any) -> Any:
-        return self.finish(self.collate(samples))
+        if not isinstance(samples, UnfinishedSamples):
+            return self.collate(samples)
+        batch, worker = self.unfinished(samples), get_worker_info()
+        # Of another dataset, such as a Subset, the batch may be for code within the worker.
+        return Unfinished(batch, self.finish) if worker and worker.dataset is self.dataset else self.finish(batch)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A batch that is finished where it arrives: a quarter of the bytes leave the worker."""
+
+    batch: Any
+    finish: FinishBatch
+
+    def __reduce__(self) -> tuple[FinishBatch, tuple[Any]]:
+        return self.finish, (self.batch,)
 
 
 class DeviceDataLoader(DataLoader[Any]):
-    """Moves batches to a device, and finishes them there. `device` and `finish` are set after construction."""
+    """Moves batches to `device`, which is set after construction, and finishes them there.
 
-    device: torch.device
-    finish: FinishBatch
+    A framework that builds another DataLoader of its arguments gets finished batches on the host.
+    """
+
+    device: torch.device | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return map(self._finished, super().__iter__())  # draws its seed at once, as the original does
+        collate: Any = self.collate_fn
+        if self.device is None:
+            return super().__iter__()
+        self.collate_fn = collate.unfinished
+        try:
+            batches = super().__iter__()  # draws its seed at once, as the original does
+        finally:
+            self.collate_fn = collate
+        return (collate.finish(map_tensors(self._to_device, batch)) for batch in batches)
 
-    def _finished(self, batch: Any) -> Any:
-        return self.finish(map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True), batch))
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
 
 
-def for_tensors(halves: Sequence[Halves]) -> tuple[list[Halves], list[int], list[Transform]]:
-    """The halves of a dataset for pictures that are uint8 tensors `[C, H, W]`.
+def without_closing(halves: Sequence[Halves], of_tensors: bool) -> tuple[list[Halves], list[int], list[Transform]]:
+    """The halves of a dataset without the transforms that whole batches may get.
+
+    Args:
+        of_tensors: pictures are uint8 tensors `[C, H, W]`, otherwise they are PIL images.
 
     Returns:
         The halves, how many transforms of each stand before the conversion to a tensor, and those for whole batches.
     """
-    divided = [_divide(half.always) for half in halves]
+    divided = [_divide(half.always, of_tensors) for half in halves]
     if len({repr(closing) for _, _, closing in divided}) > 1:  # a batch may mix samples of several datasets
         divided = [(always + closing, pictorial, []) for always, pictorial, closing in divided]
     closing = divided[0][2] if divided else []
     return [Halves(always=always) for always, _, _ in divided], [pictorial for _, pictorial, _ in divided], closing
 
 
-def _divide(transforms: list[Transform]) -> tuple[list[Transform], int, list[Transform]]:
+def _divide(transforms: list[Transform], of_tensors: bool) -> tuple[list[Transform], int, list[Transform]]:
     names = [f"{type(one).__module__.partition('.')[0]}.{type(one).__name__}" for one in transforms]
     position = next((number for number, name in enumerate(names) if name in CONVERTING), len(names))
-    always, is_closing = list(transforms), [name in CLOSING for name in names]
-    if position < len(names):
+    always = [_native(one) if of_tensors else one for one in transforms]
+    is_closing = [name in CLOSING for name in names]
+    if of_tensors and position < len(names):
         always[position], is_closing[position] = Converted(names[position] in TO_FLOAT), True
+    elif names[position : position + 1] == ["torchvision.ToTensor"]:
+        always[position : position + 1] = [ToBytes(), Converted(to_float=True)]
+        is_closing[position : position + 1] = [False, True]
     kept = len(always)
     while kept and is_closing[kept - 1]:
         kept -= 1
-    return always[:kept], min(position, kept), always[kept:]
+    closing = always[kept:]
+    if closing[:1] == [Converted(to_float=True)] and type(closing[-1]).__name__ == "Normalize" and len(closing) == 2:
+        closing[1] = NormalizeInPlace(closing[1])
+    return always[:kept], min(position, kept), closing
+
+
+def _native(transform: Transform) -> Transform:
+    kind = type(transform)
+    is_v1 = kind.__module__ == "torchvision.transforms.transforms"
+    return NativeResize(transform) if is_v1 and kind.__name__ in ("Resize", "RandomResizedCrop") else transform
 
 
 def picture_difference(
@@ -140,18 +247,22 @@ def _seeded(transforms: list[Transform], inputs: Inputs, seed: int) -> Inputs:
         return apply(transforms, inputs)
 
 
-def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: Any) -> FinishBatch:
+def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: Any, of_tensors: bool) -> FinishBatch:
     """What makes of a batch that lacks the closing transforms one whose samples had them.
 
     Args:
-        exact: the batch of PIL images, whose dtypes and shapes the result must have.
+        exact: the batch of the original, whose dtypes and shapes the result must have, and without `of_tensors` values.
 
     Raises:
         ConfigError: the batches differ.
     """
-    pairs = list(zip(tree_flatten(batch)[0], tree_flatten(finished)[0], strict=True))
-    positions = tuple(number for number, pair in enumerate(pairs) if find_difference(*pair))
-    finish = FinishBatch(positions, closing)
+    pairs = list(zip(tree_flatten_with_path(batch)[0], tree_flatten(finished)[0], strict=True))
+    differing = {keystr(path): value for (path, value), other in pairs if find_difference(value, other)}
+    if any(value.dim() != BATCH_DIMS for value in differing.values()):
+        raise ConfigError("the collate function does not stack the pictures")
+    finish = FinishBatch(frozenset(differing), closing)
+    if not of_tensors and find_difference(finish(batch), exact):
+        raise ConfigError("values of the batch differ")
     for found, expected, other in zip(*(tree_flatten(one)[0] for one in (finish(batch), finished, exact)), strict=True):
         if isinstance(other, Tensor) and not (
             (found.dtype, found.shape) == (expected.dtype, expected.shape) == (other.dtype, other.shape)

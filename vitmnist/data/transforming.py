@@ -25,8 +25,8 @@ from vitmnist.data.tensor_transforms import (
     CollateFinished,
     DeviceDataLoader,
     finish_of,
-    for_tensors,
     picture_difference,
+    without_closing,
 )
 from vitmnist.data.transforms import DividedDataset, Halves
 from vitmnist.errors import ConfigError, DataError, described
@@ -87,7 +87,7 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
     dataset: Any = dataloader.dataset
     size = len(dataset)
     probes = sorted({probe * size // TRIED for probe in range(TRIED)})
-    source = given or DividedDataset(dataset, probes)
+    source: Any = given or DividedDataset(dataset, probes)
     if random := find_random(source, encode):
         raise ConfigError(
             f"{store.name}: {random} is random before its random transforms, which are looked for in the attributes "
@@ -108,43 +108,58 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
         _seeded_batch(dataloader, exact, probes)  # a picture may be too small now
     else:
         _check_batches(dataloader, exact, state)
-    if form.transforms == "exact":
+    if given or (form.transforms == "exact" and not samples.are_bytes):  # of which ToTensor makes other numbers
         return rebuilt(dataloader, dataset=exact)
-    return _of_tensors(dataloader, exact, samples, source, probes, form)
+    return _with_batch_transforms(dataloader, exact, samples, source, probes, form)
 
 
-def _of_tensors(
+def _with_batch_transforms(
     dataloader: DataLoader[Any], exact: TransformedDataset, samples: Samples, source: Any, probes: list[int], form: Form
 ) -> Any:
-    """The form whose transforms get tensors."""
-    halves, pictorial, closing = for_tensors(source.halves)
+    """The replacement whose last transforms are applied to whole batches, where that makes the same of them."""
+    of_tensors = form.transforms == "tensor"
+    halves, pictorial, closing = without_closing(source.halves, of_tensors)
+    if of_tensors:
+        _check_tensors(source, halves, pictorial, samples, probes, form.tolerance)
+        samples = samples.with_tensors()
+    elif not closing:
+        return rebuilt(dataloader, dataset=exact)
+    closed = [Halves(always=[*half.always, *closing]) for half in halves]
+    unfinished, finished = (partial(source.transform, halves=some) for some in (halves, closed))
+    datasets = exact.like(samples, unfinished), exact.like(samples, finished), exact
+    try:
+        batch, expected, original = (_seeded_batch(dataloader, one, probes[:2]) for one in datasets)
+        finish = finish_of(closing, batch, expected, original, of_tensors)
+    except Exception as error:  # the collate function gets bytes, and may need floats
+        if of_tensors:
+            raise ConfigError(f"transforms='tensor': no batch: {described(error)}; use transforms='exact'") from error
+        return rebuilt(dataloader, dataset=exact)
+    dataset = exact.like(samples, finished, unfinished)
+    collate = CollateFinished(dataloader.collate_fn, finish, dataset)
+    if form.device is None or not of_tensors:
+        return rebuilt(dataloader, dataset=dataset, collate_fn=collate)
+    pin_memory = form.device.type == "cuda"
+    replaced = rebuilt(dataloader, DeviceDataLoader, dataset=dataset, collate_fn=collate, pin_memory=pin_memory)
+    replaced.device = form.device
+    return replaced
+
+
+def _check_tensors(
+    source: Any, halves: list[Halves], pictorial: list[int], samples: Samples, probes: list[int], tolerance: float
+) -> None:
+    """Warn, or raise `ConfigError`, if the transforms make other pixels of tensors."""
     mean, largest = picture_difference(source.halves, halves, pictorial, samples, probes)
-    if largest > form.tolerance:
+    if largest > tolerance:
         raise ConfigError(
             f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, and "
-            f"tolerance={form.tolerance:g}; give a larger tolerance=, or use transforms='exact'"
+            f"tolerance={tolerance:g}; give a larger tolerance=, or use transforms='exact'"
         )
     if largest:
         warnings.warn(
             f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on "
             f"average, at most by {largest:.3g}",
-            stacklevel=5,
+            stacklevel=6,
         )
-    closed = [Halves(always=[*half.always, *closing]) for half in halves]
-    dataset, finished = (
-        exact.like(samples.with_tensors(), partial(source.transform, halves=some)) for some in (halves, closed)
-    )
-    try:
-        batches = [_seeded_batch(dataloader, one, probes[:2]) for one in (dataset, finished, exact)]
-        finish = finish_of(closing, *batches)
-    except Exception as error:  # the collate function gets bytes, and may need floats
-        raise ConfigError(f"transforms='tensor': no batch: {described(error)}; use transforms='exact'") from error
-    if form.device is None:
-        return rebuilt(dataloader, dataset=dataset, collate_fn=CollateFinished(dataloader.collate_fn, finish))
-    pin_memory = form.device.type == "cuda"
-    replaced = rebuilt(dataloader, kind=DeviceDataLoader, dataset=dataset, pin_memory=pin_memory)
-    replaced.device, replaced.finish = form.device, finish
-    return replaced
 
 
 def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset, state: FrozenState) -> None:

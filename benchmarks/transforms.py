@@ -1,0 +1,140 @@
+"""What `from_dataloader` gains for random transforms, compared with the `DataLoader` as it was and with SPDL.
+
+    python benchmarks/transforms.py --output benchmarks/results/transforms-cpu.md
+
+JPEG files of 500×375 are cropped to 224×224, flipped, converted and normalised by torchvision, in batches of 64; also
+with `Resize(256)` before and with `ColorJitter` after the crop. An epoch is a turn; a ratio divides pictures per second
+by those of the DataLoader in the same round. The crops are also made in the trainer's way, by `data/augment`. SPDL
+applies the same transforms in threads; it is left out if it is not installed (`pip install -e '.[bench]'`). FFCV has no
+wheel and was not compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from decoding import draw
+from rounds import at_least_one, command_line, main, ratios, report, spread, table, take_turns
+from torch.utils.data import DataLoader, default_collate
+from torchvision import transforms as T
+from torchvision.datasets import ImageFolder
+
+from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
+from vitmnist.config.compose import compose
+from vitmnist.data.augment import build_augment
+from vitmnist.tracking.environment import describe_environment
+
+BATCH_SIZE = 64
+CROP: list[Any] = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
+NORMALISE: list[Any] = [T.ToTensor(), T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+CASES: dict[str, list[Any]] = {
+    "crop": [*CROP, *NORMALISE],
+    "Resize(256), crop": [T.Resize(256), *CROP, *NORMALISE],
+    "crop, ColorJitter": [*CROP, T.ColorJitter(0.2, 0.2, 0.2), *NORMALISE],
+}
+ORIGINAL = "DataLoader"
+AUGMENT = [
+    "data/augment=compose",
+    "data.augment.operations=[{name: random_resized_crop, size: 224}, {name: horizontal_flip}]",
+]
+
+
+def spdl(dataset: ImageFolder, threads: int) -> Iterator[Any]:
+    """An epoch of an SPDL pipeline: threads read and transform samples."""
+    from spdl.pipeline import PipelineBuilder
+
+    builder: Any = PipelineBuilder().add_source(torch.randperm(len(dataset)).tolist())
+    builder = builder.pipe(dataset.__getitem__, concurrency=threads).aggregate(BATCH_SIZE).pipe(default_collate)
+    pipeline = builder.add_sink(3).build(num_threads=threads)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
+    """Epochs of the trainer's way: pictures are kept as 256×256, and cropped and flipped by the batch."""
+    root = str(folder.parent / "cache")
+    train = load_dataset("image_folder", root=root, path=str(folder), size=256, mode="rgb", test_share=0.1).train
+    preprocess = Preprocess(train, build_augment(compose(AUGMENT).data.augment))
+    loader = make_loader("ram", train, batch_size=BATCH_SIZE, device="cpu", seed=0)
+
+    def epoch() -> Iterator[Any]:
+        keys = preprocess.keys(loader.sampler, 0)
+        return ((preprocess(images, key), labels) for (images, labels), key in zip(loader.epoch(0), keys, strict=True))
+
+    return epoch
+
+
+def pictures_per_second(epoch: Callable[[], Any], number: int) -> float:
+    """Of one epoch, the start of workers included."""
+    started = time.perf_counter()
+    pictures = sum(len(labels) for _, labels in epoch())
+    return pictures / (time.perf_counter() - started)
+
+
+def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> list[list[str]]:
+    """Rows of the table, for one list of transforms and one number of workers."""
+    dataset = ImageFolder(str(folder), T.Compose(transforms))
+    loader: DataLoader[Any] = DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=workers)
+    epochs: dict[str, Callable[[], Any]] = {ORIGINAL: partial(iter, loader)}
+    costs = {}
+    for form in ("exact", "tensor"):
+        started = time.perf_counter()
+        replaced: Any = from_dataloader(loader, "ram", transforms=form)
+        costs[form] = time.perf_counter() - started, replaced.dataset.sample_nbytes * len(dataset)
+        epochs[form] = partial(iter, replaced)
+    if find_spec("spdl") and workers:
+        epochs[f"SPDL, {workers} threads"] = partial(spdl, dataset, workers)
+    if transforms == CASES["crop"] and not workers:
+        epochs["`data/augment` on `ram`"] = trainer(folder)
+    speeds = take_turns({name: partial(pictures_per_second, epoch) for name, epoch in epochs.items()}, rounds)
+    rows = []
+    for name, values in speeds.items():
+        row = [name, spread(values, 0), ratios(values, speeds[ORIGINAL])]
+        if name in costs:
+            set_up, nbytes = costs[name]
+            saved = len(dataset) * (1 / median(speeds[ORIGINAL]) - 1 / median(values))  # seconds per epoch
+            row += [f"{nbytes / 2**20:,.0f}", f"{set_up:.1f}", f"{set_up / saved:.1f}" if saved > 0 else "never"]
+        rows.append(row)
+    return rows
+
+
+def compare(arguments: argparse.Namespace) -> str:
+    """Measure every case; the report."""
+    logging.disable()
+    warnings.simplefilter("ignore")  # how much pixels differ
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "pictures"
+        folder.mkdir()
+        draw(folder, arguments.pictures, (500, 375))
+        for case in arguments.cases:
+            for workers in arguments.workers:
+                found = measure(folder, CASES[case], workers, arguments.rounds)
+                rows += [[case, str(workers), *row] for row in found]
+    header = ["transforms", "workers", "loader", "pictures/s", "times as many", "MiB kept", "set-up, s", "paid after"]
+    method = (
+        f"{arguments.pictures} JPEG pictures of 500×375, batches of {BATCH_SIZE}, {arguments.rounds} rounds: median "
+        "and range. Set-up decodes once and compares the first batches; it is paid for after that many epochs."
+    )
+    return report("Random transforms", describe_environment(torch.device("cpu")), method, table(header, rows))
+
+
+if __name__ == "__main__":
+    parser = command_line(__doc__)
+    parser.add_argument("--pictures", type=at_least_one, default=4000)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    main(parser, compare)
