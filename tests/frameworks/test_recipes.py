@@ -68,7 +68,7 @@ def test_a_recipe_trains_on_the_batches_of_the_original(
     assert {name[: name.rindex("-")] for name in ranks} == variants
     for name in ranks:
         original, replaced = found[f"{name}.original"], found[f"{name}.replaced"]
-        assert replaced.pop("dataset") == "DecodedDataset" != original.pop("dataset")
+        assert replaced.pop("dataset") == "GatheredDataset" != original.pop("dataset")
         assert original == replaced
         # timm shards only if `distributed=True`.
         part = 2 if "-2-" in name and not (script == "with_timm.py" and name.startswith("plain")) else 1

@@ -71,8 +71,9 @@ def from_dataloader(
         tolerance: by how much pixels may differ with transforms="tensor", of 255.
         max_side: pixels of the longer side of pictures that are kept; larger ones are made smaller before their random
             transforms, so that batches differ from the original's.
-        decode, transform: the two steps for any other dataset: `decode(index)` returns what is kept of a sample, dicts,
-            lists and tuples of pictures, tensors, arrays, numbers and text; `transform` makes the sample of it.
+        decode: with `transform`, the two steps of a sample for any other dataset: `decode(index)` returns what is kept
+            of it, dicts, lists and tuples of pictures, tensors, arrays, numbers and text.
+        transform: makes the sample of what is kept of it.
 
     Raises:
         ConfigError: a loader or an option that is unknown or cannot be used; samples that are random before their
