@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -186,27 +185,6 @@ def test_a_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="all checkpoints are damaged"):
             storage.load(tmp_path)
     assert not (tmp_path / "was run").exists()
-
-
-def shared(value: object, levels: int = 40) -> object:
-    """Lists that contain each list below them twice."""
-    for _ in range(levels):
-        value = [value, value]
-    return value
-
-
-ENDLESS: list[Any] = []
-ENDLESS.append(ENDLESS)
-
-
-@pytest.mark.parametrize(
-    "wrong", [shared("x"), shared({"x": 1}), ENDLESS, ["x" * 10**4] * 10**4, [["x"] * 10**4] * 10**4], ids=range(5)
-)
-def test_a_few_lists_that_stand_for_many_values_are_damage(tmp_path: Path, wrong: Any) -> None:
-    """They would fill the memory as soon as something copies, compares or prints them."""
-    storage.save(tmp_path, {"config": wrong})
-    with pytest.raises(storage.DamagedError, match="has more values than fit into its size"):
-        storage.load(tmp_path)
 
 
 def test_every_generator_is_restored(tmp_path: Path) -> None:

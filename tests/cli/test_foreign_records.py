@@ -85,8 +85,6 @@ HOSTILE_TO_JOBS = (
     r"seed=choice(1,$\{oc.env:SECRET\})",
     "seed=glob(*)",
     "resume=/tmp",
-    "seed=range(1,100000000)",
-    "repeats=100000000",
     "--config-dir=/tmp",
     "--help",
     "-m",
@@ -114,7 +112,7 @@ def test_a_sweep_takes_only_its_own_keys_from_its_record(
         file.write_text(yaml.safe_dump(recorded))
         ended = train_here("sweep.resume=swept")
         assert "Traceback" not in ended.stderr
-        refused = ("cannot be resumed; start a new sweep", "note: ignored", "has more than 10,000 jobs")
+        refused = ("cannot be resumed; start a new sweep", "note: ignored")
         assert any(one in ended.stderr for one in refused), line
     assert not (tmp_path / "marker").exists()
 

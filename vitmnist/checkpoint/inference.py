@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from vitmnist.checkpoint import storage
 from vitmnist.data.datasets import Split
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.errors import ConfigError, first_line
+from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 
-MAX_SIDE = 100_000  # pixels of an image
 WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
 
 
@@ -69,35 +65,14 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
-        if len(mean) != shape[0] or max(shape) > MAX_SIDE:
-            raise ValueError("the shape does not fit the channel statistics, or is too large")
+        if len(mean) != shape[0]:
+            raise ValueError("the shape does not fit the channel statistics")
         Preprocess(mean=mean, std=std)  # raises for values that are not possible
-        with _no_larger_than(sum(tensor.numel() for tensor in tensors.values())):
-            model = MODELS.build(info["model"], shape, len(classes))
+        model = MODELS.build(info["model"], shape, len(classes))
         model.load_state_dict(tensors)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
-
-
-@contextmanager
-def _no_larger_than(size: int) -> Iterator[None]:
-    """Stop building a model whose parameters have far more values than its file: it would take hours, or all memory."""
-    left = 10 * size  # a model may replace a part of itself while it is built
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal left
-        left -= parameter.numel()
-        if left < 0:
-            raise ValueError("the model that it describes is larger than its weights")
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        raise ValueError(f"the model that it describes cannot be built: {first_line(error)}") from error
-    finally:
-        hook.remove()
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

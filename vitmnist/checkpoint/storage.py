@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 FOLDER = "checkpoints"
 FORMAT = 7
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
-MAX_UNPACKED = 20  # values and characters per byte of a file; up to 3.4 where all metrics are null, mostly below 1
 DIGEST_SIZE = hashlib.sha256().digest_size
 
 _intact: set[Path] = set()  # what this process has written or verified, and so may become `previous.pt`
@@ -117,29 +116,12 @@ def read(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with reporting_damage(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        _check_size(state, MAX_UNPACKED * len(content))
         if state["format"] != FORMAT:
             raise DataError(
                 f"{path}: was written by another version of the program (checkpoint format {state['format']!r:.40}; "
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state
-
-
-def _check_size(state: Any, limit: int) -> None:
-    """Raise `ValueError` if a state has more than `limit` values and characters, counting shared ones each time.
-
-    A few nested lists that share their elements can expand to more than memory holds.
-    """
-    size, pending = 0, [state]
-    while pending:
-        value = pending.pop()
-        content = [*value, *value.values()] if isinstance(value, dict) else value
-        if isinstance(content, list | tuple | set | str | bytes):
-            size += len(content)
-            if size > limit:
-                raise ValueError("has more values than fit into its size")
-            pending += () if isinstance(content, str | bytes) else content
 
 
 @contextmanager

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
 from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import psutil
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from vitmnist.cli.overrides import check_name, config_dir_of, key_of, quoted, searchpath, split, value_of
@@ -24,8 +22,6 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.records import UnreadableError, read_yaml
 
 MULTIRUN = {"-m", "--multirun"}
-MAX_JOBS, MAX_LENGTH = 10_000, 10_000  # of a recorded sweep, and of its command line, which may be foreign
-PROCESSES = ("n_jobs", "num_cpus", "tasks_per_node")  # keys of launchers that say how many start at once
 SECTIONS = {field.name for field in fields(Config)}
 
 
@@ -121,16 +117,7 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
         raise ConfigError(f"{file}: is damaged; start a new sweep") from error
     if own_yaml and not config_dir_of(options):
         raise ConfigError(f"{shown}: the sweep was started with --config-dir {own_yaml[0]}; type that as well")
-    if len(" ".join(recorded)) > MAX_LENGTH:
-        raise ConfigError(f"{file}: has a command line of more than {MAX_LENGTH:,} characters; start a new sweep")
-    try:
-        overrides = [override for one in recorded if (override := _taken(one))]
-        number_of_jobs = _number_of_jobs(overrides)
-    except (ArithmeticError, RecursionError, ValueError) as error:  # range(0,1,0), [[[…
-        raise ConfigError(f"{file}: has an override that cannot be evaluated; start a new sweep") from error
-    if number_of_jobs > MAX_JOBS:
-        raise ConfigError(f"{file}: has more than {MAX_JOBS:,} jobs, which is too many to resume; start a new sweep")
-    taken = [str(one.input_line) for one in overrides]
+    taken = [one for one in recorded if _is_taken(one)]
     left_out = [one for one in recorded if one not in taken]
     if of_jobs := [one for one in left_out if not key_of(one).startswith("hydra")]:
         raise ConfigError(f"{file}: {of_jobs[0]!r:.100} cannot be resumed; start a new sweep")
@@ -145,21 +132,8 @@ def _sweep(name: str, typed: list[str], options: list[str]) -> list[str]:
     return [*taken, *typed, *again, *options]
 
 
-def _number_of_jobs(overrides: list[Override]) -> int:
-    """The number of jobs of a sweep; of a key with too many values, no more than that are counted."""
-    jobs = 1
-    for override in overrides:
-        value: Any = override.value()
-        if override.is_discrete_sweep():
-            values = value.range() if isinstance(value, RangeSweep) else override.sweep_iterator()
-            jobs *= sum(1 for _ in islice(values, MAX_JOBS + 1))
-        elif override.key_or_group == "repeats" and isinstance(value, int):
-            jobs *= value
-    return jobs
-
-
-def _taken(recorded: str) -> Override | None:
-    """The override, if a sweep takes it from its record: one of the schema, or of its sweeper or launcher.
+def _is_taken(recorded: str) -> bool:
+    """Whether a sweep takes an override from its record: one of the schema, or of its sweeper or launcher.
 
     A member of a group must be a word, because a path could lead to a foreign file. Of sweeper and launcher only
     numbers and booleans are taken: their texts can name functions and commands. No interpolation is resolved.
@@ -167,11 +141,7 @@ def _taken(recorded: str) -> Override | None:
     try:
         override = OverridesParser.create().parse_override(recorded)
     except HydraException:
-        return None
-    return override if _is_taken(override, recorded) else None
-
-
-def _is_taken(override: Override, recorded: str) -> bool:
+        return False
     key, value = override.key_or_group, recorded.partition("=")[2]
     section, package = (re.split("[./]", one)[0] for one in (key, override.package or key))
     if "$" in recorded or key in ("resume", "sweep.resume"):  # `$\{` becomes `${`
@@ -182,7 +152,5 @@ def _is_taken(override: Override, recorded: str) -> bool:
         is_other = override.package is None and key in (*SEVERAL, "hydra/sweeper", "hydra/launcher")
         return ({section, package} <= SECTIONS or is_other) and re.fullmatch(r"[\w,-]+", value) is not None
     if key.startswith(("hydra.sweeper.", "hydra.launcher.")):
-        number = override.value()
-        at_most = (os.cpu_count() or 1) if key.endswith(PROCESSES) else math.inf
-        return isinstance(number, int | float | None) and (number or 0) <= at_most
+        return isinstance(override.value(), int | float | None)
     return section in SECTIONS

@@ -82,8 +82,6 @@ def _message(error: BaseException, composed: DictConfig | None) -> str | None:
 def _raised_by_a_library(error: Exception, text: str) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     if any("override_parser" in frame.filename for frame in frames):
-        if isinstance(error, RecursionError):
-            return "an override has a value that is nested too deeply"
         return "an override has a range(START,STOP,STEP) of no values: all three must be finite, and STEP not 0"
     if isinstance(error, TypeError | ValueError):
         if any(frame.name == "_apply_overrides_to_config" for frame in frames):

@@ -84,11 +84,6 @@ def check_content(folder: Path) -> None:
             raise ConfigError(f"{display_path(entry)}: is a symbolic link; replace it by what it points to")
         if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
             raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")
-        if entry.is_file() and entry.stat().st_nlink > 1:
-            raise ConfigError(
-                f"{display_path(entry)}: is a hard link, so that a run would change another folder too; copy this one "
-                "with cp -r, and use the copy"
-            )
 
 
 def _try_lock(file: TextIO, folder: Path) -> bool:
