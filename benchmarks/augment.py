@@ -45,15 +45,15 @@ class PerSample(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, data: TensorSet, preprocess: Preprocess) -> None:
         from torchvision.transforms import v2
 
-        mean, std, black = (part.flatten().tolist() for part in (preprocess.mean, preprocess.std, preprocess.black))
+        mean, std = (part.flatten().tolist() for part in (preprocess.mean, preprocess.std))
         self.data = data
         self.transform = v2.Compose(
             [
                 v2.RandomCrop(SIDE, padding=4),
                 v2.RandomHorizontalFlip(),
+                v2.RandomErasing(0.5, SCALE, RATIO),
                 v2.ToDtype(torch.float32, scale=True),
                 v2.Normalize(mean, std),
-                v2.RandomErasing(0.5, SCALE, RATIO, value=black),
             ]
         )
 
@@ -117,14 +117,14 @@ def operations(data: TensorSet, device: torch.device) -> dict[str, Candidates]:
         "color_jitter": {"hue": 0.1},
     }
     batches = (data.images.to(device).float() / 255).split(BATCH_SIZE)
-    sampler, black = EpochSampler(len(data), BATCH_SIZE, 0), torch.zeros(3, 1, 1, device=device)
+    sampler = EpochSampler(len(data), BATCH_SIZE, 0)
     found: dict[str, Candidates] = {}
     for name, theirs in kornia_operations().items():
         operation = OPERATIONS.build(OPERATIONS.complete({"name": name, **options.get(name, {})})).to(device)
 
         def ours(number: int, operation: nn.Module = operation) -> None:
             for images, keys in zip(batches, augment_keys(sampler, number, device).split(BATCH_SIZE), strict=True):
-                operation(images, keys, black)
+                operation(images, keys)
 
         def kornia(number: int, theirs: nn.Module = theirs) -> None:
             for images in batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,19 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet, channel_statistics, check_layout
 from vitmnist.errors import ConfigError, DataError
 
+PART = 2**20  # values of a batch on the CPU that are preprocessed at a time
+
 
 class Preprocess(nn.Module):
     """Normalise uint8 images `[B, C, H, W]` to float32, bit for bit as torchvision's `ToTensor` and `Normalize` do.
 
-    Images of a floating-point dtype are taken to be normalised, and pass through; their values are not looked at.
+    Images of a floating-point dtype are taken to be normalised, and pass through; their values are not looked at. To be
+    augmented, they become bytes again if there are `data`, so that an augmentation is the same with every loader.
 
     Args:
         data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
             map-style dataset, are computed from its uint8 images, each of which is read once.
-        augment: applied to the normalised images if keys are given; one that mixes images, by `mixed`.
+        augment: applied before normalising if keys are given; one that mixes images, by `mixed`.
         classes: number of classes, for an augmentation that mixes images; that of a split is known.
         mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
         std: likewise.
@@ -39,7 +42,6 @@ class Preprocess(nn.Module):
     mean: Tensor
     std: Tensor
     white: Tensor
-    black: Tensor
 
     def __init__(
         self,
@@ -66,12 +68,12 @@ class Preprocess(nn.Module):
             )
         # A tensor and not the number 255: CUDA divides by a scalar by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
-        self.register_buffer("black", self._normalised(torch.zeros(len(self.mean), 1, 1, dtype=torch.uint8)))
         self.augment = augment
+        self._are_bytes = data is not None  # whose statistics are those of uint8 images
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Normalised float32 `[B, C, H, W]`; float images keep their dtype. Never writes to the batch itself.
+        """Normalised float32 `[B, C, H, W]`; without keys, float images keep their dtype. Never writes to the batch.
 
         Args:
             keys: int64 `[B]`, from the method `keys`.
@@ -82,7 +84,47 @@ class Preprocess(nn.Module):
         """
         if self.mixes and keys is not None:
             raise ConfigError("this augmentation mixes images and their labels; call mixed(images, labels, keys)")
-        return self._augmented(images, keys)
+        return self.on_floats(self.on_bytes(images, keys), keys)
+
+    def on_bytes(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        """The first part of `forward`, which `torch.compile` must not see: operations on bytes, on the CPU."""
+        check_layout(images.shape, len(self.mean))
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
+        if self.augment is None or keys is None:
+            return images
+        if self._are_bytes and images.is_floating_point():
+            images = self._unit_range(images).mul_(self.white).round_().to(torch.uint8)
+        return self.augment.on_bytes(images, keys)
+
+    def on_floats(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        """The second part: the other operations, and normalising."""
+        if images.is_floating_point() and (self.augment is None or keys is None):
+            return images
+        size = max(1, PART * len(images) // max(1, images.numel()))
+        if images.device.type != "cpu" or len(images) <= size or torch.compiler.is_compiling():
+            return self._finished(images, keys)
+        # The temporaries of a part fit into the processor's cache.
+        finished, filled = torch.empty(0), 0
+        for part, part_keys in zip(
+            images.split(size), repeat(None) if keys is None else keys.split(size), strict=False
+        ):
+            result = self._finished(part, part_keys)
+            if not filled:
+                finished = result.new_empty(len(images), *result.shape[1:])
+            finished[filled : filled + len(part)] = result
+            filled += len(part)
+        return finished
+
+    def _finished(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        floats = self._unit_range(images)
+        if self.augment is not None and keys is not None:
+            floats = self.augment(floats, keys, self.augment.number_on_bytes(images))
+        return floats.sub_(self.mean).div_(self.std)
+
+    def _unit_range(self, images: Tensor) -> Tensor:
+        """A copy of images as floats of 0…1."""
+        return images.float().div_(self.white) if images.dtype == torch.uint8 else images * self.std + self.mean
 
     def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.
@@ -99,34 +141,18 @@ class Preprocess(nn.Module):
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
-        return self.augment.mix(self._augmented(images, keys), labels, keys, self.classes)
+        return self.augment.mix(self.on_floats(self.on_bytes(images, keys), keys), labels, keys, self.classes)
 
     @property
     def mixes(self) -> bool:
         """Whether the augmentation mixes images and their labels."""
         return self.augment is not None and self.augment.mixes
 
-    def _augmented(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        check_layout(images.shape, len(self.mean))
-        if images.dtype == torch.uint8:
-            images = self._normalised(images)
-        elif not images.is_floating_point():
-            raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
-        if self.augment is None or keys is None:
-            return images
-        if not self.augment.unit_range:
-            return cast(Tensor, self.augment(images, keys, self.black))
-        augmented = self.augment(images * self.std + self.mean, keys, torch.zeros_like(self.black))
-        return cast(Tensor, augmented.sub_(self.mean).div_(self.std))
-
     def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
         """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""
         if self.augment is None:
             return repeat(None)
         return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.batch_size))
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        return images.float().div_(self.white).sub_(self.mean).div_(self.std)
 
 
 def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:

@@ -138,6 +138,8 @@ class TrainStep:
         if self.preprocess.mixes and keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
             images, targets = self.preprocess.mixed(images, labels, keys)
+        else:
+            images = self.preprocess.on_bytes(images, keys)
         parts: list[Tensor | None] = [images, labels, keys, targets]
         if self.pad and (missing := -len(labels) % self.microbatch):
             parts = [
@@ -206,13 +208,13 @@ class TrainStep:
 class ModelAndLoss(nn.Module):
     """From images to the sums of their losses and metrics: one module, for compile and DDP.
 
-    Images that come with targets, class probabilities, are mixed and preprocessed already.
+    Images come from `Preprocess.on_bytes`; those with targets, class probabilities, are mixed and normalised already.
     """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
         super().__init__()
         self.model = model
-        self._preprocess = preprocess.forward  # not a submodule: DDP would broadcast its constants in each step
+        self._preprocess = preprocess.on_floats  # not a submodule: DDP would broadcast its constants in each step
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._label_smoothing = precision == Precision.bf16, label_smoothing
 

@@ -40,19 +40,17 @@ def pictures() -> TensorSet:
 def test_operations_are_applied_in_order_with_the_keys_of_their_places(pictures: TensorSet) -> None:
     values = [{"name": "horizontal_flip"}, {"name": "shift", "pixels": 3}, {"name": "horizontal_flip"}]
     found = Preprocess(pictures, Compose(values))(pictures.images, keys(23))
-    plain = Preprocess(pictures)
-    expected = plain(pictures.images)
+    expected = pictures.images
     for place, value in enumerate(values):
         operation = OPERATIONS.build(OPERATIONS.complete(value))
-        expected = operation(expected, operation_keys(keys(23), place), plain.black)
-    assert torch.equal(found, expected)
+        expected = operation(expected, operation_keys(keys(23), place))
+    assert torch.equal(found, Preprocess(pictures)(expected))
 
 
 def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:
-    """Normalisation is undone before, and done again after the composition."""
     composition = configured("data/augment=crops")
     preprocess = Preprocess(pictures, composition)
-    expected = composition(pictures.images / 255, keys(23), torch.zeros(3, 1, 1))
+    expected = composition(pictures.images / 255, keys(23))
     found = preprocess(pictures.images, keys(23)) * preprocess.std + preprocess.mean
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -89,6 +87,23 @@ def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: s
     arguments = (pictures.labels[batch], drawn) if preprocess.mixes else (drawn,)
     again = (preprocess.mixed if preprocess.mixes else preprocess)(normalised[batch], *arguments)
     assert torch.equal((again[0] if preprocess.mixes else again), epochs[0][:5])
+
+
+@pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet"])
+def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_parts_threads_and_normalising(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large images, the first operations are applied to bytes, by threads; large batches are made in parts."""
+    images = torch.randint(0, 256, (23, 3, 100, 120), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    operations = configured(f"data/augment={preset}").operations
+    values = compose([f"data/augment={preset}"]).data.augment.operations[: len(operations)]  # without mixing
+    preprocess = Preprocess((images, torch.zeros(23)), Compose(values))
+    expected = torch.cat([preprocess(image[None], key[None]) for image, key in zip(images, keys(23), strict=True)])
+    assert torch.equal(preprocess(preprocess(images), keys(23)), expected)
+    for size in (2**12, 2**30):
+        monkeypatch.setattr("vitmnist.data.preprocess.PART", size)
+        monkeypatch.setattr("vitmnist.data.augment.compose.PART", size)
+        assert torch.equal(preprocess(images, keys(23)), expected)
 
 
 def test_parameters_are_overridden_by_their_place() -> None:

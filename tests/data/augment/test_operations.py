@@ -17,7 +17,6 @@ from vitmnist.data.augment.keys import _mix64, random_signed, random_uniform
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
 
-BLACK = torch.zeros(3, 1, 1)
 NUMBER = 200
 # Parameters that change no image.
 IDENTITY = {
@@ -46,7 +45,7 @@ def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int
 def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> None:
     """To 1e-5; antialiasing would change nothing in crops of the size of the image."""
     crop, source = operation("random_resized_crop", size=size), images()
-    found = crop(source, keys(), BLACK)
+    found = crop(source, keys())
     boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
@@ -54,10 +53,27 @@ def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> No
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [None, 8, 40])
+def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | None) -> None:
+    source = images().mul(255).to(torch.uint8)
+    found = operation("random_resized_crop", size=size)(source, keys())
+    for image, top, left, bottom, right, ours in zip(
+        source, *random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17), found, strict=True
+    ):
+        box = int(top), int(left), int(bottom - top), int(right - left)
+        assert torch.equal(ours, TF.resized_crop(image, *box, [size or 12, size or 17], antialias=False))
+
+
+@pytest.mark.parametrize("name", ["shift", "horizontal_flip"])
+def test_bytes_move_as_floats_do(name: str) -> None:
+    source = images().mul(255).to(torch.uint8)
+    assert torch.equal(operation(name)(source, keys()), operation(name)(source.float(), keys()).to(torch.uint8))
+
+
 def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
-    source = images(20_000, 2, 6, 9) - 0.5
-    moved = operation("shift", pixels=1)(source, keys(20_000), torch.full((2, 1, 1), -0.5))
-    framed = torch.nn.functional.pad(source + 0.5, (1, 1, 1, 1)) - 0.5
+    source = images(20_000, 2, 6, 9)
+    moved = operation("shift", pixels=1)(source, keys(20_000))
+    framed = torch.nn.functional.pad(source, (1, 1, 1, 1))
     taken = torch.zeros(3, 3, dtype=torch.int64)
     for down in range(3):
         for right in range(3):
@@ -90,7 +106,7 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
     """To 1e-4, each parameter alone and all of them together."""
     bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
     bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
-    found = operation("affine", **bounds)(images(50), keys(50), BLACK)
+    found = operation("affine", **bounds)(images(50), keys(50))
     names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
     drawn = torch.stack([bounds[name] * random_signed(keys(50), number) for number, name in enumerate(names)], dim=1)
     for name, part in zip(names, drawn.T, strict=True):
@@ -102,7 +118,7 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
 
 def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
     source = images(2000)
-    found = operation("horizontal_flip", p=0.3)(source, keys(2000), BLACK)
+    found = operation("horizontal_flip", p=0.3)(source, keys(2000))
     is_flipped = torch.tensor(
         [torch.equal(ours, TF.horizontal_flip(image)) for ours, image in zip(found, source, strict=True)]
     )
@@ -111,14 +127,13 @@ def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
 
 
 def test_erased_boxes_are_those_of_torchvision() -> None:
-    black = torch.tensor([-0.5, 0.0, 0.5]).view(3, 1, 1)
-    found = operation("random_erasing", p=0.4)(images(), keys(), black)
+    found = operation("random_erasing", p=0.4)(images(), keys())
     boxes = random_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
     is_erased = random_uniform(keys(), NUMBERS_OF_A_BOX) < 0.4
     assert 0.25 < is_erased.double().mean() < 0.55
     for image, erased, top, left, bottom, right, ours in zip(images(), is_erased, *boxes, found, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
-        assert torch.equal(ours, TF.erase(image, *box, black) if erased else image)
+        assert torch.equal(ours, TF.erase(image, *box, torch.zeros(())) if erased else image)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -137,7 +152,7 @@ def test_colours_are_those_of_torchvision(parameter: str, number: int, adjust, c
     source = images(channels=channels)
     source[:20] = source[:20, :1]  # grey pixels, which have no hue
     only = {**IDENTITY["color_jitter"], parameter: strength}
-    found = operation("color_jitter", **only)(source, keys(), BLACK)
+    found = operation("color_jitter", **only)(source, keys())
     centre = 0.0 if parameter == "hue" else 1.0
     factors = random_uniform(keys(), number, centre - strength, centre + strength)
     assert factors.unique().numel() == NUMBER
@@ -148,7 +163,7 @@ def test_colours_are_those_of_torchvision(parameter: str, number: int, adjust, c
 
 def test_jitter_takes_its_steps_in_the_order_documented() -> None:
     source, strengths = images(), {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
-    found = operation("color_jitter", **strengths)(source, keys(), BLACK)
+    found = operation("color_jitter", **strengths)(source, keys())
     for row in range(NUMBER):
         image = source[row]
         for number, (name, strength) in enumerate(strengths.items()):
@@ -160,7 +175,7 @@ def test_jitter_takes_its_steps_in_the_order_documented() -> None:
 
 def test_jitter_refuses_two_channels() -> None:
     with pytest.raises(DataError, match="takes images of 1 or 3 channels, found 2"):
-        operation("color_jitter")(images(2, channels=2), keys(2), BLACK)
+        operation("color_jitter")(images(2, channels=2), keys(2))
 
 
 @settings(max_examples=30, deadline=None)
@@ -177,8 +192,8 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
 ) -> None:
     """And is not written to; parameters for no change give the same images to 1e-5."""
     source = images(number, channels, side, side + extra, seed)
-    before, black = source.clone(), BLACK[:channels]
-    found = operation(name)(source, keys(number), black)
+    before = source.clone()
+    found = operation(name)(source, keys(number))
     assert (found.shape, found.dtype) == (source.shape, torch.float32)
     assert found.min() >= -1e-6
     assert found.max() <= 1 + 1e-6
@@ -186,7 +201,7 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     options = dict(IDENTITY[name])
     if "ratio" in options:
         options["ratio"] = [(side + extra) / side] * 2
-    torch.testing.assert_close(operation(name, **options)(source, keys(number), black), source, rtol=0, atol=1e-5)
+    torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)
 
 
 def test_random_numbers_are_those_of_splitmix64() -> None:

@@ -8,14 +8,13 @@ from vitmnist.registry import Registry
 
 
 class Operation(nn.Module):
-    """Changes each image by itself; `forward(images, keys, black)`.
+    """Changes each image by itself; `forward(images, keys)`.
 
-    `images` are normalised float32 `[B, C, H, W]`, `keys` int64 `[B]`, and `black` float32 `[C, 1, 1]`, the normalised
-    value of zero, fills the margins. Returns new images.
+    `images` are float32 `[B, C, H, W]` of 0…1, `keys` int64 `[B]`. Returns new images; what has no source is black, 0.
     """
 
-    unit_range = False
-    """Takes pixels of 0…1 instead of normalised ones; `Preprocess` converts them, and `black` is zero."""
+    takes_bytes = False
+    """Whether `forward` also takes uint8 images on the CPU, and returns uint8."""
 
     def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         """Height and width of the augmented images.

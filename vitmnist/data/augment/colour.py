@@ -32,13 +32,11 @@ class ColorJitter(Operation):
     Saturation and hue change nothing in images of one channel.
     """
 
-    unit_range = True
-
     def __init__(self, options: ColorJitterOptions) -> None:
         super().__init__()
         self.options = options
 
-    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         channels = images.shape[1]
         if channels not in (1, 3):
             raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
@@ -70,12 +68,17 @@ def _luma(images: Tensor) -> Tensor:
 def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
     """Turn the hue of RGB images `[B, 3, H, W]` in HSV space by a part of the colour wheel, `[B, 1, 1]`."""
     red, green, blue = images.unbind(dim=1)
-    value, strongest = images.max(dim=1)
+    value = images.amax(dim=1)
     chroma = value - images.amin(dim=1)
-    divisor = chroma.where(chroma > 0, 1)  # grey has no hue
-    sectors = torch.stack([(green - blue) / divisor, (blue - red) / divisor + 2, (red - green) / divisor + 4])
-    sector = sectors.gather(0, strongest[None])[0] + 6 * turns
+    scale = chroma.where(chroma > 0, 1).reciprocal_()  # grey has no hue
+    # Sixths of the wheel, by the strongest channel. `where` and `floor` have vector code, unlike `gather` and `%`.
+    of_others = torch.where(value == green, (blue - red).mul_(scale).add_(2), (red - green).mul_(scale).add_(4))
+    sector = torch.where(value == red, (green - blue).mul_(scale), of_others).add_(6 * turns)
+    turned = torch.empty_like(images)
     # Each channel of a hue is a trapezoid over the wheel: https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=images.device).view(3, 1, 1)
-    position = (offsets + sector[:, None]) % 6
-    return value[:, None] - chroma[:, None] * torch.minimum(position, 4 - position).clamp_(0, 1)
+    for channel, offset in enumerate((5, 3, 1)):
+        position = sector + offset
+        position -= (position / 6).floor_().mul_(6)
+        trapezoid = torch.minimum(position, 4 - position).clamp_(0, 1)
+        torch.addcmul(value, chroma, trapezoid, value=-1, out=turned[:, channel])
+    return turned

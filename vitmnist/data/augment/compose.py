@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -14,9 +16,12 @@ from vitmnist.config.validation import validate
 from vitmnist.data.augment.base import OPERATIONS, Mixing, Operation
 from vitmnist.data.augment.keys import operation_keys
 from vitmnist.data.augment.mixing import draw_partners
+from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError
 
 KEY = "data.augment.operations"
+LARGE = 96 * 96  # pixels of an image
+PART = 2**21  # bytes that a thread augments at a time: they stay in the processor's cache
 
 
 @dataclass
@@ -44,7 +49,7 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
 class Compose(nn.Module):
     """Applies operations in order; each draws random numbers of its own, by its index in the list.
 
-    `forward(images, keys, black)` is that of `Operation`, with keys from `augment_keys`.
+    `forward(images, keys)` is that of `Operation`, with keys from `augment_keys`; `start` leaves out the first ones.
 
     Args:
         operations: each a name and parameters, `{"name": "shift", "pixels": 3}`; others have their defaults.
@@ -65,11 +70,35 @@ class Compose(nn.Module):
         self.mixing = next((one for one in built if isinstance(one, Mixing)), None)
         self.operations = nn.ModuleList(one for one in built if not isinstance(one, Mixing))  # type: ignore[assignment]
         self.mixes = self.mixing is not None
-        self.unit_range = any(operation.unit_range for operation in self.operations)
+        self._leading = sum(1 for _ in takewhile(lambda one: one.takes_bytes, self.operations))
 
-    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
-        for index, operation in enumerate(self.operations):
-            images = operation(images, operation_keys(keys, index), black)
+    def number_on_bytes(self, images: Tensor) -> int:
+        """How many operations `on_bytes` applies to these images, or has applied to make them.
+
+        Those at the beginning that take bytes, on the CPU, if the augmented images have `LARGE` pixels: smaller ones
+        are augmented faster as floats, a whole batch at a time.
+        """
+        height, width = self.output_size(*images.shape[2:])
+        is_for_bytes = images.dtype == torch.uint8 and images.device.type == "cpu" and height * width >= LARGE
+        return self._leading if is_for_bytes else 0
+
+    def on_bytes(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Apply the first operations to the bytes of images, in threads."""
+        number, threads = self.number_on_bytes(images), torch.get_num_threads()
+        if not number:
+            return images
+        parts = threads * math.ceil(images.nbytes / (threads * PART))
+        size = math.ceil(len(images) / parts)
+        pairs = zip(images.split(size), keys.split(size), strict=True)
+        augmented = map_in_threads(lambda pair: self._in_order(*pair, slice(number)), pairs, threads)
+        return torch.cat([*augmented])
+
+    def forward(self, images: Tensor, keys: Tensor, start: int = 0) -> Tensor:
+        return self._in_order(images, keys, slice(start, None))
+
+    def _in_order(self, images: Tensor, keys: Tensor, part: slice) -> Tensor:
+        for index, operation in [*enumerate(self.operations)][part]:
+            images = operation(images, operation_keys(keys, index))
         return images
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -90,9 +119,9 @@ class Compose(nn.Module):
         one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
         return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the augmented images; raises `ConfigError` if images of this size cannot be augmented."""
-        for index, operation in enumerate(self.operations):
+    def output_size(self, height: int, width: int, stop: int | None = None) -> tuple[int, int]:
+        """Height and width after the operations up to `stop`; raises `ConfigError` if one cannot take such images."""
+        for index, operation in enumerate([*self.operations][:stop]):
             height, width = operation.output_size(height, width, f"{KEY}.{index}")
         return height, width
 

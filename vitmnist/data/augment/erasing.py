@@ -29,9 +29,9 @@ class RandomErasing(Operation):
         super().__init__()
         self.options = options
 
-    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         lowest, highest = self.options.ratio
         boxes = random_boxes(keys, self.options.scale, (1 / highest, 1 / lowest), height, width)
         is_erased = random_uniform(keys, NUMBERS_OF_A_BOX) < self.options.p
-        return images.lerp(black, boxes.mask(height, width) * is_erased[:, None, None, None])
+        return images * (1 - boxes.mask(height, width) * is_erased[:, None, None, None])

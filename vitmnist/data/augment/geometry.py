@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.augment.base import OPERATIONS, Operation
-from vitmnist.data.augment.boxes import random_boxes
+from vitmnist.data.augment.boxes import Boxes, random_boxes
 from vitmnist.data.augment.keys import random_bits, random_signed, random_uniform
 from vitmnist.errors import ConfigError
 
@@ -38,14 +38,16 @@ class ShiftOptions:
 class Shift(Moving):
     """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
 
+    takes_bytes = True
+
     def __init__(self, options: ShiftOptions) -> None:
         super().__init__()
         self.pixels = options.pixels
 
-    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         size, channels, height, width = images.shape
         margin = int(self.pixels)
-        framed = black.expand(size, channels, height + 2 * margin, width + 2 * margin).contiguous()
+        framed = images.new_zeros(size, channels, height + 2 * margin, width + 2 * margin)
         framed[:, :, margin : margin + height, margin : margin + width] = images
         down, right = (random_bits(keys, number) % (2 * margin + 1) for number in (0, 1))
         # A row of the result is `width` consecutive values of the framed images: a gather of whole rows, which is 2.5
@@ -78,7 +80,7 @@ class Affine(Moving):
         self.options = options
         self.pixels = options.pixels
 
-    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         _, _, height, width = images.shape
         angle = math.radians(self.options.degrees) * random_signed(keys, 0)
         shear = torch.tan(math.radians(self.options.shear_degrees) * random_signed(keys, 1))
@@ -95,8 +97,7 @@ class Affine(Moving):
             torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
         ]
         grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
-        # Relative to black, because grid_sample pads with zeros.
-        return F.grid_sample(images - black, grid, align_corners=False).add_(black)
+        return F.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass
@@ -112,8 +113,10 @@ class RandomResizedCropOptions:
 class RandomResizedCrop(Operation):
     """Resizes a random box of each image; bilinear, without antialiasing.
 
-    With `size: null` a crop is never reduced, so that antialiasing would change nothing.
+    With `size: null` a crop is never reduced, so that antialiasing would change nothing. Bytes are rounded to bytes.
     """
+
+    takes_bytes = True
 
     def __init__(self, options: RandomResizedCropOptions) -> None:
         super().__init__()
@@ -122,15 +125,29 @@ class RandomResizedCrop(Operation):
     def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         return (self.options.size, self.options.size) if self.options.size else (height, width)
 
-    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         _, _, height, width = images.shape
         to_height, to_width = self.output_size(height, width)
         boxes = random_boxes(keys, self.options.scale, self.options.ratio, height, width)
+        if images.dtype == torch.uint8:
+            return _resized_bytes(images, boxes, (to_height, to_width))
         rows = _resampled(boxes.top, boxes.bottom, height, to_height)
         columns = _resampled(boxes.left, boxes.right, width, to_width)
         size = len(keys), to_height, to_width
         grid = torch.stack([columns[:, None, :].expand(size), rows[:, :, None].expand(size)], dim=3)
         return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
+
+
+def _resized_bytes(images: Tensor, boxes: Boxes, size: tuple[int, int]) -> Tensor:
+    """A box of each image, resized one by one: for bytes, torch has vector code that `grid_sample` lacks.
+
+    It takes a third of the time of the batch as floats (0.16 and 0.48 ms for an image of 224×224 on one core).
+    """
+    resized = images.new_empty(*images.shape[:2], *size)
+    for index, (top, left, bottom, right) in enumerate(torch.stack(boxes, dim=1).tolist()):
+        box = images[index : index + 1, :, top:bottom, left:right]
+        resized[index] = F.interpolate(box, size, mode="bilinear", align_corners=False)[0]
+    return resized
 
 
 def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
@@ -153,11 +170,15 @@ class HorizontalFlipOptions:
 class HorizontalFlip(Operation):
     """Mirrors an image with probability `p`."""
 
+    takes_bytes = True
+
     def __init__(self, options: HorizontalFlipOptions) -> None:
         super().__init__()
         self.options = options
 
-    def forward(self, images: Tensor, keys: Tensor, black: Tensor) -> Tensor:
+    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         is_flipped = random_uniform(keys, 0) < self.options.p
+        if images.dtype == torch.uint8:  # of bytes, `where` with such a mask takes twenty times as long
+            return torch.stack([one.flip(2) if flip else one for one, flip in zip(images, is_flipped, strict=True)])
         # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])
