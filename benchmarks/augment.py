@@ -28,7 +28,7 @@ from vitmnist.config.compose import compose
 from vitmnist.data.augment import OPERATIONS, augment_keys, build_augment
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.runtime.allocator import freed_memory_kept
+from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
 
@@ -149,7 +149,7 @@ def compare(arguments: argparse.Namespace) -> str:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (BATCH_SIZE * BATCHES, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     data = TensorSet(images, torch.zeros(len(images), dtype=torch.int64))
-    with freed_memory_kept() if device.type == "cpu" else nullcontext():  # as in training
+    with keep_memory() if device.type == "cpu" else nullcontext():  # as in training
         times = measure(epochs(data, device), rounds, device)
         rows = [[name, f"{median(values):.2f}", ratios(values, times[OURS])] for name, values in times.items()]
         tables = [table(["preset `cifar`", "ms per batch", "time over ours"], rows)]

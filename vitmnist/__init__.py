@@ -20,9 +20,20 @@ if TYPE_CHECKING:
     from vitmnist.data.preprocess import Preprocess
     from vitmnist.diagnosis.audit import audit
     from vitmnist.diagnosis.measure import diagnose
+    from vitmnist.runtime.allocator import keep_memory
 
 __version__ = "0.1.0"
-__all__ = ["Loader", "Preprocess", "audit", "diagnose", "from_dataloader", "load_dataset", "make_loader", "register"]
+__all__ = [
+    "Loader",
+    "Preprocess",
+    "audit",
+    "diagnose",
+    "from_dataloader",
+    "keep_memory",
+    "load_dataset",
+    "make_loader",
+    "register",
+]
 
 # Imported only when asked for: they need torch, and `vitmnist --help` is to answer at once.
 _HOMES = {
@@ -31,6 +42,7 @@ _HOMES = {
     "audit": "vitmnist.diagnosis.audit",
     "diagnose": "vitmnist.diagnosis.measure",
     "from_dataloader": "vitmnist.data.from_dataloader",
+    "keep_memory": "vitmnist.runtime.allocator",
     "load_dataset": "vitmnist.data.datasets",
     "make_loader": "vitmnist.data.loaders",
     "register": "vitmnist.data.loaders.base",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import platform
 import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from vitmnist import make_loader
+from vitmnist import from_dataloader, make_loader
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
 from vitmnist.data.loaders.ram import RamOptions
@@ -18,7 +23,7 @@ from vitmnist.data.loaders.residency import GpuSliceOptions
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.runtime import memory
-from vitmnist.runtime.allocator import freed_memory_kept
+from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
 
 CPU = torch.device("cpu")
@@ -104,14 +109,36 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-def compare_page_faults() -> None:
-    with freed_memory_kept():
+def open_loader() -> AbstractContextManager[Any]:
+    tensors = torch.zeros(9, 1, 4, 4, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
+    return make_loader("ram", tensors, batch_size=3, device="cpu", seed=0)
+
+
+@contextmanager
+def replaced_loader() -> Iterator[object]:
+    kept = [from_dataloader(DataLoader(TensorDataset(torch.zeros(9, 2)), batch_size=3))]
+    yield kept
+    kept.clear()
+
+
+def are_pages_kept(opened: Callable[[], AbstractContextManager[Any]]) -> bool:
+    with opened():
+        with opened():
+            pass
         kept = min(page_faults() for _ in range(5))
-    assert kept < page_faults() / 10, kept
+    return kept < page_faults() / 10
+
+
+def compare_page_faults() -> None:
+    assert all(map(are_pages_kept, (keep_memory, open_loader, replaced_loader)))
+    for variable in ("VITMNIST_KEEP_MEMORY", "MALLOC_TRIM_THRESHOLD_"):
+        os.environ[variable] = "0"
+        assert not are_pages_kept(keep_memory), variable
+        del os.environ[variable]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-def test_kept_memory_is_reused_without_page_faults() -> None:
+def test_memory_is_kept_until_the_last_user_leaves_unless_a_variable_says_otherwise() -> None:
     """In a process of its own, because glibc serves a thread differently after an allocation that failed."""
     process = multiprocessing.get_context("forkserver").Process(target=compare_page_faults)
     process.start()

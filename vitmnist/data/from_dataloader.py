@@ -20,6 +20,7 @@ from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.transforming import Form, GivenHalves, transformed
 from vitmnist.data.transforms import find_random_transform
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
+from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
 
@@ -45,7 +46,8 @@ def from_dataloader(
 
     It is built from the arguments of the original: its sampler or batch sampler, generator, workers. So everything
     that takes a `DataLoader` takes it, and Accelerate or Lightning give each rank its part. Its `dataset` is a
-    `DecodedDataset`. If `dataloader` is such a replacement already, it is returned.
+    `DecodedDataset`. If `dataloader` is such a replacement already, it is returned. As long as it exists, freed memory
+    is kept on a machine without CUDA: see `vitmnist.keep_memory`.
 
     If samples are random, the transforms of the dataset are divided at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original. The transforms are the
@@ -146,9 +148,10 @@ def _replaced(
             random = None if given else find_random_transform(dataset) or find_random(dataset, dataloader.collate_fn)
             if given or random:
                 _check_random(store, dataloader, num_workers, random)
-                return transformed(dataloader, store, form, given)
-            workers = workers_needed(dataloader) if num_workers is None else num_workers
-            replaced = gathered(dataloader, store, workers, state)
+                replaced = transformed(dataloader, store, form, given)
+            else:
+                workers = workers_needed(dataloader) if num_workers is None else num_workers
+                replaced = gathered(dataloader, store, workers, state)
     except ConfigError:
         raise
     except Exception as error:  # samples and collate function may fail in any way
@@ -157,6 +160,8 @@ def _replaced(
             reason += "; raised by the dataset or the collate function, for samples read one after another"
         raise DataError(f"{store.name}: {reason}") from error
     state.ignore_changes()
+    if not torch.cuda.is_available():
+        keep_memory_for(replaced.dataset)
     return replaced
 
 

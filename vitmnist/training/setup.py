@@ -28,7 +28,7 @@ from vitmnist.errors import ConfigError, UnsupportedStepError
 from vitmnist.models import MODELS
 from vitmnist.optim import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
-from vitmnist.runtime.allocator import freed_memory_kept
+from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
@@ -100,7 +100,7 @@ def build_setup(
     dataset = read_dataset(config, world)
     sampler = rank_sampler(train_sampler(config, dataset), world)
     if device.type == "cpu":
-        stack.enter_context(freed_memory_kept())
+        stack.enter_context(keep_memory())
     torch.backends.cudnn.deterministic = True  # a resumed run repeats every bit; some convolutions add up in any order
     step_config = step_config or agree_on_step_config(config, sampler, device, world)
     if step_config.reasons:

@@ -21,6 +21,7 @@ from vitmnist.data.sampler import EpochSampler, whole_number
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import import_members
+from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 
 import_members(__name__, __path__)
@@ -44,6 +45,8 @@ def make_loader(
     **options: Any,
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
+
+    While one is open that delivers on the CPU, freed memory is kept: see `vitmnist.keep_memory`.
 
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
@@ -84,9 +87,12 @@ def make_loader(
     epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
-    parts = (loaded, sampler, choose_device(str(device)), *([step] if step else []))
+    target = choose_device(str(device))
+    parts = (loaded, sampler, target, *([step] if step else []))
     loader = LOADERS.build(_complete({"name": name, **options}), *parts, key="")
     loader.epochs = epochs
+    if target.type == "cpu":
+        loader.release_memory = keep_memory_for(loader)
     return loader
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -55,6 +55,9 @@ class Loader(ABC):
     selection: object = None
     """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
 
+    release_memory: Callable[[], object] = staticmethod(lambda: None)
+    """Called by `close`; see `vitmnist.keep_memory`."""
+
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
         self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
@@ -92,6 +95,7 @@ class Loader(ABC):
     def close(self) -> None:
         """End live iterators, and release what the loader owns."""
         _close_all(self._live, self._lock)
+        self.release_memory()
 
     def __enter__(self) -> Loader:
         return self
