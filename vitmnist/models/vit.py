@@ -50,7 +50,11 @@ class Attention(nn.Module):
             q = rearrange(F.linear(tokens[:, :first], for_q), "b t (h d) -> b h t d", h=self.heads)
             k, v = rearrange(F.linear(tokens, for_kv), "b t (kv h d) -> kv b h t d", kv=2, h=self.heads)
         if tokens.device.type == "cpu" and tokens.shape[1] <= FEW_TOKENS:
-            attended = (self.scale * q @ k.mT).softmax(dim=-1) @ v
+            # In float32 also within a step in bf16, whose softmax takes six times as long backward; such small matrix
+            # products gain nothing from bf16.
+            with torch.autocast("cpu", enabled=False):
+                q, k, v = (part.to(tokens.dtype) for part in (q, k, v))
+                attended = (self.scale * q @ k.mT).softmax(dim=-1) @ v
         else:
             attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         out: Tensor = self.to_out(rearrange(attended, "b h t d -> b t (h d)"))
@@ -112,8 +116,7 @@ class ViT(nn.Module):
         patches = (height // self.patch) * (width // self.patch)
         self.embed = nn.Linear(channels * self.patch**2, options.dim)
         self.class_token = nn.Parameter(torch.randn(1, 1, options.dim))
-        self.positions = nn.Parameter(torch.empty(1, patches + 1, options.dim))
-        nn.init.normal_(self.positions)  # in place: a foreign model's size is known before its values are made
+        self.positions = nn.Parameter(torch.randn(1, patches + 1, options.dim))
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.depth))
         self.head = nn.Sequential(
             nn.Linear(options.dim, options.mlp_dim), nn.GELU(), nn.Linear(options.mlp_dim, classes)
