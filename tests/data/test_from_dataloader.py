@@ -215,7 +215,8 @@ def test_whatever_is_done_with_the_loader_gives_what_the_original_gives(use: Cal
     compare(lambda: DataLoader(Pairs(), 7, shuffle=True), use)
 
 
-def test_two_loaders_over_one_dataset_in_lockstep() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_loaders_over_one_dataset_in_lockstep(workers: int) -> None:
     class Counted(Pairs):
         """Reading changes an attribute, which is no reason to refuse."""
 
@@ -228,11 +229,23 @@ def test_two_loaders_over_one_dataset_in_lockstep() -> None:
     orders = []
     for is_replaced in (False, True):
         dataset = Counted()
-        loaders = [DataLoader(dataset, size, shuffle=True) for size in (7, 5)]
+        loaders = [DataLoader(dataset, size, shuffle=True, num_workers=workers) for size in (7, 5)]
         loaders = [from_dataloader(loader) for loader in loaders] if is_replaced else loaders
         torch.manual_seed(1)
         orders.append([[part.tolist() for _, part in both] for both in zip(*loaders, strict=False)])
     assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_order_is_drawn_when_the_original_draws_it(workers: int) -> None:
+    """With workers by `iter`, which reads ahead; without them by the first `next`."""
+
+    def begin_and_draw(loader: Any) -> list[list[int]]:
+        batches = iter(loader)
+        torch.rand(1)  # such as the weights of a model
+        return labels_of(batches)
+
+    compare(lambda: DataLoader(Pairs(), 7, shuffle=True, num_workers=workers), begin_and_draw)
 
 
 NOISE = np.random.default_rng(1)

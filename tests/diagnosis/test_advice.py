@@ -62,10 +62,10 @@ def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None) -> lis
         "waiting_pct": 83.0,
         "restarts_s": 0.0,
         "restarts_pct": 0.0,
-        "in_lockstep": False,
     }
-    script = {"work_s": 0.002, "seconds": 1.2, "command": "vitmnist diagnose mine.py", "rank": None}
     figures = {**loader, **times, "epochs": 2, **changed}
+    script = {"work_s": 0.002, "seconds": 1.2, "command": "vitmnist diagnose mine.py", "rank": None}
+    script |= {"waiting_s": 1.0, "waiting_pct": figures["waiting_pct"], "loaders": [figures]}
     found = advise_on_loader(figures, script, cores, (dataset or Samples(), default_collate))
     return [advice["text"] for advice in found]
 
@@ -141,11 +141,6 @@ def test_workers_that_stay_are_advised_where_their_starts_take_noticeable_time(
     (text,) = advice_on(restarts, IDLE)  # whose replacement has no workers
     assert "use vitmnist.from_dataloader(loader), which" in text
     assert "persistent_workers" not in text
-
-
-def test_a_loader_in_lockstep_keeps_its_workers() -> None:
-    (text,) = advice_on({"in_lockstep": True, "num_workers": 2}, IDLE)
-    assert "use vitmnist.from_dataloader(loader, num_workers=2), which decodes once and gives the same batches" in text
 
 
 class Transformed(Samples):

@@ -64,8 +64,8 @@ class BatchTensors:
         for name, form in self.forms.items():
             if other.forms[name] != form:
                 raise DataError(
-                    f"{name} is {other.forms[name]} per sample in one batch, and {form} in another; resize, pad or "
-                    "convert all samples alike"
+                    f"{name} is {other.forms[name]} per sample in one batch, and {form} in another; give all samples "
+                    "one dtype and one shape: convert them, resize them, or pad them to a fixed length"
                 )
 
     def gather(self, indices: Sequence[int]) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import (
@@ -19,6 +20,18 @@ from vitmnist.errors import ConfigError, DataError
 
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
+
+
+class EagerDataLoader(DataLoader[Any]):
+    """Draws the order of an epoch when `iter` is called, as a DataLoader with workers does, because they read ahead.
+
+    What the loop draws between `iter` and the first batch, such as the order of another loader in a `zip`, then comes
+    after it.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = super().__iter__()
+        return chain([*islice(batches, 1)], batches)
 
 
 def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any) -> Any:

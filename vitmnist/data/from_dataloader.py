@@ -65,8 +65,7 @@ def from_dataloader(
             Hugging Face dataset with torch's own collate function. Without one, the file is for this process only.
         num_workers: of the result, if samples are not random. None: 0, because gathering a batch takes less time than
             receiving one; or those of the original, where its order depends on them: persistent workers, a sampler or
-            generator of your own. Loaders that are iterated in lockstep (`zip`) draw their seeds in another order with
-            0 than with workers.
+            generator of your own.
         transforms: of random samples. exact: they get what they got before, such as PIL images, and batches are equal
             bit for bit. tensor: they get uint8 tensors `[C, H, W]`, and conversion to float and normalisation at their
             end are applied to whole batches; the same random transforms, but resizing and colours round differently.

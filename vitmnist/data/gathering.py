@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 from tqdm import tqdm
 
 from vitmnist.data.batch_tensors import BatchTensors, find_difference
-from vitmnist.data.dataloaders import read_batch, rebuilt
+from vitmnist.data.dataloaders import EagerDataLoader, read_batch, rebuilt
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
 from vitmnist.data.decoded_dataset import CollateGathered, GatheredDataset, Store
 from vitmnist.data.decoding import CHUNK, PROBES, load_chunks
@@ -60,6 +60,7 @@ def gathered(dataloader: DataLoader[Any], store: Store, workers: int, state: Fro
     _check_batches(dataloader, batches, size)
     return rebuilt(
         dataloader,
+        EagerDataLoader if dataloader.num_workers and not workers else DataLoader,
         dataset=GatheredDataset(dataset, state, batches),
         collate_fn=CollateGathered(dataloader.collate_fn),
         num_workers=workers,

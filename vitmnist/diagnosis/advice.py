@@ -18,6 +18,7 @@ COMPUTES = 0.2  # the share of the time of reading samples from which on they co
 MOST_WORKERS = 4  # for each core, where samples wait
 WORTH_DECODING = 0.1  # the share of the time of a sample with random transforms that decoding once must save
 ASKED = 16  # samples from which `from_dataloader` must be able to tell whether it accepts them
+OTHERS = "; stop the other programs and measure again"
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
 PROFILE = (
     "with torch.profiler.profile() as profile: ...  # a few of your training steps\n"
@@ -41,14 +42,15 @@ def advise_on_script(waiting_pct: float, cores: Cores) -> list[Advice]:
 def advise_on_loader(
     figures: dict[str, Any], script: dict[str, Any], cores: Cores, samples: tuple[Any, Any] | None
 ) -> list[Advice]:
-    """What to change in one loader, if the script waits noticeably for it.
+    """What to change in one loader, if the script waits noticeably, and for this loader half as long as for any.
 
     Args:
         figures: of the loader, as in the report.
         script: the report, for its command and times.
         samples: the dataset and the collate function of the loader; None if the dataset gives batches.
     """
-    if figures["waiting_pct"] < COMPUTE_BOUND_PCT:
+    longest_pct = max(one["waiting_pct"] for one in script["loaders"])
+    if script["waiting_pct"] < COMPUTE_BOUND_PCT or figures["waiting_pct"] < longest_pct / 2:
         return []
     again = "the same command, after a change of the script"
     if not script["rank"]:  # the command of torchrun is not known
@@ -62,24 +64,25 @@ def advise_on_loader(
     gain, refused = _ask(*samples, figures["batch_size"]) if samples else (None, "it gives batches itself")
     if gain is not None:
         # Listed first: starting workers in every short epoch can cost more than they save.
-        workers = f", num_workers={figures['num_workers']}" if figures["in_lockstep"] else ""  # or seeds differ
-        use = f"use vitmnist.from_dataloader(loader{workers}), which decodes once and gives the same batches{gain}"
-        changes = [use, *changes]
+        changes = [
+            f"use vitmnist.from_dataloader(loader), which decodes once and gives the same batches{gain}",
+            *changes,
+        ]
     if gain != "" and restarts_pct >= NOTICEABLE_PCT:  # the loader still has workers
         changes += _keep_workers(figures)
     text = "; ".join([reason, *([", or ".join(changes)] if changes else [])])
     if refused:
         text += f"; vitmnist.from_dataloader refuses this dataset: {refused}"
-    return [{"text": text, "run_next": again if changes else COMPARE}]
+    return [{"text": text, "run_next": again if changes or OTHERS in reason else COMPARE}]
 
 
 def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> tuple[str, list[str]]:
     """Why batches come late, and the number of workers that could make them faster, if there is one."""
-    workers, waiting_s = figures["num_workers"], figures["waiting_s"] - figures["restarts_s"]
-    batch_s = figures["waiting_s"] / max(figures["batches"], 1)
+    workers, batch_s = figures["num_workers"], figures["waiting_s"] / max(figures["batches"], 1)
     if workers:
         # While the main thread waits for a worker, one of them makes the batch: computing takes at least this time.
-        computing_s = (cores.workers or 0.0) * script["seconds"]
+        # Which loader a worker belongs to is not known, so both times are those of all loaders.
+        computing_s, waiting_s = (cores.workers or 0.0) * script["seconds"], script["waiting_s"]
         batch_s = workers * (batch_s + script["work_s"])  # all of them work if the script waits
         reason = f"the {plural(workers, 'worker')} cannot keep up with the step of {milliseconds(script['work_s'])}"
     else:
@@ -94,8 +97,8 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         more = min(enough, MOST_WORKERS * max(cores.available, 2))
         return reason, [f"try num_workers={more}"] if more > workers else []
     if cores.are_busy:
-        again = "; measure again without them" if cores.others > NOTICEABLE * cores.available else ""
-        return f"{reason}, and hardly a core is free ({cores}{again})", []
+        others = OTHERS if cores.others > NOTICEABLE * cores.available else ""
+        return f"{reason}, and hardly a core is free ({cores}){others}", []
     more = min(enough, cores.available)
     return reason, [f"try num_workers={more} ({cores})"] if more > workers else []
 
@@ -134,7 +137,7 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
     except DoesNotFitError:  # in memory; there is the disk
         return "", None
     except Exception as error:  # samples and collate function may fail in any way
-        return None, reason(error, "dataloader")
+        return None, reason(error, "dataloader").removeprefix("ram: ")  # where `decode_part` keeps samples
     if after_s > (1 - WORTH_DECODING) * before_s:
         return None, None
     return (

@@ -17,10 +17,8 @@ from typing import Any
 from vitmnist.runtime.cpu import CpuTime
 from vitmnist.runtime.files import display_path
 
-LIBRARIES = (
-    *(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")),
-    str(Path(__file__).parent.parent),
-)
+LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
+PACKAGES = {"site-packages", "dist-packages"}  # also those of another environment
 
 HELD_S = 0.001  # of work per step, below which the script seems to collect batches
 
@@ -50,7 +48,6 @@ class Observation:
     samples: tuple[Any, Any] | None  # the dataset and the collate function; None if it gives batches itself
     num_loaders: int = 1
     in_other_thread: bool = False
-    in_lockstep: bool = False  # with another loader, as by `zip`
     is_iterated: bool = False  # now
     epochs: int = 0
     batches_seen: int = 0
@@ -149,7 +146,6 @@ class Timeline:
             self._in_step.clear()
             self.steps += self.is_open
         self._in_step.add(id(observation))
-        observation.in_lockstep |= len(self._in_step) > 1
 
     def end(self, reading: CpuTime | None = None) -> None:
         """Observe no more, from now or from `reading` on."""
@@ -198,7 +194,7 @@ def new_observation(loader: Any) -> Observation:
     about = {
         "dataset": type(loader.dataset).__name__,
         "samples": size,
-        "sampler": type(loader.sampler).__name__,
+        "sampler": type(_sampler(loader)).__name__,
         "drop_last": loader.drop_last,
         "batch_size": getattr(loader.batch_sampler, "batch_size", None) if batch_size is None else batch_size,
         "num_workers": loader.num_workers,
@@ -209,6 +205,14 @@ def new_observation(loader: Any) -> Observation:
     return Observation(weakref.WeakSet([loader]), about, samples)
 
 
+def _sampler(loader: Any) -> Any:
+    """What chooses the samples; with a batch sampler of the user or of Accelerate, what that asks."""
+    sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
+    while inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None):
+        sampler = inner
+    return sampler
+
+
 def _calling_line() -> str:
     """File and line of the user's code that iterates, not of a library such as tqdm that does so for it."""
     callers = []
@@ -217,5 +221,9 @@ def _calling_line() -> str:
         if not frame.f_code.co_filename.startswith((str(Path(__file__).parent), "<frozen")):
             callers.append(frame)
         frame = frame.f_back
-    user = next((frame for frame in callers if not frame.f_code.co_filename.startswith(LIBRARIES)), callers[0])
+    user = next((frame for frame in callers if not _is_of_library(frame.f_code.co_filename)), callers[0])
     return f"{display_path(user.f_code.co_filename)}:{user.f_lineno}"
+
+
+def _is_of_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) or not PACKAGES.isdisjoint(Path(file).parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from tabulate import tabulate
@@ -54,13 +55,16 @@ class Diagnosis:
             return f"{few(self.steps)}; give larger batches= or seconds="
         both_s = self.batch_s.median
         # An alternative that is faster than the step over a resident batch shows that more can be gained.
-        others = [self.step_s, *(row.batch_s for row in self.alternatives if row.batch_s)]
-        best_s = min(both_s, *(one.median for one in others))
+        others = {"without loading": self.step_s} | {
+            f"with {row.name}": row.batch_s for row in self.alternatives if row.batch_s
+        }
+        best, best_s = min(((name, one.median) for name, one in others.items()), key=itemgetter(1))
+        best_s = min(best_s, both_s)
         # Of the ends of the ranges: with the medians, noise let a loader exceed the bound.
-        most = self.batch_s.high / min(self.batch_s.low, *(one.low for one in others))
+        most = self.batch_s.high / min(self.batch_s.low, *(one.low for one in others.values()))
         text = (
             f"{limit(100 * (1 - best_s / both_s))}: {self.waiting_pct.median:.0f}% of the time is spent waiting for "
-            f"data; without loading a batch takes {milliseconds(best_s)} instead of {milliseconds(both_s)}; at the "
+            f"data; {best} a batch takes {milliseconds(best_s)} instead of {milliseconds(both_s)}; at the "
             f"ends of their ranges, no loader can make it more than {most:.3g} times faster"
         )
         if self.batches_per_epoch is not None:

@@ -61,7 +61,7 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
         if report["verdict"] and time.steps >= FEW_STEPS and exit_code == 0:
             report["advice"] = advise_on_script(report["waiting_pct"], cores)
             for figures, observation in zip(loaders, time.observations, strict=True):
-                figures["advice"] = advise_on_loader(figures, report, cores, observation.samples)
+                figures["advice"] = advise_on_loader(figures, report | {"loaders": loaders}, cores, observation.samples)
     return report | {"loaders": loaders}
 
 
@@ -125,7 +125,7 @@ def format_report(report: dict[str, Any]) -> str:
         lines.append(f"not observed: {processes} that the script has started; {OTHER_PROCESSES}")
     if report["cuda_used"]:
         lines.append("CUDA was used: times are on the host's clock, and a step may end before its kernels do")
-    numbered = [(number, figures) for number, figures in enumerate(report["loaders"], 1) if figures["batches"]]
+    numbered = [*enumerate((figures for figures in report["loaders"] if figures["batches"]), 1)]
     if report["seconds"] is not None:
         lines.append(f"script: {_format_script(report, numbered)}")
     if report["verdict"]:
