@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,34 @@ def test_samples_that_are_random_without_a_transform_are_refused(name: str) -> N
         message = "sample 0 is random, and .*; use ram" if name == "gpu_slice" else message
         with pytest.raises(ConfigError, match=f"^{name}: {message}"):
             from_dataloader(dataloader, name)
+
+
+class Noise:
+    def __call__(self, image: Tensor) -> Tensor:
+        return image + torch.rand(())
+
+
+class SeldomRandom(Pairs):
+    """One sample, which no probe reads, is replaced by any other, as scripts do with a damaged picture."""
+
+    def __init__(self, transform: Noise | None) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = super().__getitem__(random.randrange(SIZE) if index == 38 else index)
+        return self.transform(image) if self.transform else image, label
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("transform", [None, Noise()], ids=["alone", "with a random transform"])
+def test_a_single_sample_that_draws_a_random_number_when_it_is_read_is_refused(
+    workers: int, transform: Noise | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitmnist.data.decoding.PROBES", 5)
+    dataloader = DataLoader(SeldomRandom(transform), 7, num_workers=workers)
+    with pytest.raises(DataError, match=r"^ram: one of the samples \d+ to \d+ draws a random number \(Python\) when"):
+        from_dataloader(dataloader, "ram")
 
 
 class Padding:

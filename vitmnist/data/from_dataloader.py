@@ -57,7 +57,7 @@ def from_dataloader(
         loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device,
             not for random samples. auto: the first that fits of gpu_slice (if `device` is a CUDA device), ram and
             cache. If the samples cannot be kept, auto warns with the reason, and returns the DataLoader that it was
-            given.
+            given; with transforms="tensor", what makes that impossible is an error.
         device: where batches are delivered by gpu_slice (by default the current CUDA device), and by
             transforms="tensor" (by default the host). Otherwise batches are on the host, as those of the original.
         folder: of the files of cache.
@@ -84,6 +84,8 @@ def from_dataloader(
     """
     _check_options(loader, device, transforms, decode, transform, max_side)
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
+        if transforms != "exact" or max_side is not None or decode is not None:
+            raise ConfigError("dataloader: is a replacement already; give the original, with these options")
         return dataloader
     try:
         check_replaceable(dataloader)
@@ -100,7 +102,7 @@ def from_dataloader(
         try:
             return _replaced(dataloader, store, num_workers, form, given)  # type: ignore[no-any-return]
         except UserError as error:
-            if loader != "auto":
+            if loader != "auto" or (transforms != "exact" and not isinstance(error, DoesNotFitError)):
                 raise
             reason = error
             if not isinstance(error, DoesNotFitError) and name != "gpu_slice":  # true of the others too

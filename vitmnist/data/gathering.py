@@ -15,9 +15,11 @@ from tqdm import tqdm
 from vitmnist.data.batch_tensors import BatchTensors, find_difference
 from vitmnist.data.dataloaders import EagerDataLoader, read_batch, rebuilt
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
-from vitmnist.data.decoded_dataset import CollateGathered, GatheredDataset, Store
+from vitmnist.data.decoded_dataset import CollateGathered, DecodedDataset, GatheredDataset, Store
 from vitmnist.data.decoding import CHUNK, PROBES, load_chunks
 from vitmnist.data.frozen_state import FrozenState
+from vitmnist.data.samples import naming
+from vitmnist.data.seeding import refusing_draws
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.memory import Memory, check_fits
 
@@ -85,12 +87,35 @@ def _check_batches(dataloader: DataLoader[Any], batches: BatchTensors, size: int
 
 def _chunks(dataloader: DataLoader[Any], first: BatchTensors) -> Iterator[tuple[Tensor, ...]]:
     """The tensors of all samples in their order, in chunks; with the workers of the `DataLoader`."""
-    chunks = rebuilt(
-        dataloader, batch_size=CHUNK, sampler=None, drop_last=False, generator=torch.Generator(), pin_memory=False
-    )
+    settings = {"sampler": None, "drop_last": False, "generator": torch.Generator(), "pin_memory": False}
+    chunks = rebuilt(dataloader, dataset=_ReadOnce(dataloader.dataset), batch_size=CHUNK, **settings)
     chunks.is_internal = True  # `vitmnist diagnose` observes the user's alone
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
-        chunk = BatchTensors.of(batch, min(CHUNK, size - number * CHUNK))
-        first.check_same(chunk)
-        yield tuple(chunk.tensors.values())
+    try:
+        for number, batch in enumerate(tqdm(chunks, desc="decoding once", leave=False, disable=None)):
+            chunk = BatchTensors.of(batch, min(CHUNK, size - number * CHUNK))
+            first.check_same(chunk)
+            yield tuple(chunk.tensors.values())
+    except DataError as error:  # of a worker, torch makes its traceback the message
+        raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
+
+
+class _ReadOnce(DecodedDataset):
+    """The samples of a dataset, a chunk at a time; to the user's `worker_init_fn` it looks like that dataset."""
+
+    def __init__(self, original: Any) -> None:
+        self.__dict__.update(original=original)
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """The samples; raises `DataError` if reading one fails or draws a random number."""
+        with refusing_draws(indices):
+            if hasattr(self.original, "__getitems__"):
+                return self.original.__getitems__(indices)
+            samples = []
+            for index in indices:
+                with naming(index):
+                    samples.append(self.original[index])
+            return samples

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
 from vitmnist.data.decoded_dataset import DecodedDataset
 from vitmnist.data.samples import Samples, encode, load, naming
+from vitmnist.data.seeding import refusing_draws
 from vitmnist.errors import DataError
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
@@ -77,12 +78,13 @@ class _Chunks(DecodedDataset):
         return (len(self.source) + CHUNK - 1) // CHUNK
 
     def __getitem__(self, chunk: int) -> tuple[Tensor, Tensor] | str:
-        encoded = []
+        encoded, indices = [], range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source)))
         try:
-            for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.source))):
-                sample = self.source[index]
-                with naming(index):
-                    encoded.append(encode([sample], self.structure))
+            with refusing_draws(indices):
+                for index in indices:
+                    sample = self.source[index]
+                    with naming(index):
+                        encoded.append(encode([sample], self.structure))
         except DataError as error:
             return str(error)
         content, shapes = zip(*encoded, strict=True)

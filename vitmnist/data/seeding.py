@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+
+from vitmnist.errors import DataError
 
 GENERATORS = ("torch", "NumPy", "Python")
 GeneratorStates = tuple[torch.Tensor, Any, Any]
@@ -64,6 +66,19 @@ def changed_generators(before: GeneratorStates) -> list[str]:
         before[2] == now[2],
     )
     return [name for name, is_equal in zip(GENERATORS, are_equal, strict=True) if not is_equal]
+
+
+@contextmanager
+def refusing_draws(indices: Sequence[int]) -> Iterator[None]:
+    """Raise `DataError` if one of the global generators is used in the block, which reads samples to be kept."""
+    before = generator_states()
+    yield
+    if changed := changed_generators(before):
+        raise DataError(
+            f"one of the samples {indices[0]} to {indices[-1]} draws a random number ({', '.join(changed)}) when it is "
+            "read, so that one version of it would be kept; draw it in a transform of the dataset, or use the "
+            "DataLoader as it is"
+        )
 
 
 def draw_from_generators() -> np.ndarray[Any, np.dtype[np.float64]]:

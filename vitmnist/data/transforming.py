@@ -90,9 +90,9 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
     source: Any = given or DividedDataset(dataset, probes)
     if random := find_random(source, encode):
         raise ConfigError(
-            f"{store.name}: {random} is random before its random transforms, which are looked for in the attributes "
-            "transform and transforms of the dataset; move all that is random there, name the two steps with decode= "
-            "and transform=, or use the DataLoader as it is"
+            f"{store.name}: {random} is random before its random transforms, or one of these keeps a state from sample "
+            "to sample; transforms are looked for in the attributes transform and transforms of the dataset. Move all "
+            "that is random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
         )
     for half in source.halves if form.max_side else ():
         half.once.append(Shrink(form.max_side or 0))
@@ -107,7 +107,7 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
         warnings.warn(f"max_side={form.max_side}: larger pictures are kept smaller, so batches differ", stacklevel=4)
         _seeded_batch(dataloader, exact, probes)  # a picture may be too small now
     else:
-        _check_batches(dataloader, exact, state)
+        _check_batches(dataloader, exact, state, is_given=given is not None, is_named=fingerprint is not None)
     if given or (form.transforms == "exact" and not samples.are_bytes):  # of which ToTensor makes other numbers
         return rebuilt(dataloader, dataset=exact)
     return _with_batch_transforms(dataloader, exact, samples, source, probes, form)
@@ -162,7 +162,9 @@ def _check_tensors(
         )
 
 
-def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset, state: FrozenState) -> None:
+def _check_batches(
+    dataloader: DataLoader[Any], dataset: TransformedDataset, state: FrozenState, *, is_given: bool, is_named: bool
+) -> None:
     """Raise `DataError` if a batch is not that of the original."""
     shuffled = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
     parts = [part.tolist() for part in shuffled.split(min(dataloader.batch_size or BATCH, BATCH))[:COMPARED]]
@@ -170,10 +172,12 @@ def _check_batches(dataloader: DataLoader[Any], dataset: TransformedDataset, sta
     state.ignore_changes()
     for indices, batch in zip(parts, expected, strict=True):
         if difference := find_difference(_seeded_batch(dataloader, dataset, indices), batch):
+            causes = ["a transform keeps a state from one sample to the next"]
+            causes += ["decode= and transform= make other samples"] * is_given
+            causes += ["fingerprint= names contents that have changed"] * is_named
             raise DataError(
                 f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
-                "them: a transform keeps a state from one sample to the next, decode= and transform= make other "
-                "samples, or fingerprint= names other contents"
+                f"them: {' or '.join(reversed(causes))}"
             )
 
 

@@ -115,7 +115,10 @@ class DividedDataset(Dataset[Any]):
                 vars(owner)[name] = partial(self._record, number)
             yield
         except (AttributeError, TypeError) as error:
-            raise DataError(f"{described(error)}; if the dataset can read it, {ADVICE}") from error
+            reason = described(error)
+            if "'Output'" in reason or "_record()" in reason:
+                reason = "the dataset uses what its transform returns, or passes it keywords"
+            raise DataError(f"{reason}; if the dataset can read its samples, {ADVICE}") from error
         finally:
             for (owner, name), transform in zip(self._places, before, strict=True):
                 vars(owner)[name] = transform
@@ -168,7 +171,7 @@ def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
         try:
             result = transform(*inputs)
             if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
-                raise TypeError(f"it has {len(inputs)} arguments, and not as many results; {ADVICE}")
+                raise TypeError(f"it gets {len(inputs)} arguments and does not return as many results; {ADVICE}")
             inputs = tuple(result) if len(inputs) > 1 else (result,)
         except Exception as error:
             name = getattr(transform, "__name__", type(transform).__name__)

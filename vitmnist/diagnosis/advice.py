@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from math import ceil
 from statistics import median
 from time import perf_counter
@@ -16,7 +16,7 @@ NOTICEABLE_PCT = 5.0  # of the time, that the starts and ends of epochs must tak
 WORTH_A_WORKER_S = 0.001  # to make a batch, below which handing it over from a worker takes longer
 COMPUTES = 0.2  # the share of the time of reading samples from which on they count as computing, not waiting
 MOST_WORKERS = 4  # for each core, where samples wait
-WORTH_DECODING = 0.1  # the share of the time of a sample with random transforms that decoding once must save
+WORTH_DECODING = 0.25  # the share of the time of a sample with random transforms that decoding once must save
 ASKED = 16  # samples from which `from_dataloader` must be able to tell whether it accepts them
 OTHERS = "; stop the other programs and measure again"
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)"
@@ -120,11 +120,14 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
     from torch.utils.data import DataLoader  # not before the script has imported it
 
     from vitmnist.data.dataloaders import check_replaceable
-    from vitmnist.data.decoded_dataset import TransformedDataset
+    from vitmnist.data.decoded_dataset import DecodedDataset, TransformedDataset
     from vitmnist.data.loaders.timing import reason
     from vitmnist.diagnosis.alternatives import decode_part
+    from vitmnist.errors import UserError
     from vitmnist.runtime.memory import DoesNotFitError
 
+    if isinstance(dataset, DecodedDataset):
+        return None, None
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the samples may print
             loader = DataLoader(dataset, batch_size or ASKED, collate_fn=collate)
@@ -134,6 +137,12 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
             if not isinstance(decoded, TransformedDataset):
                 return "", None
             before_s, after_s = (_seconds(one, len(indices)) for one in (decoded.original, decoded))
+            tensor = ""
+            with suppress(UserError):  # such as a transform that takes no tensor
+                of_tensors = decode_part(loader, indices, transforms="tensor")[0].dataset
+                tensor = (
+                    f', or {milliseconds(_seconds(of_tensors, len(indices)))} with transforms="tensor", up to rounding'
+                )
     except DoesNotFitError:  # in memory; there is the disk
         return "", None
     except Exception as error:  # samples and collate function may fail in any way
@@ -142,7 +151,7 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
         return None, None
     return (
         f" (the random transforms are applied each time: a sample takes {milliseconds(after_s)} instead of "
-        f'{milliseconds(before_s)}; compare transforms="tensor" too)'
+        f"{milliseconds(before_s)}{tensor}; decoding takes about {before_s * len(dataset):.2g} s of one core)"
     ), None
 
 
