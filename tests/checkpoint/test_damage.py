@@ -135,6 +135,11 @@ def test_a_wrong_value_within_a_field_is_damage(
     assert "checkpoints: is damaged, or not of this version of the program: " in found.message
 
 
+def test_a_checkpoint_from_before_there_was_a_draft_is_resumed(kept: dict[str, Any], failure: Failing) -> None:
+    info = {key: value for key, value in kept["model_info"].items() if key != "draft"}
+    assert failure({**kept, "model_info": info}) is None
+
+
 def test_the_command_says_so_in_one_line(stopped: Path, kept: dict[str, Any], refuse: Printed, tmp_path: Path) -> None:
     shutil.copytree(stopped / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")

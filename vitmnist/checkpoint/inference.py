@@ -26,7 +26,11 @@ WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A model in evaluation mode on its device, its input shape `(C, H, W)`, classes, and channel statistics."""
+    """A model in evaluation mode on its device, its input shape `(C, H, W)`, classes, and channel statistics.
+
+    Args:
+        draft: of `read_picture`, as the training images were read.
+    """
 
     model: nn.Module
     path: Path
@@ -34,6 +38,7 @@ class InferenceModel:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    draft: bool = False
 
     def normalized(self, split: Split) -> Split:
         """`split` with the channel statistics of the model's training data.
@@ -69,6 +74,9 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
+        draft = info.get("draft", False)  # absent: the run is from before there was a draft
+        if not isinstance(draft, bool):
+            raise TypeError("draft is neither true nor false")
         if len(mean) != shape[0] or max(shape) > MAX_SIDE:
             raise ValueError("the shape does not fit the channel statistics, or is too large")
         Preprocess(mean=mean, std=std)  # raises for values that are not possible
@@ -77,7 +85,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         model.load_state_dict(tensors)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")
-        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
+        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, draft)
 
 
 @contextmanager
