@@ -1,4 +1,4 @@
-"""Images of any mode and orientation are read as they look."""
+"""Images of any mode and orientation are read as they look, and a JPEG at a smaller scale almost so."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from tests.support.pictures import smooth
 from vitmnist.data.image_io import read_picture
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
@@ -46,3 +47,39 @@ def test_a_picture_stands_upright(tmp_path: Path) -> None:
     save(tmp_path / "turned.png", Image.fromarray(pixels), exif=exif)
     found = np.asarray(read_picture(tmp_path / "turned.png", (8, 8), "grey"))
     assert (found == pixels[::-1, ::-1]).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_jpeg_at_a_smaller_scale_looks_the_same(tmp_path: Path, mode: str, orientation: int) -> None:
+    """Its sides are no multiples of the scale, and the target is not square."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    save(tmp_path / "photo.jpg", smooth(0, (371, 243)).convert(mode), exif=exif, quality=90)
+    full, draft = (
+        np.asarray(read_picture(tmp_path / "photo.jpg", (40, 30), "rgb", draft=draft), dtype=float)
+        for draft in (False, True)
+    )
+    assert draft.shape == full.shape == (30, 40, 3)
+    assert 0 < np.abs(draft - full).mean() < 0.5  # 0: it was decoded in full
+    assert np.abs(draft - full).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("photo.png", (40, 30)), ("photo.webp", (40, 30)), ("photo.jpg", (186, 122))]
+)
+def test_other_formats_and_jpegs_that_are_not_twice_the_size_are_decoded_in_full(
+    tmp_path: Path, name: str, size: tuple[int, int]
+) -> None:
+    save(tmp_path / name, smooth(0, (371, 243)))
+    full, draft = (read_picture(tmp_path / name, size, "rgb", draft=draft) for draft in (False, True))
+    assert full == draft
+
+
+def test_without_a_draft_a_jpeg_is_what_pillow_makes_of_all_its_pixels(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save(tmp_path / "photo.jpg", smooth(0, (371, 243)), exif=exif)
+    with Image.open(tmp_path / "photo.jpg") as image:
+        expected = ImageOps.exif_transpose(image).resize((40, 30), Image.Resampling.BILINEAR)
+    assert read_picture(tmp_path / "photo.jpg", (40, 30), "rgb") == expected

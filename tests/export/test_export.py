@@ -21,7 +21,8 @@ from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.export import export, main
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.preprocess import Preprocess
-from vitmnist.export.exported import export_model
+from vitmnist.export.card import model_card
+from vitmnist.export.exported import Exported, export_model
 from vitmnist.export.formats import FORMATS
 from vitmnist.models import MODELS
 
@@ -87,6 +88,13 @@ def test_the_model_card_says_what_the_model_is_and_its_usage_needs_nothing_of_th
     monkeypatch.chdir(exported.parent)
     exec(usage, {})
     assert re.fullmatch(r"(tensor\()?\[\d\]\)?\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_the_card_says_how_jpegs_are_decoded(trained: Path, tiny: Dataset, draft: bool) -> None:
+    model = replace(load_inference_model(trained, torch.device("cpu")), draft=draft)
+    card = model_card(Exported(FORMATS["torch"], b"", model, tiny, 0.0, 0.0), "model.pt2", [])
+    assert ("| image files | JPEG decoded at the smallest of the scales" in card) == draft
 
 
 def test_the_command_checks_the_model_on_the_data_that_is_named(

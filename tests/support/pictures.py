@@ -26,9 +26,14 @@ def draw(seed: int, mode: str = "RGB") -> Image.Image:
     bands = {"L": 1, "P": 1, "RGBA": 4}.get(mode, 3)
     if mode == "I;16":
         return Image.fromarray(numbers.integers(0, 60_000, (height, width), dtype=np.uint16))
-    coarse = numbers.integers(0, 256, (6, 5, bands), dtype=np.uint8)
-    image = Image.fromarray(coarse.squeeze()).resize((width, height), Image.Resampling.BILINEAR)
+    image = smooth(numbers, (width, height), bands)
     return image.convert("RGB").quantize(7) if mode == "P" else image
+
+
+def smooth(seed: int | np.random.Generator, size: tuple[int, int], bands: int = 3) -> Image.Image:
+    """Colours that change slowly, as in photographs."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 5, bands), dtype=np.uint8)
+    return Image.fromarray(coarse.squeeze()).resize(size, Image.Resampling.BILINEAR)
 
 
 def write_pictures(folder: Path, count: int = COUNT, suffix: str = "jpg") -> Path:

@@ -22,7 +22,11 @@ WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A model in evaluation mode on its device, its input shape `(C, H, W)`, classes, and channel statistics."""
+    """A model in evaluation mode on its device, its input shape `(C, H, W)`, classes, and channel statistics.
+
+    Args:
+        draft: of `read_picture`, as the training images were read.
+    """
 
     model: nn.Module
     path: Path
@@ -30,6 +34,7 @@ class InferenceModel:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    draft: bool = False
 
     def normalized(self, split: Split) -> Split:
         """`split` with the channel statistics of the model's training data.
@@ -65,6 +70,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
+        draft = bool(info["draft"])
         if len(mean) != shape[0]:
             raise ValueError("the shape does not fit the channel statistics")
         Preprocess(mean=mean, std=std)  # raises for values that are not possible
@@ -72,7 +78,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         model.load_state_dict(tensors)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")
-        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std)
+        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, draft)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -15,7 +15,7 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten, is_under, to_plain_dict
-from vitmnist.data.datasets.base import Split
+from vitmnist.data.datasets.base import DATASETS, Split
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import refuse_control_characters
@@ -86,10 +86,11 @@ class Checkpoint:
 
 
 def model_info(config: Config, train: Split) -> dict[str, Any]:
-    """What is needed to use the weights: model, image shape, classes and channel statistics, as JSON values."""
+    """What is needed to use the weights: model, image shape, classes, statistics and draft, as JSON values."""
     shape = list(train.images.shape[1:])
+    draft = DATASETS.complete(config.data.dataset).get("draft") is True
     info = {"model": config.model, "shape": shape, "classes": train.classes, "mean": train.mean, "std": train.std}
-    as_json: dict[str, Any] = json.loads(json.dumps(info))
+    as_json: dict[str, Any] = json.loads(json.dumps({**info, "draft": draft}))
     return as_json
 
 

@@ -46,7 +46,7 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                image = read_picture(path, (width, height), mode)
+                image = read_picture(path, (width, height), mode, trained.draft)
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
                 if has_alpha(path):
                     rows[path]["warning"] = "transparent pixels become white, so that white ink on them disappears"

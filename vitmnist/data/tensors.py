@@ -6,13 +6,16 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
+CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,55 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
         )
 
 
+@dataclass(frozen=True)
+class ChannelSums:
+    """Sums of uint8 images by channel, from which `statistics` follow; integers, so exact in any order."""
+
+    pixels: int = 0
+    values: Any = 0
+    squares: Any = 0
+
+    @classmethod
+    def of(cls, images: Tensor) -> ChannelSums:
+        """The sums of uint8 `[N, C, H, W]`.
+
+        Raises:
+            DataError: another dtype or layout.
+        """
+        if images.dtype != torch.uint8:
+            raise DataError(
+                f"images: mean and std are computed from uint8, found {images.dtype}; "
+                "for floats, give the mean= and std= they were normalised with (0 and 1 for floats in 0…1)"
+            )
+        check_layout(images.shape)
+        # NumPy, in chunks that stay in a core's cache: a tenth of the time of torch, which widens all values first.
+        axes, values, squares = (0, 2, 3), np.zeros(images.shape[1], np.uint64), np.zeros(images.shape[1], np.uint64)
+        for chunk in images.split(max(1, CHUNK_BYTES // max(1, images[:1].numel()))):
+            array = np.ascontiguousarray(chunk.cpu().numpy())
+            values += array.sum(axes, dtype=np.uint64)
+            squares += np.square(array, dtype=np.uint16).sum(axes, dtype=np.uint64)
+        return cls(images[:, 0].numel(), values, squares)
+
+    def __add__(self, other: ChannelSums) -> ChannelSums:
+        return ChannelSums(self.pixels + other.pixels, self.values + other.values, self.squares + other.squares)
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and population standard deviation of each channel, scaled to 0…1; raises `DataError` without images."""
+        if not self.pixels:
+            raise DataError("the dataset is empty")
+        mean, std = [], []
+        for value_sum, square_sum in zip(self.values.tolist(), self.squares.tolist(), strict=True):
+            mean.append(value_sum / (255 * self.pixels))
+            deviation = math.sqrt(square_sum * self.pixels - value_sum * value_sum) / self.pixels
+            # A constant channel would divide by zero; one step of a byte keeps it finite.
+            std.append((deviation or 1.0) / 255)
+        return tuple(mean), tuple(std)
+
+
 def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and population standard deviation of each channel of uint8 `[N, C, H, W]`, scaled to 0…1.
 
-    Exact up to the last root and division: integers are summed, in chunks to bound the memory.
+    Exact up to the last root and division.
 
     Args:
         images: one tensor, or batches.
@@ -90,26 +138,5 @@ def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, 
     Raises:
         DataError: another dtype or layout, or no image.
     """
-    total = squares = torch.zeros((), dtype=torch.int64, device="cpu")
-    pixels, channels = 0, None
-    for chunk in images.split(1000) if isinstance(images, Tensor) else images:
-        if chunk.dtype != torch.uint8:
-            raise DataError(
-                f"images: mean and std are computed from uint8, found {chunk.dtype}; "
-                "for floats, give the mean= and std= they were normalised with (0 and 1 for floats in 0…1)"
-            )
-        check_layout(chunk.shape, channels)
-        channels = chunk.shape[1]
-        wide = chunk.to(torch.int32)
-        total = total + wide.sum(dim=(0, 2, 3)).cpu()
-        squares = squares + wide.square_().sum(dim=(0, 2, 3)).cpu()
-        pixels += chunk.numel() // channels
-    if not pixels:
-        raise DataError("the dataset is empty")
-    mean, std = [], []
-    for value_sum, square_sum in zip(total.tolist(), squares.tolist(), strict=True):
-        mean.append(value_sum / (255 * pixels))
-        deviation = math.sqrt(square_sum * pixels - value_sum * value_sum) / pixels
-        # A constant channel would divide by zero; one step of a byte keeps it finite.
-        std.append((deviation or 1.0) / 255)
-    return tuple(mean), tuple(std)
+    chunks = [images] if isinstance(images, Tensor) else images
+    return sum(map(ChannelSums.of, chunks), ChannelSums()).statistics()

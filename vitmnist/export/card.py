@@ -37,6 +37,7 @@ def model_card(exported: Exported, file_name: str, overrides: Sequence[str]) -> 
     """
     trained, dataset = exported.trained, exported.dataset
     channels, height, width = trained.shape
+    scale = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
     mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (trained.mean, trained.std))
     return f"""{HEADING}{file_name}
 
@@ -46,8 +47,9 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported as {
 | | |
 |---|---|
 | input | `images`, uint8 `[B, {channels}, {height}, {width}]`, any B, values 0 to 255 |
-| image files | upright, transparent pixels on white, converted to {"grey" if channels == 1 else "RGB"}, resized to \
-{width}×{height} by Pillow's bilinear filter, as `predict` does |
+| image files | {scale * trained.draft}upright, transparent pixels on white, \
+converted to {"grey" if channels == 1 else "RGB"}, resized to {width}×{height} by Pillow's bilinear filter, as \
+`predict` does |
 | normalisation | in the model: mean {mean}, standard deviation {std} |
 | output | `logits`, float32 `[B, {len(trained.classes)}]` |
 | accuracy | {exported.accuracy:.2f}% on {dataset.name}, {dataset.evaluated_on()}; with this file, on a CPU |

@@ -13,10 +13,12 @@ from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import Train
+from tests.support.pictures import smooth
 from vitmnist import load_dataset, make_loader
-from vitmnist.data.datasets import Dataset, image_folder
+from vitmnist.data.datasets import Dataset, Split, image_folder
 from vitmnist.data.image_io import find_pictures, read_picture
 from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
 CLASSES = ("cat", "dog", "eel")
@@ -50,9 +52,8 @@ def test_pictures_become_a_data_set(folder: Path, mode: str, channels: int) -> N
     assert pets.train.images.shape == (24, channels, 8, 8)
     assert pets.train.images.dtype == torch.uint8
     assert pets.test.labels.bincount().tolist() == [2, 2, 2]
-    expected = pets.train.images.double().div(255)
-    assert torch.allclose(torch.tensor(pets.train.mean).double(), expected.mean(dim=(0, 2, 3)), atol=1e-6)
-    assert pets.test.mean == pets.train.mean
+    assert (pets.train.mean, pets.train.std) == channel_statistics(pets.train.images)
+    assert (pets.test.mean, pets.test.std) == (pets.train.mean, pets.train.std)
 
 
 def test_a_folder_for_the_test_is_taken_as_it_is(folder: Path) -> None:
@@ -95,13 +96,24 @@ def test_pictures_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Pat
 
 def test_every_loader_delivers_the_pictures(folder: Path) -> None:
     """`disk` opens the files, the others read what was decoded; to the model it is all the same."""
+    for path in sorted(folder.glob("*/*.png"))[::2]:  # half of them are JPEGs of many times the size
+        smooth(int(path.stem), (150, 110)).save(path.with_suffix(".jpg"))
+        path.unlink()
     pets = load(folder, mode="rgb", size=8)
-    preprocess = Preprocess(pets.train)
+    full = load(folder, mode="rgb", size=8, draft=False)
+    is_jpeg = torch.tensor([name.endswith(".jpg") for name in pets.train.files])
+    assert torch.equal((pets.train.images != full.train.images).flatten(1).any(dim=1), is_jpeg)
+    for images in (pets.train, full.train):
+        check_loaders(images)
+
+
+def check_loaders(train: Split) -> None:
+    preprocess = Preprocess(train)
     for name, options in {"ram": {}, "gpu_slice": {}, "cache": {}, "prefetch": {}, "disk": {"num_workers": 0}}.items():
-        with make_loader(name, pets.train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as loader:
+        with make_loader(name, train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as loader:
             ((images, labels),) = loader.epoch(0)
-        assert torch.equal(preprocess(images), preprocess(pets.train.images)), name
-        assert torch.equal(labels, pets.train.labels), name
+        assert torch.equal(preprocess(images), preprocess(train.images)), name
+        assert torch.equal(labels, train.labels), name
 
 
 def test_pictures_are_decoded_again_only_when_they_change(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.conftest import Train, result_of
+from tests.conftest import CallHere, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, draw, folder, load
 from tests.support.processes import fork
-from vitmnist.cli import evaluate
+from vitmnist.cli import evaluate, predict
 from vitmnist.data.datasets import Dataset, image_folder
 from vitmnist.data.image_io import read_picture
 
@@ -111,6 +113,27 @@ def test_training_on_ones_own_pictures(
     assert refused.returncode == 1
     assert "3.png" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("draft", ["true", "false"])
+def test_predict_decodes_jpegs_as_the_run_did(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path, draft: str
+) -> None:
+    for path in folder.glob("*/*.png"):
+        draw(path.with_suffix(".jpg"), int(path.stem), size=(300, 220))
+        path.unlink()
+    data = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
+    ended = train_here(*data, f"data.dataset.draft={draft}", "model=cnn", "epochs=1", "hydra.run.dir=run")
+    assert ended.returncode == 0, ended.stderr
+
+    def printed(program: Callable[[], None], *arguments: str) -> Any:
+        return json.loads(call_here(program, "run", "--json", *arguments).stdout.splitlines()[-1])  # the run logged
+
+    expected = printed(evaluate.main, "--predictions")["predictions"]
+    files = [str(folder / row["image"]) for row in expected]
+    for weights in ("final", "last"):
+        for row, found in zip(expected, printed(predict.main, f"--weights={weights}", *files), strict=True):
+            assert found["probability"] == pytest.approx(row["probability"], abs=1e-6)
 
 
 def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(

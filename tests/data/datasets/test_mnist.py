@@ -183,7 +183,7 @@ def test_files_that_do_not_fit_together_are_refused(
 
 def test_statistics_are_those_of_the_definition() -> None:
     generator = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (2345, 3, 5, 4), generator=generator, dtype=torch.uint8)
+    images = torch.randint(0, 256, (2345, 3, 50, 4), generator=generator, dtype=torch.uint8)  # several chunks
     images[:, 2] = 9
     mean, std = channel_statistics(images)
     scaled = images.double() / 255

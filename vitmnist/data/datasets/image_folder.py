@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split, s
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, is_colour, read_picture, to_tensor
-from vitmnist.data.tensors import TensorSet, channel_statistics
+from vitmnist.data.tensors import ChannelSums, TensorSet, channel_statistics
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
@@ -45,6 +46,7 @@ class ImageFolderOptions(SizeOptions):
     mode: Mode = Mode.grey
     test_share: float = bounded(0.2, above=0, below=1)
     skip_unreadable: bool = False
+    draft: bool = True
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -59,9 +61,10 @@ class FolderImageReader:
     paths: list[Path]
     size: int
     mode: Mode
+    draft: bool
 
     def __getitem__(self, index: int) -> Image.Image:
-        return read_picture(self.paths[index], (self.size, self.size), self.mode)
+        return read_picture(self.paths[index], (self.size, self.size), self.mode, self.draft)
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -115,6 +118,7 @@ class FolderDecoder:
     ) -> None:
         self.folder, self.classes, self.samples, self.options, self.cache = folder, classes, samples, options, cache
         self.unreadable: list[tuple[int, str]] = []
+        self.sums = ChannelSums()
         self.fingerprint = self._fingerprint()
         self.entry = decode_once(cache, self.fingerprint, len(samples), self._chunks, self._notes, self._is_current)
         self.unreadable = self.entry.notes["unreadable"]
@@ -130,7 +134,7 @@ class FolderDecoder:
         tensors, paths = self.entry.tensors, self.paths
         return Split(
             tensors.images, tensors.labels, mean, std, tuple(self.classes), mapped=True, sha256=self.entry.sha256,
-            reader=FolderImageReader(paths, self.options.size, self.options.mode),
+            reader=FolderImageReader(paths, self.options.size, self.options.mode, self.options.draft),
             files=[str(path.relative_to(self.folder)) for path in paths],
         )  # fmt: skip
 
@@ -142,24 +146,27 @@ class FolderDecoder:
             closing(map_in_threads(self._decode, spans, available_cores())) as chunks,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for span, (images, labels, unreadable) in zip(spans, chunks, strict=True):
+            for span, (images, labels, unreadable, sums) in zip(spans, chunks, strict=True):
                 self.unreadable += unreadable
+                self.sums += sums
                 yield images, labels
                 bar.update(len(span))
         if len(self.unreadable) == size:
             advice = "none is left" if self.options.skip_unreadable else SKIP
             raise _unreadable_error([message for _, message in self.unreadable], size, self.cache, advice)
 
-    def _decode(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, list[tuple[int, str]]]:
-        images, labels, unreadable = [torch.empty(0, *self.options.shape, dtype=torch.uint8)], [], []
+    def _decode(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, list[tuple[int, str]], ChannelSums]:
+        parts, labels, unreadable = [torch.empty(0, *self.options.shape, dtype=torch.uint8)], [], []
         for index in indices:
             path, label = self.samples[index]
             try:
-                images.append(to_tensor(read_picture(path, self.options.shape[1:], self.options.mode))[None])
+                picture = read_picture(path, self.options.shape[1:], self.options.mode, self.options.draft)
+                parts.append(to_tensor(picture)[None])
                 labels.append(label)
             except DataError as error:
                 unreadable.append((index, str(error)))
-        return torch.cat(images), torch.tensor(labels, dtype=torch.int64), unreadable
+        images = torch.cat(parts)
+        return images, torch.tensor(labels, dtype=torch.int64), unreadable, ChannelSums.of(images)
 
     def _is_current(self, notes: dict[str, Any]) -> bool:
         """Whether what could not be read still cannot: a network folder may have been away for a moment."""
@@ -168,15 +175,17 @@ class FolderDecoder:
     def _notes(self, tensors: TensorSet) -> dict[str, Any]:
         if self._fingerprint() != self.fingerprint:
             raise DataError(f"{self.folder}: pictures were changed while they were decoded; start again")
-        mean, std = channel_statistics(tensors.images)
+        mean, std = self.sums.statistics()
         checked = self.paths[: COLOUR_SAMPLES if self.options.mode == Mode.grey else 0]
-        found = {"unreadable": self.unreadable, "coloured": sum(map(is_colour, checked))}
+        coloured = map_in_threads(partial(is_colour, draft=self.options.draft), checked, available_cores())
+        found = {"unreadable": self.unreadable, "coloured": sum(coloured)}
         return {"classes": self.classes, "mean": mean, "std": std, **found}
 
     def _fingerprint(self) -> str:
         # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
         files = [(str(path.relative_to(self.folder)), label, *stamp(path)[:2]) for path, label in self.samples]
-        described = json.dumps([str(self.folder.resolve()), self.options.size, self.options.mode.value, files])
+        options = self.options.size, self.options.mode.value, self.options.draft
+        described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
 
 
