@@ -70,9 +70,9 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
-        draft = bool(info["draft"])
-        if len(mean) != shape[0]:
-            raise ValueError("the shape does not fit the channel statistics")
+        draft = info["draft"]
+        if len(mean) != shape[0] or not isinstance(draft, bool):
+            raise ValueError("the shape does not fit the channel statistics, or draft is neither true nor false")
         Preprocess(mean=mean, std=std)  # raises for values that are not possible
         model = MODELS.build(info["model"], shape, len(classes))
         model.load_state_dict(tensors)

@@ -101,10 +101,10 @@ class Preprocess(nn.Module):
         """The second part: the other operations, and normalising."""
         if images.is_floating_point() and (self.augment is None or keys is None):
             return images
-        size = max(1, PART * len(images) // max(1, images.numel()))
-        if images.device.type != "cpu" or len(images) <= size or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or images.device.type != "cpu" or images.numel() <= PART:
             return self._finished(images, keys)
         # The temporaries of a part fit into the processor's cache.
+        size = max(1, PART * len(images) // images.numel())
         finished, filled = torch.empty(0), 0
         for part, part_keys in zip(
             images.split(size), repeat(None) if keys is None else keys.split(size), strict=False
