@@ -76,10 +76,17 @@ def test_other_formats_and_jpegs_that_are_not_twice_the_size_are_decoded_in_full
     assert full == draft
 
 
-def test_without_a_draft_a_jpeg_is_what_pillow_makes_of_all_its_pixels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [(40, 30), (300, 400)])
+def test_without_a_draft_a_jpeg_is_what_pillow_makes_of_all_its_pixels(
+    tmp_path: Path, size: tuple[int, int], mode: str
+) -> None:
+    """To 1 of 255."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    save(tmp_path / "photo.jpg", smooth(0, (371, 243)), exif=exif)
+    save(tmp_path / "photo.jpg", smooth(0, (371, 243)).convert(mode), exif=exif)
     with Image.open(tmp_path / "photo.jpg") as image:
-        expected = ImageOps.exif_transpose(image).resize((40, 30), Image.Resampling.BILINEAR)
-    assert read_picture(tmp_path / "photo.jpg", (40, 30), "rgb") == expected
+        expected = ImageOps.exif_transpose(image).resize(size, Image.Resampling.BILINEAR)
+    found = read_picture(tmp_path / "photo.jpg", size, "rgb" if mode == "RGB" else "grey")
+    assert (found.mode, found.size) == (expected.mode, expected.size)
+    assert np.abs(np.asarray(found, dtype=int) - np.asarray(expected, dtype=int)).max() <= 1

@@ -48,8 +48,8 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported as {
 |---|---|
 | input | `images`, uint8 `[B, {channels}, {height}, {width}]`, any B, values 0 to 255 |
 | image files | {scale * trained.draft}upright, transparent pixels on white, \
-converted to {"grey" if channels == 1 else "RGB"}, resized to {width}×{height} by Pillow's bilinear filter, as \
-`predict` does |
+converted to {"grey" if channels == 1 else "RGB"}, resized to {width}×{height} by a bilinear filter with \
+antialiasing, as `predict` does |
 | normalisation | in the model: mean {mean}, standard deviation {std} |
 | output | `logits`, float32 `[B, {len(trained.classes)}]` |
 | accuracy | {exported.accuracy:.2f}% on {dataset.name}, {dataset.evaluated_on()}; with this file, on a CPU |

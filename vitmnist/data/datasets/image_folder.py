@@ -32,6 +32,7 @@ from vitmnist.runtime.files import write_atomic
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
+VERSION = 2  # of the pixels that decoding makes of a file
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 SKIP = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 COLOUR_SAMPLES = 100  # training images checked for colour
@@ -184,7 +185,7 @@ class FolderDecoder:
     def _fingerprint(self) -> str:
         # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
         files = [(str(path.relative_to(self.folder)), label, *stamp(path)[:2]) for path, label in self.samples]
-        options = self.options.size, self.options.mode.value, self.options.draft
+        options = VERSION, self.options.size, self.options.mode.value, self.options.draft
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
 
