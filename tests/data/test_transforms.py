@@ -165,6 +165,30 @@ def test_transforms_are_divided_at_the_first_random_one(transforms: list[Any], o
     assert once_and_always(replaced)[0][0] == once
 
 
+class Preset:
+    """Its transforms within an object, as in torchvision's reference scripts."""
+
+    def __init__(self, transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, image: Any) -> Any:
+        return self.transforms(image)
+
+
+class TwoViews(Preset):
+    def __call__(self, image: Any) -> Any:
+        return torch.stack([self.transforms(image), self.transforms(image)])
+
+
+@pytest.mark.parametrize(("kind", "once"), [(Preset, ["Resize"]), (TwoViews, [])])
+def test_transforms_within_a_preset_are_divided_if_it_does_nothing_else(
+    kind: Any, once: list[str], folder: Path
+) -> None:
+    original, replaced = replaced_as_well(lambda: DataLoader(Pictures(folder, kind(V1)), 4, shuffle=True))
+    assert once_and_always(replaced)[0][0] == once
+    assert_same(run(replaced, 2), run(original, 2))
+
+
 def test_a_rare_random_transform_is_not_frozen(folder: Path) -> None:
     for rare in (v1.RandomGrayscale(1e-9), v2.RandomGrayscale(1e-9), Rarely(), v1.RandomApply([Grey()], 1e-9)):
         transform = v1.Compose([v1.Resize((8, 8)), rare, v1.ToTensor()])

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.frozen_state import preserved_own_generators
 from vitmnist.data.samples import naming
-from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators
+from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators, seed_generators
 from vitmnist.errors import DataError, described
 
 Transform = Callable[..., Any]
@@ -41,6 +41,8 @@ class Halves:
 
     def divide(self, samples: list[Inputs]) -> None:
         """Move transforms from `always` to `once` up to the first that is random for one of some samples."""
+        if len(self.always) == 1:
+            self.always = unwrap(self.always[0], samples)
         while self.always and not any(is_random(self.always[0], inputs) for inputs in samples):
             self.once.append(self.always.pop(0))
             samples = [apply(self.once[-1:], inputs) for inputs in samples]
@@ -163,6 +165,23 @@ def flatten(transform: Transform) -> list[Transform]:
     else:
         return [transform]
     return [one for part in parts for one in flatten(part)]
+
+
+def unwrap(transform: Transform, samples: Sequence[Inputs]) -> list[Transform]:
+    """The transforms within an object that has nothing else and does the same to some samples, such as a preset."""
+    content = list(getattr(transform, "__dict__", {}).values())
+    if len(content) != 1 or not callable(content[0]) or not samples:
+        return [transform]
+    parts = flatten(content[0])
+    with preserved_generators(), preserved_own_generators(transform):
+        results = []
+        for transforms in ([transform], parts):
+            seed_generators(0, 0, 0)
+            try:
+                results.append([apply(transforms, deepcopy(inputs)) for inputs in samples])
+            except DataError:
+                return [transform]
+    return [transform] if find_difference(*results) else parts
 
 
 def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
