@@ -1,6 +1,6 @@
 """What each loader costs as the set and the number of GPUs grow: arithmetic on stated assumptions, and a simulation.
 
-    python benchmarks/scale.py    the tables of docs/scale.md
+    python benchmarks/scale.py    the tables of docs/speed.md
 
 Nothing here was measured on such machines. To model yours, put its figures into `Cluster` and `Sample`.
 """

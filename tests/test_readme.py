@@ -123,7 +123,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert code == 0, output
     draw(*(folder / name for name in ("scan.png", "other.jpg", "scans/a.png", "more/b/c.png")))
     draw(*(folder / "pictures" / f"class {number % 2}" / f"{number}.png" for number in range(20)))
-    (folder / "mine.py").write_text(blocks("python", REPOSITORY / "docs" / "audit.md")[0])
+    (program,) = (block for block in blocks("python", REPOSITORY / "docs" / "loaders.md") if "audit(" in block)
+    (folder / "mine.py").write_text(program)
     return folder
 
 
@@ -215,7 +216,7 @@ def test_the_tables_on_scale_are_what_the_script_prints(
     runpy.run_path(str(REPOSITORY / "benchmarks" / "scale.py"), run_name="__main__")
     printed = capsys.readouterr().out
     tables = [part.strip() for part in printed.split("\n\n") if part.startswith("|")]
-    page = (REPOSITORY / "docs" / "scale.md").read_text()
+    page = (REPOSITORY / "docs" / "speed.md").read_text()
     assert len(tables) == 5
     assert all(table in page for table in tables)
 
@@ -244,14 +245,15 @@ def test_code_blocks_are_valid_and_links_lead_to_a_file_and_a_heading() -> None:
 
 
 def extended_copy(folder: Path) -> Path:
-    """A copy of the project with the loader, the model and the metric of docs/extending.md."""
+    """A copy of the project with the loader, the model and the metric of docs/architecture.md."""
     for name in ("vitmnist", "hydra_plugins", "conf", "tests"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, folder)
-    page = REPOSITORY / "docs" / "extending.md"
+    page = REPOSITORY / "docs" / "architecture.md"
     for content in blocks("python", page) + blocks("yaml", page):
-        write_block(folder, content)
+        if content.startswith("# "):
+            write_block(folder, content)
     for diff in blocks("diff", page):
         apply_diff(folder, diff)
     return folder

@@ -45,7 +45,7 @@ assert not train("resume=stopped", "max_minutes=null")
 
 
 def test_the_documented_metric_is_recorded_everywhere(quick: list[str], tmp_path: Path) -> None:
-    (metric,) = (one for one in blocks("python", REPOSITORY / "docs" / "extending.md") if "vitmnist/metrics/" in one)
+    (metric,) = (one for one in blocks("python", REPOSITORY / "docs" / "architecture.md") if "vitmnist/metrics/" in one)
     (tmp_path / "top5.py").write_text(metric)
     command = [sys.executable, "-c", PROGRAM, *quick]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
