@@ -5,8 +5,8 @@
 JPEG files of 500×375 are cropped to 224×224, flipped, converted and normalised by torchvision, in batches of 64; also
 with `Resize(256)` before and with `ColorJitter` after the crop. An epoch is a turn; a ratio divides pictures per second
 by those of the DataLoader in the same round. The crops are also made in the trainer's way, by `data/augment`. SPDL
-applies the same transforms in threads; it is left out if it is not installed (`pip install -e '.[bench]'`). FFCV has no
-wheel and was not compiled.
+applies the same transforms in threads; it is left out if it is not installed (`pip install -e '.[bench]'`). FFCV
+is in `pictures.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from decoding import draw
+from pictures import draw
 from rounds import at_least_one, command_line, main, ratios, report, spread, table, take_turns
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as T
@@ -119,7 +119,7 @@ def compare(arguments: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "pictures"
         folder.mkdir()
-        draw(folder, arguments.pictures, (500, 375))
+        draw(folder, arguments.pictures)
         for case in arguments.cases:
             for workers in arguments.workers:
                 found = measure(folder, CASES[case], workers, arguments.rounds)

@@ -43,7 +43,10 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "residency": ([*IMAGES, "--rounds=1"], ["0", "0.25", "0.5", "0.75", "1"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
     "diagnose": (["--seconds=1", "--workers=0"], ["2, 20, 0", "20, 2, 0", "10, 10, 0"]),
-    "decoding": (["--pictures=10", "--width=40", "--height=30", "--rounds=1"], ["1"]),
+    "pictures": (
+        ["--folder=files", "--pictures=70", "--batches=1", "--sides=8", "--rounds=1"],
+        ["decoding alone, 1 thread", "`disk`, 2 workers", "torchvision v2 per sample", "`ram`, `imagenet`"],
+    ),
     "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
     "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
 }

@@ -1,6 +1,6 @@
 """Takes the README's screenshots of a sweep in TensorBoard, and of its report.
 
-python -m docs.scripts.pictures outputs/sweeps/DATE/TIME docs/pictures
+python -m docs.scripts.screenshots outputs/sweeps/DATE/TIME docs/pictures
 """
 
 from __future__ import annotations

@@ -1,0 +1,97 @@
+"""What `pictures.py` compares this project with: torchvision, FFCV, and simplejpeg with Pillow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+from torchvision import transforms as T
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from vitmnist import Preprocess
+from vitmnist.data.datasets import Split
+from vitmnist.data.threads import map_in_threads
+
+Epoch = Callable[[int], Iterable[Any]]  # the batches (images, labels) of the epoch with this number
+
+WIDTH, HEIGHT, QUALITY = 500, 375, 85
+BATCH_SIZE, WORKERS = 64, 2
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def files(folder: Path, *transforms: Any) -> ImageFolder:
+    """torchvision's view of the same files."""
+    return ImageFolder(str(folder / "train"), T.Compose([*transforms]))
+
+
+def torchvision(folder: Path, side: int, pictures: int) -> Epoch:
+    """A DataLoader as in torchvision's examples."""
+    crop = T.RandomResizedCrop(side), T.RandomHorizontalFlip()
+    dataset = Subset(files(folder, *crop, T.ToTensor(), T.Normalize(MEAN, STD)), range(pictures))
+    loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+    return lambda _: loader
+
+
+def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) -> Epoch:
+    """Decoded pictures, which torchvision transforms one by one."""
+    crop = v2.RandomResizedCrop(side, (least_area, 1.0)), v2.RandomHorizontalFlip()
+    transform = v2.Compose([*crop, *more, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+
+    def epoch(_: int) -> Iterator[Any]:
+        for indices in torch.randperm(len(train)).split(BATCH_SIZE):
+            yield torch.stack([transform(train.images[index]) for index in indices.tolist()]), train.labels[indices]
+
+    return epoch
+
+
+@cache  # of the loader, whose code takes ten seconds to compile
+def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str) -> Epoch:
+    """FFCV, which crops, flips and normalises in its threads; its file is written first, with JPEGs or squares."""
+    from ffcv import fields, loader, transforms, writer
+    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+
+    file = root / (f"raw-{side}" if mode == "raw" else mode)
+    if not file.exists():
+        dataset = files(folder, *([T.Resize((side, side))] if mode == "raw" else []))
+        columns = {"image": fields.RGBImageField(mode, jpeg_quality=QUALITY), "label": fields.IntField()}
+        writer.DatasetWriter(str(file), columns, num_workers=WORKERS).from_indexed_dataset(dataset)
+    to_floats = transforms.NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)
+    crop = [RandomResizedCropRGBImageDecoder((side, side)), transforms.RandomHorizontalFlip(), to_floats]
+    pipelines = {
+        "image": [*crop, transforms.ToTensor(), transforms.ToTorchImage(convert_back_int16=False)],
+        "label": [IntDecoder(), transforms.ToTensor(), transforms.Squeeze()],
+    }
+    options = {"order": loader.OrderOption.RANDOM, "seed": 0, "drop_last": False, "indices": range(pictures)}
+    batches = loader.Loader(str(file), BATCH_SIZE, WORKERS, os_cache=True, pipelines=pipelines, **options)
+    return lambda _: batches
+
+
+def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
+    """Whole batches in threads; a picture is decoded at the smallest scale at which its crop has `side` pixels."""
+    from simplejpeg import decode_jpeg
+
+    whole, normalise = Image.new("L", (WIDTH, HEIGHT)), Preprocess(mean=MEAN, std=STD)
+
+    def crop(path: str) -> Any:
+        top, left, height, width = T.RandomResizedCrop.get_params(whole, [0.08, 1.0], [3 / 4, 4 / 3])
+        least = {"min_height": side * HEIGHT // height, "min_width": side * WIDTH // width}
+        pixels = decode_jpeg(Path(path).read_bytes(), **least)
+        x, y = pixels.shape[1] / WIDTH, pixels.shape[0] / HEIGHT
+        box = left * x, top * y, (left + width) * x, (top + height) * y
+        resized = np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR, box))
+        return resized[:, ::-1] if random.random() < 0.5 else resized
+
+    def batch(indices: Tensor) -> tuple[Tensor, Any]:
+        paths, labels = zip(*(samples[index] for index in indices), strict=True)
+        return normalise(torch.from_numpy(np.stack([*map(crop, paths)])).permute(0, 3, 1, 2)), labels
+
+    return lambda _: map_in_threads(batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS)
