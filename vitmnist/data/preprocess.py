@@ -15,9 +15,8 @@ from vitmnist.data.decoding import iter_pairs
 from vitmnist.data.loaders import Data, loadable
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet, channel_statistics, check_layout
+from vitmnist.data.threads import PART, in_parts
 from vitmnist.errors import ConfigError, DataError
-
-PART = 2**20  # values of a batch on the CPU that are preprocessed at a time
 
 
 class Preprocess(nn.Module):
@@ -103,17 +102,14 @@ class Preprocess(nn.Module):
             return images
         if torch.compiler.is_compiling() or images.device.type != "cpu" or images.numel() <= PART:
             return self._finished(images, keys)
-        # The temporaries of a part fit into the processor's cache.
-        size = max(1, PART * len(images) // images.numel())
-        finished, filled = torch.empty(0), 0
-        for part, part_keys in zip(
-            images.split(size), repeat(None) if keys is None else keys.split(size), strict=False
-        ):
-            result = self._finished(part, part_keys)
-            if not filled:
-                finished = result.new_empty(len(images), *result.shape[1:])
-            finished[filled : filled + len(part)] = result
-            filled += len(part)
+        is_augmented = self.augment is not None and keys is not None
+        size = self.augment.output_size(*images.shape[2:]) if is_augmented else images.shape[2:]  # type: ignore[union-attr]
+        finished = torch.empty(*images.shape[:2], *size)
+
+        def finish(rows: slice) -> None:
+            finished[rows] = self._finished(images[rows], None if keys is None else keys[rows])
+
+        in_parts(finish, len(images), images.numel())
         return finished
 
     def _finished(self, images: Tensor, keys: Tensor | None) -> Tensor:

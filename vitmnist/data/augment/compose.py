@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,12 +15,11 @@ from vitmnist.config.validation import validate
 from vitmnist.data.augment.base import OPERATIONS, Mixing, Operation
 from vitmnist.data.augment.keys import operation_keys
 from vitmnist.data.augment.mixing import draw_partners
-from vitmnist.data.threads import map_in_threads
+from vitmnist.data.threads import in_parts
 from vitmnist.errors import ConfigError
 
 KEY = "data.augment.operations"
 LARGE = 96 * 96  # pixels of an image
-PART = 2**21  # bytes that a thread augments at a time: they stay in the processor's cache
 
 
 @dataclass
@@ -84,14 +82,16 @@ class Compose(nn.Module):
 
     def on_bytes(self, images: Tensor, keys: Tensor) -> Tensor:
         """Apply the first operations to the bytes of images, in threads."""
-        number, threads = self.number_on_bytes(images), torch.get_num_threads()
+        number = self.number_on_bytes(images)
         if not number:
             return images
-        parts = threads * math.ceil(images.nbytes / (threads * PART))
-        size = math.ceil(len(images) / parts)
-        pairs = zip(images.split(size), keys.split(size), strict=True)
-        augmented = map_in_threads(lambda pair: self._in_order(*pair, slice(number)), pairs, threads)
-        return torch.cat([*augmented])
+        augmented = images.new_empty(*images.shape[:2], *self.output_size(*images.shape[2:]))
+
+        def augment(rows: slice) -> None:
+            augmented[rows] = self._in_order(images[rows], keys[rows], slice(number))
+
+        in_parts(augment, len(images), images.numel())
+        return augmented
 
     def forward(self, images: Tensor, keys: Tensor, start: int = 0) -> Tensor:
         return self._in_order(images, keys, slice(start, None))
