@@ -137,8 +137,9 @@ def _refused_override(cause: OmegaConfBaseException) -> str:
         return f"{key}: {first_line(cause)}"
     if "/" in key:
         return _unknown_group(key)
+    root = getattr(cause.parent_node, "_get_root", lambda: cause.parent_node)()
     unknown = UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"], "VALUE")
-    return str(unknown) if key.startswith("hydra.") else _unknown_key(unknown, cause.parent_node._get_root())
+    return str(unknown) if key.startswith("hydra.") else _unknown_key(unknown, root)
 
 
 def _unreadable(override: str) -> str:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from vitmnist.errors import ConfigError
 
-KILLED = "killed"  # a user attribute of trials that do not count
+KILLED = "killed"  # a user attribute of the study: the numbers of trials that do not count
 
 _lock: IO[str] | None = None  # held until this process ends
 
@@ -34,10 +34,12 @@ def continue_search(config: DictConfig) -> None:
     if name not in {summary.study_name for summary in optuna.get_all_study_summaries(storage)}:
         return
     study = optuna.load_study(name, storage)
-    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
-        optuna.Trial(study, trial._trial_id).set_user_attr(KILLED, True)
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    done = sum(KILLED not in trial.user_attrs for trial in study.get_trials() if trial.state.is_finished())
+    running = [trial.number for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,))]
+    killed = [*study.user_attrs.get(KILLED, []), *running]
+    study.set_user_attr(KILLED, killed)
+    for number in running:
+        study.tell(number, state=optuna.trial.TrialState.FAIL)
+    done = sum(trial.state.is_finished() and trial.number not in killed for trial in study.get_trials())
     if done >= n_trials:
         print(f"all {n_trials} trials of {name} in {storage} are done; a higher hydra.sweeper.n_trials adds more")
         sys.exit()

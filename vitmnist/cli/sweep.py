@@ -38,7 +38,7 @@ unrecorded: list[str] = []
 
 def is_search(config: DictConfig) -> bool:
     """Whether a sweeper such as Optuna's chooses the values, in place of Hydra's own, which runs listed ones."""
-    return not str(config.hydra.sweeper._target_).endswith(("BasicSweeper", "RoundsSweeper"))
+    return bool(config.hydra.runtime.choices["hydra/sweeper"] != "basic")
 
 
 def apply_repeats(config: DictConfig) -> None:

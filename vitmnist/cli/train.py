@@ -40,9 +40,11 @@ def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
     began_at = time.time()
     gc.disable()  # it would examine the objects of an import again and again
-    import torch._dynamo  # noqa: F401 - or the first optimizer would import it
+    import torch  # here, because --help does not need it
 
-    from vitmnist.run import run  # here, because --help needs no torch
+    from vitmnist.run import run
+
+    torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
 
     if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
         gc.freeze()

@@ -22,7 +22,8 @@ class RowPairs(Dataset[tuple[Any, Any]]):
 
     def __init__(self, rows: Any, image: str | None = None, label: str | None = None) -> None:
         self.columns = [_column(rows, "image", image, "Image"), _column(rows, "label", label, "ClassLabel")]
-        self.fingerprint = f"{rows._fingerprint}, image {self.columns[0]}, label {self.columns[1]}"
+        contents = getattr(rows, "_fingerprint", None)
+        self.fingerprint = contents and f"{contents}, image {self.columns[0]}, label {self.columns[1]}"
         self.is_transformed = rows.format["type"] == "custom"
         feature = rows.features[self.columns[0]]
         while hasattr(feature, "feature"):  # of nested lists

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import sysconfig
 import threading
@@ -216,7 +217,7 @@ def _sampler(loader: Any) -> Any:
 def _calling_line() -> str:
     """File and line of the user's code that iterates, not of a library such as tqdm that does so for it."""
     callers = []
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = inspect.currentframe()
     while frame:
         if not frame.f_code.co_filename.startswith((str(Path(__file__).parent), "<frozen")):
             callers.append(frame)

@@ -89,7 +89,7 @@ def _join_threads() -> None:
     ThreadPoolExecutor, which only this function ends.
     """
     with suppress(KeyboardInterrupt):  # the report then comes without the rest
-        threading._shutdown()  # type: ignore[attr-defined]
+        getattr(threading, "_shutdown", lambda: None)()
 
 
 def _load_script(name: str) -> tuple[ModuleType, CodeType]:

@@ -80,6 +80,20 @@ def are_too_many_files_open(error: BaseException) -> bool:
     return re.search(r"Too many open files|received \d+ items of ancdata", str(error)) is not None
 
 
+def _is_missing_interface(error: BaseException) -> bool:
+    """Whether a part of torch or Hydra is not where the supported versions have it; the bounds of versions are open."""
+    return isinstance(error, ImportError) and _package(error) in ("hydra", "omegaconf", "optuna", "torch")
+
+
+def _package(error: ImportError) -> str:
+    return (error.name or "").partition(".")[0]
+
+
+def _missing_interface(error: ImportError) -> Failure:
+    package, advice = _package(error), "type pip install --upgrade vitmnist, or install an older"
+    return Failure(f"{first_line(error)}: this version of {package} is not supported; {advice} {package}")
+
+
 def _shared_memory_full(error: BaseException) -> Failure:
     return Failure(
         f"the shared memory /dev/shm, through which workers hand over their batches, is full: {_last_line(error)}; "
@@ -128,6 +142,7 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),
     (worker_error, lambda error: Failure(str(worker_error(error)))),
+    (_is_missing_interface, _missing_interface),
     (OSError, _os_error),  # a full disk, a folder that was removed during the run
 )
 """What to recognise (a type or a predicate), and its `Failure`. The first row that fits counts, so a subclass of

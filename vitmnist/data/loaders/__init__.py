@@ -100,7 +100,7 @@ def loadable(
     data: Data | Sequence[Tensor | np.ndarray[Any, Any]], image: str | None = None, label: str | None = None
 ) -> Data:
     """The data that loaders are built from; raises as `make_loader`."""
-    is_hugging_face = hasattr(data, "_fingerprint")
+    is_hugging_face = hasattr(data, "with_format")
     if (image or label) and not is_hugging_face:
         raise ConfigError(f"image= and label= name columns of a Hugging Face dataset; {type(data).__name__} is none")
     if isinstance(data, TensorSet):
@@ -113,7 +113,7 @@ def loadable(
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
         splits = "; give one of its splits, .train or .test" if hasattr(data, "train") else ""
-        if isinstance(data, Mapping) and any(hasattr(split, "_fingerprint") for split in data.values()):
+        if isinstance(data, Mapping) and any(hasattr(split, "with_format") for split in data.values()):
             splits = f"; give one of its splits, {', '.join(map(str, data))}"
         raise DataError(
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset "

@@ -168,9 +168,9 @@ def _identity(batch: Any) -> Any:
 
 
 def _shut_down(iterator: Iterator[Any]) -> None:
-    """End the workers now; torch leaves it to the garbage collector, but a traceback may keep the iterator alive."""
+    """End the workers now, as the garbage collector would; but a traceback may keep the iterator alive."""
     try:
-        iterator._shutdown_workers()  # type: ignore[attr-defined]
+        iterator.__del__()  # type: ignore[attr-defined]
     except RuntimeError as error:
         if not worker_error(error):  # torch reports dead workers from a signal handler, also here
             raise
