@@ -62,6 +62,13 @@ PRIVATE = [
         *("omegaconf.DictConfig", "_get_root", "cli/messages.py"),
         "the message for an unknown key suggests only keys of the same section",
     ),
+    # One kernel for all averaged weights; torch's own optimizers use them.
+    Private(
+        "torch",
+        "_foreach_add_ _foreach_mul_ _foreach_sub",
+        "optim/ema.py",
+        "a run with ema_decay ends at its first step, with the name that is missing; all else works",
+    ),
     # The tensors of nested samples and batches.
     Private(
         "torch.utils._pytree",

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 class EMA:
@@ -22,9 +21,8 @@ class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self._source, self._decay, self._steps = model, decay, 0
-        # All averages are parts of one vector, which two kernels update.
-        self._averages = parameters_to_vector(self.model.parameters())
-        vector_to_parameters(self._averages, self.model.parameters())
+        self._averages: list[Tensor] = list(self.model.parameters())
+        self._weights: list[Tensor] = list(model.parameters())
 
     def next_weight(self) -> float:
         """The share of the current weights in the next update."""
@@ -38,7 +36,9 @@ class EMA:
         Args:
             weight: from `next_weight()`; a tensor on the device within a CUDA graph, where it changes between replays.
         """
-        self._averages.lerp_(parameters_to_vector(self._source.parameters()), weight)
+        distances = list(torch._foreach_sub(self._weights, self._averages))
+        torch._foreach_mul_(distances, weight)
+        torch._foreach_add_(self._averages, distances)
         for average, buffer in zip(self.model.buffers(), self._source.buffers(), strict=True):
             average.copy_(buffer)
 
