@@ -44,12 +44,6 @@ class Configuration:
         return overrides(self.values)
 
     @property
-    def loader(self) -> str:
-        """Its loader, with the loader's options that vary: `disk num_workers=2`."""
-        options = {key[len(OPTION) :]: value for key, value in self.values.items() if key.startswith(OPTION)}
-        return f"{self.values.get(LOADER, '')} {overrides(options)}".strip()
-
-    @property
     def batch_size(self) -> int:
         """The batch size if it varies, else 0."""
         size = self.values.get("batch_size")

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.report.compare import NOTHING, Comparison, Configuration, value_text
+from vitmnist.report.compare import Comparison, Configuration, value_text
 from vitmnist.report.statistics import seconds
 
 # Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
@@ -24,15 +24,20 @@ PHASES: dict[str, dict[str, Any]] = {
     "other (evaluation, saving)": {"alpha": 0.35},
 }
 """How the parts of an epoch are drawn, all in the colour of the loader: the page also has a dark background."""
-WIDTH, BAR_HEIGHT = 9.0, 0.34  # inches
-LABEL, TITLE = 26, 80  # characters in a line
+WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10  # inches, points: on a phone, 360 pixels wide, text has 10 pixels
+AXIS = (
+    "seconds per epoch, evaluation included (whiskers: range)\n"
+    "×: relative to the row with the lowest median; ≈: may be noise"
+)
+NARROW: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}  # three entries in a line
+LABEL, LINE = 42, 62  # characters that fit above a bar next to its figures, and in the width of the chart
 
 
 @rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "vitmnist"})
 def draw(comparisons: Sequence[Comparison]) -> tuple[bytes, str]:
     """One chart for each comparison, as PNG and as an SVG element with a transparent background."""
     figure, png, svg = chart(comparisons), io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=130, metadata={"Software": None})
+    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(svg, format="svg", transparent=True, metadata=no_metadata)
     text = svg.getvalue()
@@ -42,7 +47,7 @@ def draw(comparisons: Sequence[Comparison]) -> tuple[bytes, str]:
 def chart(comparisons: Sequence[Comparison]) -> Figure:
     """All plots of each comparison that has times, one below the other, with one legend."""
     shown = [(comparison, rows) for comparison in comparisons if (rows := _timed(comparison))]
-    heights = [1.6 + BAR_HEIGHT * len(rows) for _, rows in shown for _ in PLOTS]
+    heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown for _ in PLOTS]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
     FigureCanvasAgg(figure)
     if not shown:
@@ -50,13 +55,13 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
         return figure
     loaders = dict.fromkeys(_loader(row) for comparison, _ in shown for row in comparison.rows)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(loaders)}
-    handles = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
+    legend: dict[object, Patch] = {}
     axes = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat)
     for comparison, rows in shown:
         for plot in PLOTS:
-            handles += plot(next(axes), comparison, rows, colours)
-    legend = {handle.get_label(): handle for handle in handles}
-    figure.legend(handles=[*legend.values()], fontsize=9, loc="outside upper left", ncols=5, frameon=False)
+            handles = plot(next(axes), comparison, rows, colours)
+            legend |= {handle.get_label(): handle for handle in handles}
+    figure.legend(handles=[*legend.values()], loc="outside upper left", ncols=3, frameon=False, **NARROW)
     return figure
 
 
@@ -74,26 +79,23 @@ def epoch_times(
         time, colour, start = row.epoch_s, colours[_loader(row)], 0.0
         assert time
         for style, width in zip(PHASES.values(), _phases(row), strict=True):
-            axis.barh(y, width, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
+            axis.barh(y, width, 0.42, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
             start += width
         if time.n > 1:
             errors = [[time.median - time.low], [time.high - time.median]]
             axis.errorbar(time.median, y, xerr=errors, color="black", linewidth=1, capsize=3)
-        remark, end = _remark(comparison, row), (time.high, y)
-        axis.annotate(remark, end, xytext=(6, 0), textcoords="offset points", fontsize=9, va="center")
-    values = [[value_text(row.values.get(column, NOTHING)) for column in comparison.columns] for row in rows]
-    labels = [textwrap.fill(", ".join(texts) or "all runs", LABEL, max_lines=2, placeholder=" …") for texts in values]
-    axis.set_yticks(range(len(rows)), labels, fontsize=8)
-    axis.set_ylim(len(rows) - 0.4, -0.6)
-    # The layout makes room for the remarks on the right.
+        # Above the bar, so that the texts have the whole width and the bar does too.
+        for x, side, text in ((0, "left", _label(comparison, row)), (1, "right", _figures(comparison, row))):
+            position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "ha": side, "va": "bottom"}
+            axis.text(x, y - 0.25, text, fontsize=FONT, **position)
+    axis.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
     axis.set_xlim(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s))
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("seconds per epoch, evaluation included (median of runs; whiskers: range; × the fastest)")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(labelsize=FONT)
+    axis.set_xlabel(AXIS, fontsize=FONT, loc="left")
     titles = [f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
-    lines = [line for title in titles for line in textwrap.wrap(title, TITLE, max_lines=3, placeholder=" …")]
-    axis.set_title("\n".join(lines), fontsize=10, loc="left")
-    axis.grid(True, axis="x", color="#777777", alpha=0.3)
-    axis.set_axisbelow(True)
+    lines = [line for title in titles for line in textwrap.wrap(title, LINE, max_lines=3, placeholder=" …")]
+    axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
     grey = {"facecolor": "#777777", "edgecolor": "#777777"}
     return [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
 
@@ -104,7 +106,7 @@ PLOTS: list[Plot] = [epoch_times]
 
 
 def _loader(row: Configuration) -> str:
-    return textwrap.shorten(str(row.runs[0].config.get("data.loader.name")), LABEL, placeholder=" …")
+    return str(row.runs[0].config.get("data.loader.name"))
 
 
 def _phases(row: Configuration) -> tuple[float, float, float]:
@@ -117,10 +119,19 @@ def _phases(row: Configuration) -> tuple[float, float, float]:
     return waiting, computing, epoch - waiting - computing
 
 
-def _remark(comparison: Comparison, row: Configuration) -> str:
+def _label(comparison: Comparison, row: Configuration) -> str:
+    """Its values, without the keys, which the title names."""
+    values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
+    label = ", ".join(values) or "all runs"
+    return label if len(label) <= LABEL else f"{label[: LABEL - 1]}…"
+
+
+def _figures(comparison: Comparison, row: Configuration) -> str:
+    """Its seconds, and how many times as long that is as the lowest median; `≈` if that is no certain difference."""
     assert row.epoch_s
-    time = f"{seconds(row.epoch_s.median)} s (n={row.epoch_s.n})"
+    time, ratio = f"{seconds(row.epoch_s.median)} s", comparison.to_fastest(row)
     if not row.rounds:
-        return f"{time}, not ranked: {textwrap.shorten(row.status, 40, placeholder=' …')}"
-    ratio = comparison.to_fastest(row)
-    return f"{time}, × {ratio}" if ratio else time
+        return f"{time}, not ranked"
+    if ratio:
+        return f"{time}, {'' if ratio.is_difference else '≈'}{ratio.ratio:.2f}×"
+    return f"{time}, 1×" if row is comparison.ranked[0] else time

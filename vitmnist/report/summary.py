@@ -1,7 +1,7 @@
 """Summarises a comparison in a few sentences: which loader, and does it matter; losses; accuracy.
 
 A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison,
-and has the overrides of one configuration at most: the table has the others.
+and has the overrides of one configuration at most: the table has the others. It names an option of loaders once.
 """
 
 from __future__ import annotations
@@ -67,6 +67,18 @@ def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration
     return groups
 
 
+def loader_names(rows: Iterable[Configuration]) -> list[str]:
+    """Loaders with their options that vary; the key of an option is given once: `disk (num_workers=2)`, `disk (4)`."""
+    names, given = [], set[str]()
+    for row in rows:
+        loader = row.values.get(LOADER)
+        options = {key[len(OPTION) :]: value for key, value in row.values.items() if key.startswith(OPTION)}
+        values = [f"{value}" if loader and key in given else f"{key}={value}" for key, value in options.items()]
+        given.update(options)
+        names.append(f"{loader} ({', '.join(values)})" if loader and values else str(loader or " ".join(values)))
+    return names
+
+
 def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, where: str = "") -> str:
     """Whether a choice matters, the row with the lowest median, and how the others compare with it."""
     best, *others = rows
@@ -76,10 +88,11 @@ def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, wh
         verdict = f"The {noun} matters{where}"
     elif all(ratio and ratio.low is not None for ratio in pairs):
         verdict = f"No difference between {noun}s is distinguishable from noise{where}"
-    known = [(row.loader, ratio) for row in others if (ratio := comparison.ratios.get((row, best)))]
+    known = [(row, ratio) for row in others if (ratio := comparison.ratios.get((row, best)))]
     slower = [ratio for _, ratio in known if ratio.is_difference and ratio.ratio > 1]
     is_fastest = len(slower) == len(others)
-    name, relative = best.loader, ", ".join(f"{loader} {ratio}" for loader, ratio in known)
+    name, *names = loader_names([best, *(row for row, _ in known)])
+    relative = ", ".join(f"{other} {ratio}" for other, (_, ratio) in zip(names, known, strict=True))
     if noun == "configuration":
         ratios = sorted((ratio for _, ratio in known), key=lambda ratio: ratio.ratio)
         name, relative = best.label, " to ".join(map(str, dict.fromkeys([*ratios[:1], *ratios[-1:]])))
@@ -121,22 +134,25 @@ def _first_difference(runs: Sequence[tuple[Configuration, Run]]) -> str:
     """The earliest epoch in which losses differ, and the two runs that are furthest apart there."""
     for number in range(max((len(run.epochs) for _, run in runs), default=0)):
         for key, loss in LOSSES.items():
-            known = [(row.loader, run.epochs[number].get(key)) for row, run in runs if number < len(run.epochs)]
-            values = sorted((value, loader) for loader, value in known if value is not None)
+            known = [(run.epochs[number].get(key), row) for row, run in runs if number < len(run.epochs)]
+            values = [(value, row) for value, row in known if value is not None]
+            values.sort(key=lambda pair: (pair[0], pair[1].label))
             if values and values[0][0] != values[-1][0]:
                 (low, one), (high, other) = values[0], values[-1]
-                names = f"{one} and {other}" if one != other else f"Rounds of {one or 'one configuration'}"
+                name, second = loader_names([one, other])
+                names = f"{name} and {second}" if one is not other else f"Rounds of {name or 'one configuration'}"
                 return f"{names} first differ in epoch {number + 1}, in the {loss} by {high - low:.2g}"
     return ""
 
 
 def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
     """A statement if several loaders have completed the same epochs; their losses do not differ."""
-    completed = [(row.loader, len(run.epochs)) for row, run in runs if run.status == "completed"]
+    completed = [(row, len(run.epochs)) for row, run in runs if run.status == "completed"]
     number = max((epochs for _, epochs in completed), default=0)
-    loaders = sorted({loader for loader, epochs in completed if epochs == number})
-    if len(loaders) < 2:
+    rows = {row for row, epochs in completed if epochs == number}
+    if len(rows) < 2:
         return ""
+    loaders = loader_names(sorted(rows, key=lambda row: row.label))
     epochs = f"all {number} epochs" if number > 1 else "their only epoch"
     same = "have the same training and evaluation losses, to the last bit, in"
     return f"{', '.join(loaders[:-1])} and {loaders[-1]} {same} {epochs}"

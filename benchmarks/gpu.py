@@ -1,0 +1,94 @@
+"""Measures this project on one CUDA GPU in less than ten minutes, and writes one Markdown file.
+
+    python benchmarks/gpu.py                  writes outputs/gpu.md
+    python benchmarks/gpu.py --dry-run        prints the commands; needs no GPU
+
+A command that fails or takes too long is reported in the file, which is rewritten after each; the others follow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from rounds import command_line, report, table
+
+from vitmnist.runtime.device import choose_device
+from vitmnist.tracking.environment import describe_environment
+
+ROOT, DEVICE = Path(__file__).parent.parent, "cuda"
+COMMAND_S, TOTAL_S = 150.0, 570.0  # limits of one command and of all, to end within ten minutes
+TRAIN = "python train.py data/loader=gpu_slice batch_size=500 epochs=3"
+COMMANDS = [  # the last ones are left out on a slow machine
+    "python -m pytest tests/gpu -m gpu -q -n0",
+    f"{TRAIN} trainer=plain",
+    f"{TRAIN} trainer=fast",
+    "python benchmarks/epoch.py --rounds 2 --train-size 20000 --num-workers 2 --only bare RAM prefetch slice workers",
+    "python benchmarks/step.py --batch-size 500 --rounds 2 --seconds 0.1 --only fp32 bf16 bfloat16",
+    "python benchmarks/loaders.py --rounds 3 --train-size 20000",
+    "python benchmarks/residency.py --rounds 3",
+    "python benchmarks/time_to_accuracy.py --seeds 1",
+    "python benchmarks/epoch.py --batch-size 5000 --rounds 2 --only bare gpu_slice",
+]
+
+
+def run(command: str, limit_s: float) -> tuple[str, str]:
+    """Run a command, and end it and its children when it has ended or the limit has passed.
+
+    Returns:
+        How it ended, and what it printed as Markdown: the page of a benchmark, else the last lines.
+    """
+    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
+    # Files, not pipes: a child that outlives the command would keep a pipe open.
+    with TemporaryFile("w+", errors="replace") as output, TemporaryFile("w+", errors="replace") as errors:
+        with subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, start_new_session=True) as process:
+            try:
+                code = process.wait(limit_s)
+                outcome = f"failed, exit code {code}" if code else "completed"
+            except subprocess.TimeoutExpired:
+                outcome = f"stopped after {limit_s:.0f} s"
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0), errors.seek(0)
+        printed, failure = output.read(), errors.read()
+    if outcome == "completed" and printed.startswith("# "):
+        return outcome, re.sub("^#", "###", printed, flags=re.MULTILINE)  # below the command's heading
+    last = [*printed.splitlines()[-40:], *failure.splitlines()[-20:]]
+    return outcome, "\n".join(f"    {line}" for line in last)
+
+
+def main() -> str | None:
+    """Run all commands, and write the file after each; returns why nothing can be measured."""
+    parser = command_line(__doc__, rounds=None)
+    parser.set_defaults(output=ROOT / "outputs" / "gpu.md")
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
+    arguments, device = parser.parse_args(), choose_device("auto")
+    if arguments.dry_run:
+        return print("\n".join(COMMANDS))
+    if device.type != DEVICE:
+        return "No CUDA device: torch sees none. --dry-run prints the commands."
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    environment, rows, parts, end = describe_environment(device), [], [], time.monotonic() + TOTAL_S
+    for command in COMMANDS:
+        limit_s = min(COMMAND_S, end - (began := time.monotonic()))
+        print(f"{command}\n    at most {limit_s:.0f} s: ", end="", flush=True)
+        outcome, printed = run(command, limit_s) if limit_s > 0 else ("left out, no time", "")
+        print(outcome, flush=True)
+        rows.append([f"`{command}`", outcome, f"{time.monotonic() - began:.0f}"])
+        parts.append(f"## `{command}`\n\n{printed}")
+        page = report("One GPU, short runs", environment, "", table(["command", "result", "s"], rows), *parts)
+        arguments.output.write_text(page)
+    return print(f"Please open an issue in the project's issue tracker and attach {arguments.output}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
