@@ -100,3 +100,18 @@ def test_auto_names_the_runs_that_it_does_not_resume(
     assert_same_run(runs / "whole", folders["d"])
     other = succeed(*stateful, "seed=7", "optimizer.lr=0.1", "resume=auto", "epochs=1")
     assert "not outputs/runs/2026-01-01/a: it has another epochs, seed, optimizer.lr" in other
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_a_completed_run_without_a_checkpoint_is_not_begun_again(
+    is_auto: bool, runs: Path, stateful: list[str], tmp_path: Path, train_here: Train
+) -> None:
+    folder = shutil.copytree(runs / "whole", tmp_path / "whole")
+    for checkpoint in folder.glob("checkpoints/*.pt"):
+        checkpoint.unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    typed = [*stateful, "resume=auto", "hydra.run.dir=whole"] if is_auto else ["resume=whole"]
+    assert "train further" not in train_here(*typed).stdout
+    ended = train_here(*typed, "epochs=3")
+    assert ended.stderr.startswith("error: whole: is completed, and has no checkpoint to continue from; start a new run")
+    assert all(path.read_bytes() == content for path, content in before.items() if path.suffix != ".log")

@@ -152,5 +152,7 @@ def _is_taken(recorded: str) -> bool:
         is_other = override.package is None and key in (*SEVERAL, "hydra/sweeper", "hydra/launcher")
         return ({section, package} <= SECTIONS or is_other) and re.fullmatch(r"[\w,-]+", value) is not None
     if key.startswith(("hydra.sweeper.", "hydra.launcher.")):
-        return isinstance(override.value(), int | float | None)
+        return (
+            recorded.startswith("hydra.") and "_target_" not in key and isinstance(override.value(), int | float | None)
+        )
     return section in SECTIONS

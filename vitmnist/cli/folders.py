@@ -178,6 +178,11 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
     config = replace(config, resume=str(folder))
     if run.status == "completed" and len(run.epochs) == config.epochs:
         _end_completed(run, config)
+    if run.status == "completed" and not has_checkpoint(folder):
+        raise ConfigError(
+            f"{display_path(folder)}: is completed, and has no checkpoint to continue from; start a new run in another "
+            "folder, with hydra.run.dir=FOLDER"
+        )
     command.output = OutputFolder(folder)
     if not is_auto:
         keys = [key_of(one) for one in resume.typed]
@@ -202,8 +207,6 @@ def _end_completed(run: Run, config: Config) -> NoReturn:
     check_resumable(to_plain_dict(recorded_config(run.folder, [])), to_plain_dict(config))
     shown, accuracy = display_path(run.folder), run.value("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    print(
-        f"{shown}: completed, epoch {config.epochs}/{config.epochs}{result}; train further with\n"
-        f"    {program()} {shlex.quote(f'resume={shown}')} epochs=N"
-    )
+    further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} epochs=N"
+    print(f"{shown}: completed, epoch {config.epochs}/{config.epochs}{result}{further * has_checkpoint(run.folder)}")
     sys.exit(0)

@@ -124,7 +124,7 @@ def objective(composed: DictConfig, job: Run) -> float | None:
     if job.status != "completed":
         return None
     if composed.sweep.objective == Objective.eval_acc:
-        return float(job.epochs[-1]["eval_acc"])
+        return job.value("eval_acc")
     seconds = job.seconds_to(composed.sweep.target_acc)
     return math.inf if seconds is None else seconds
 

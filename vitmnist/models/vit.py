@@ -50,11 +50,7 @@ class Attention(nn.Module):
             q = rearrange(F.linear(tokens[:, :first], for_q), "b t (h d) -> b h t d", h=self.heads)
             k, v = rearrange(F.linear(tokens, for_kv), "b t (kv h d) -> kv b h t d", kv=2, h=self.heads)
         if tokens.device.type == "cpu" and tokens.shape[1] <= FEW_TOKENS:
-            # In float32 also within a step in bf16, whose softmax takes six times as long backward; such small matrix
-            # products gain nothing from bf16.
-            with torch.autocast("cpu", enabled=False):
-                q, k, v = (part.to(tokens.dtype) for part in (q, k, v))
-                attended = (self.scale * q @ k.mT).softmax(dim=-1) @ v
+            attended = (self.scale * q @ k.mT).softmax(dim=-1) @ v
         else:
             attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         out: Tensor = self.to_out(rearrange(attended, "b h t d -> b t (h d)"))

@@ -141,7 +141,7 @@ class RandomResizedCrop(Operation):
 def _resized_bytes(images: Tensor, boxes: Boxes, size: tuple[int, int]) -> Tensor:
     """A box of each image, resized one by one: for bytes, torch has vector code that `grid_sample` lacks.
 
-    It takes a third of the time of the batch as floats (0.16 and 0.48 ms for an image of 224×224 on one core).
+    For 224×224 pixels on one core, an image takes 0.40 ms, and 0.53 ms as floats, which are four times as large.
     """
     resized = images.new_empty(*images.shape[:2], *size)
     for index, (top, left, bottom, right) in enumerate(torch.stack(boxes, dim=1).tolist()):
