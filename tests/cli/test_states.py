@@ -113,5 +113,7 @@ def test_a_completed_run_without_a_checkpoint_is_not_begun_again(
     typed = [*stateful, "resume=auto", "hydra.run.dir=whole"] if is_auto else ["resume=whole"]
     assert "train further" not in train_here(*typed).stdout
     ended = train_here(*typed, "epochs=3")
-    assert ended.stderr.startswith("error: whole: is completed, and has no checkpoint to continue from; start a new run")
+    assert ended.stderr.startswith(
+        "error: whole: is completed, and has no checkpoint to continue from; start a new run"
+    )
     assert all(path.read_bytes() == content for path, content in before.items() if path.suffix != ".log")

@@ -30,8 +30,8 @@ def test_plain_turns_every_option_off() -> None:
 @pytest.mark.parametrize(
     ("device", "has_bf16", "ranks", "images", "expected"),
     [
-        (CPU, False, 1, 299_999, StepConfig(500, False, Precision.fp32, True, False)),
-        (CPU, True, 2, 300_000, StepConfig(500, True, Precision.bf16, True, False)),
+        (CPU, False, 1, 399_999, StepConfig(500, False, Precision.fp32, True, False)),
+        (CPU, True, 2, 400_000, StepConfig(500, True, Precision.bf16, True, False)),
         (CUDA, True, 1, 1, StepConfig(None, True, Precision.bf16, True, True)),
         (CUDA, False, 2, 1, StepConfig(None, True, Precision.fp32, True, False)),
     ],
