@@ -18,8 +18,8 @@ CACHE_PER_IMAGE = 16 * 1024
 batch 500 and 5000, sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
 DEFAULT_CACHE = 32 * 2**20
 COMPILE_FROM_IMAGES = 400_000
-"""Training images, over all epochs, from which compiling pays on a CPU: without a cache it takes 41 s, and it saves 0.10
-ms an image (two cores, batch 500 in bf16: 147 and 95 ms a step)."""
+"""Training images, over all epochs, from which compiling pays on a CPU: without a cache it takes 41 s, and saves 0.1 ms
+an image (two cores, batch 500 in bf16: 147 and 95 ms a step)."""
 
 
 @dataclass(frozen=True)
