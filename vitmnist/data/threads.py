@@ -62,7 +62,7 @@ def in_parts(function: Callable[[slice], object], rows: int, values: int) -> Non
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
     """The threads of a process; they are kept, because limiting one to a core takes a millisecond."""
-    return ThreadPoolExecutor(threads, initializer=use_one_core)
+    return ThreadPoolExecutor(threads, "vitmnist-parts", use_one_core)
 
 
 def use_one_core() -> None:
