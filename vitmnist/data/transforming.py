@@ -92,7 +92,8 @@ def transformed(dataloader: DataLoader[Any], store: Store, form: Form, given: Gi
         raise ConfigError(
             f"{store.name}: {random} is random before its random transforms, or one of these keeps a state from sample "
             "to sample; transforms are looked for in the attributes transform and transforms of the dataset, not of "
-            "its class. Move all that is random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
+            "its class. Move all that is random there, name the two steps with decode= and transform=, or use the "
+            "DataLoader as it is"
         )
     for half in source.halves if form.max_side else ():
         half.once.append(Shrink(form.max_side or 0))
