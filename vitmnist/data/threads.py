@@ -11,7 +11,8 @@ from functools import cache
 from typing import TypeVar
 
 import torch
-from threadpoolctl import threadpool_limits
+
+from vitmnist.runtime.backend import limit_to_one_core
 
 PART = 2**20  # values of a batch that a thread works on at a time: its temporaries stay in the cache
 
@@ -62,10 +63,4 @@ def in_parts(function: Callable[[slice], object], rows: int, values: int) -> Non
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
     """The threads of a process; they are kept, because limiting one to a core takes a millisecond."""
-    return ThreadPoolExecutor(threads, "vitmnist-parts", use_one_core)
-
-
-def use_one_core() -> None:
-    """Limit torch to one core in this thread."""
-    torch.get_num_threads()  # torch initialises a new thread to all cores at first use, which would undo the limit
-    threadpool_limits(1, user_api="openmp")
+    return ThreadPoolExecutor(threads, "vitmnist-parts", limit_to_one_core)

@@ -151,7 +151,7 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
         return None, None
     return (
         f" (the random transforms are applied each time: a sample takes {milliseconds(after_s)} instead of "
-        f"{milliseconds(before_s)}{tensor}; decoding takes about {before_s * len(dataset):.2g} s of one core)"
+        f"{milliseconds(before_s)}{tensor}; reading all of them takes about {before_s * len(dataset):.2g} s of a core)"
     ), None
 
 

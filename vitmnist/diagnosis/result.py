@@ -59,12 +59,14 @@ class Diagnosis:
             f"with {row.name}": row.batch_s for row in self.alternatives if row.batch_s
         }
         best, best_s = min(((name, one.median) for name, one in others.items()), key=itemgetter(1))
-        best_s = min(best_s, both_s)
+        faster = f"{best} a batch takes {milliseconds(best_s)} instead of {milliseconds(both_s)}"
+        if best_s >= both_s:
+            best_s, faster = both_s, f"nothing measured is faster than the {milliseconds(both_s)} of a batch"
         # Of the ends of the ranges: with the medians, noise let a loader exceed the bound.
         most = self.batch_s.high / min(self.batch_s.low, *(one.low for one in others.values()))
         text = (
             f"{limit(100 * (1 - best_s / both_s))}: {self.waiting_pct.median:.0f}% of the time is spent waiting for "
-            f"data; {best} a batch takes {milliseconds(best_s)} instead of {milliseconds(both_s)}; at the "
+            f"data; {faster}; at the "
             f"ends of their ranges, no loader can make it more than {most:.3g} times faster"
         )
         if self.batches_per_epoch is not None:

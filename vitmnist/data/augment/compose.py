@@ -19,7 +19,7 @@ from vitmnist.data.threads import in_parts
 from vitmnist.errors import ConfigError
 
 KEY = "data.augment.operations"
-LARGE = 96 * 96  # pixels of an image
+LARGE = 96 * 96  # pixels of an image, from which it is augmented faster as bytes
 
 
 @dataclass
@@ -119,9 +119,9 @@ class Compose(nn.Module):
         one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
         return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
-    def output_size(self, height: int, width: int, stop: int | None = None) -> tuple[int, int]:
-        """Height and width after the operations up to `stop`; raises `ConfigError` if one cannot take such images."""
-        for index, operation in enumerate([*self.operations][:stop]):
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the augmented images; raises `ConfigError` if images of this size cannot be augmented."""
+        for index, operation in enumerate(self.operations):
             height, width = operation.output_size(height, width, f"{KEY}.{index}")
         return height, width
 
