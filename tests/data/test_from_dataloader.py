@@ -31,7 +31,7 @@ from torch.utils.data import (
 
 from tests.support.samples import SIZE, Pairs
 from vitmnist import from_dataloader
-from vitmnist.data import decoded_cache, gathering
+from vitmnist.data import decoded_cache, gathering, keep_samples
 from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.decoded_dataset import DecodedDataset
 from vitmnist.errors import ConfigError, DataError
@@ -164,20 +164,18 @@ def test_the_order_is_the_same_with_workers_and_after_an_epoch_that_was_left_ear
 def test_workers_are_kept_only_where_the_order_depends_on_them() -> None:
     for settings, kept in ((WORKERS[1], 0), (WORKERS[2], 2), (WORKERS[3], 2)):
         dataloader = DataLoader(Pairs(), 7, shuffle=True, prefetch_factor=3, **settings)
-        assert from_dataloader(dataloader).num_workers == kept
-        assert from_dataloader(dataloader, num_workers=0).num_workers == 0
-        assert from_dataloader(dataloader, num_workers=2).prefetch_factor == 3
-    with pytest.raises(
-        ConfigError, match=r"^gpu_slice: num_workers=2, and workers .* give from_dataloader num_workers"
-    ):
+        replaced = from_dataloader(dataloader)
+        assert (replaced.num_workers, replaced.prefetch_factor) == (kept, 3 if kept else None)
+    with pytest.raises(ConfigError, match=r"^gpu_slice: the order .* depends on its workers.*; give it num_workers=0"):
         from_dataloader(dataloader, "gpu_slice")
 
 
 @pytest.mark.slow  # a worker imports torch
 @pytest.mark.parametrize("name", ["ram", "cache"])
 def test_workers_that_are_spawned_deliver_the_same_batches(name: str, tmp_path: Path) -> None:
-    dataloader = DataLoader(Nested(), 10, num_workers=1, multiprocessing_context="spawn")
-    replacement = from_dataloader(dataloader, name, folder=str(tmp_path), num_workers=1)
+    dataloader = DataLoader(Nested(), 10, num_workers=1, persistent_workers=True, multiprocessing_context="spawn")
+    replacement = from_dataloader(dataloader, name, folder=str(tmp_path))
+    assert replacement.num_workers == 1
     assert_same([list(replacement)], [list(DataLoader(Nested(), 10))])
 
 
@@ -280,8 +278,8 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(monkeypatch: pytest.MonkeyPa
     for name in ("ram", "gpu_slice"):
         with pytest.raises(DoesNotFitError, match=f"^{name}: the set takes"):
             from_dataloader(dataloader, name)
-    written, decode = [], gathering.decode_temporarily
-    monkeypatch.setattr(gathering, "decode_temporarily", lambda *parts: written.append(1) or decode(*parts))
+    written, decode = [], keep_samples.decode_temporarily
+    monkeypatch.setattr(keep_samples, "decode_temporarily", lambda *parts: written.append(1) or decode(*parts))
     assert_same([list(from_dataloader(dataloader, folder=str(tmp_path)))], [list(dataloader)])
     assert written
     assert list(tmp_path.iterdir()) == []
@@ -297,8 +295,8 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
     import datasets  # takes 2 s
 
     decoded = []
-    chunks = gathering._chunks
-    monkeypatch.setattr(gathering, "_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
+    chunks = gathering.read_chunks
+    monkeypatch.setattr(gathering, "read_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
 
     def in_cache(dataloader: DataLoader[Any], **options: Any) -> DataLoader[Any]:
         return from_dataloader(dataloader, "cache", folder=str(tmp_path), **options)
@@ -311,7 +309,7 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
     for times in (3, 3):
         in_cache(DataLoader(Pairs()), fingerprint="pairs 1")
         assert len(decoded) == times
-    with pytest.raises(DataError, match=r"fingerprint= names other contents \(give another"):
+    with pytest.raises(DataError, match=r"fingerprint= do not fit"):
         in_cache(DataLoader([(torch.zeros(2, 2, dtype=torch.uint8), 1)] * SIZE), fingerprint="pairs 1")
     in_cache(DataLoader(Pairs()))
     assert len(decoded) == 4

@@ -144,7 +144,7 @@ class WithEpochs(Pairs):
         (DataLoader(Pairs(), batch_size=None), {}, "batch_size=None leaves batches to the dataset; give it"),
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
         (DataLoader([]), {}, "its dataset is empty"),
-        (DataLoader(WithEpochs()), {}, r"^ram: the dataset has set_epoch: its samples change; use the DataLoader as"),
+        (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch: its samples change; use the DataLoader as"),
         (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give the DataLoader that it was made of"),
         (SimpleNamespace(loader=DataLoader(Pairs())), {}, r"SimpleNamespace wraps a DataLoader; give its \.loader"),
     ],
@@ -189,19 +189,23 @@ class Composed(Pairs):
 @pytest.mark.parametrize(
     ("dataset", "change", "named"),
     [
-        (Pairs(), lambda dataset, collate: setattr(dataset, "epoch", 1), r"Pairs\.epoch"),
-        (Pairs(), lambda dataset, collate: setattr(dataset.original, "size", 3), r"Pairs\.size"),
-        (Pairs(), lambda dataset, collate: delattr(dataset.original, "epoch"), r"Pairs\.epoch"),
-        (Pairs(), lambda dataset, collate: setattr(collate, "scale", 2), r"Scaled\.scale"),
+        (Pairs(), lambda dataset, collate: setattr(dataset, "epoch", 1), r"dataset\.epoch"),
+        (Pairs(), lambda dataset, collate: setattr(dataset.original, "size", 3), r"dataset\.size"),
+        (Pairs(), lambda dataset, collate: delattr(dataset.original, "epoch"), r"dataset\.epoch"),
+        (Pairs(), lambda dataset, collate: setattr(collate, "scale", 2), r"collate_fn\.scale"),
         (
             Subset(ConcatDataset([Pairs()]), range(20)),
             lambda dataset, collate: setattr(dataset.dataset.datasets[0], "transform", str),
-            r"Pairs\.transform",
+            r"dataset\.dataset\.datasets\[0\]\.transform",
         ),
-        (Subset(Pairs(), range(20)), lambda dataset, collate: setattr(dataset, "indices", [1]), r"Subset\.indices"),
+        (Subset(Pairs(), range(20)), lambda dataset, collate: setattr(dataset, "indices", [1]), r"dataset\.indices"),
         # As a loop does that trains on larger images from epoch to epoch.
-        (Composed(), lambda dataset, collate: setattr(dataset.transforms[0], "scale", 2), r"Scaled\.scale"),
-        (Composed(), lambda dataset, collate: dataset.transforms.append(Scaled()), r"Composed\.transforms"),
+        (
+            Composed(),
+            lambda dataset, collate: setattr(dataset.transforms[0], "scale", 2),
+            r"dataset\.transforms\[0\]\.scale",
+        ),
+        (Composed(), lambda dataset, collate: dataset.transforms.append(Scaled()), r"dataset\.transforms\[1\]"),
     ],
 )
 def test_an_attribute_that_the_loop_changes_is_named(

@@ -217,7 +217,7 @@ def test_a_second_process_finds_the_files_by_their_fingerprint(tmp_path: Path) -
     assert len(list((tmp_path / "cache").glob("*/images.npy"))) == 1
     other = Pictures(folder, v1.Compose([Doubled(), FLIP]))
     other.paths.reverse()
-    with pytest.raises(DataError, match=r"fingerprint= names contents that have changed"):
+    with pytest.raises(DataError, match=r"fingerprint= do not fit"):
         from_dataloader(DataLoader(other, 4), "cache", folder=str(tmp_path / "cache"), fingerprint="pictures")
 
 
