@@ -251,11 +251,11 @@ def test_a_registered_loader_is_checked_and_built() -> None:
     [  # tests/diagnosis/test_audit.py has the promises that an audit checks in the same way
         ("length", "batches depend on the seed .*: its length is 6, batches 5"),
         ("twice", "batches depend on the seed .*: its length is 5, batches 10"),
-        ("float", "batches depend on the seed .*images are torch.float32 .*, not torch.uint8"),
+        ("float", "batches depend on the seed .*the samples .* have other values"),
         ("device", "batches depend on the seed .*batches are on meta, not on cpu"),
-        ("same images", "batches depend on the seed .*images differ"),
+        ("same images", "batches depend on the seed .*the samples .* have other values"),
         ("loses a single sample", "batches depend on the seed .*its length is 1, batches 0"),
-        ("ends early", "a resumed epoch neither skips nor repeats: epoch.* at epoch 2.* is missing"),
+        ("ends early", r"a resumed epoch neither skips nor repeats: epoch\(2, 0\): epoch 2.* is missing"),
         ("is not held", "keep their loader alive: epoch 0, batch 0"),
         ("randomness", "global random generators are left alone: used: torch"),
         ("keeps batches", "a batch that is kept is not overwritten"),
@@ -270,5 +270,5 @@ def test_check_loader_finds_a_broken_promise(fault: str, message: str) -> None:
 @pytest.mark.usefixtures("custom")
 def test_check_loader_finds_samples_that_draw_from_shared_generators() -> None:
     data = TensorDataset(torch.arange(23.0), torch.arange(23))
-    with pytest.raises(AssertionError, match=r"custom: batches depend on the seed .* the numbers of index"):
+    with pytest.raises(AssertionError, match=r"custom: batches depend on the seed .* have other values"):
         check_loader("custom", data)

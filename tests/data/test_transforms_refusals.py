@@ -14,7 +14,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 from tests.support.pictures import Pictures, assert_same, draw, run, write_pictures
-from tests.support.samples import Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import keep_samples
 from vitmnist.errors import ConfigError, DataError
@@ -134,28 +133,23 @@ def test_samples_that_cannot_be_divided_are_refused(build: Callable[[Path], Any]
         assert from_dataloader(dataloader) is dataloader
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("damaged", [0, 7, 17])
-@pytest.mark.parametrize("damage", ["truncated", "no picture", "missing"])
-def test_a_picture_that_cannot_be_read_is_named(damage: str, damaged: int, workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damaged", "workers"), [(0, 0), (7, 2)])
+def test_a_picture_that_cannot_be_read_is_named(damaged: int, workers: int, tmp_path: Path) -> None:
     dataset = Pictures(write_pictures(tmp_path), FLIP)
     path = dataset.paths[damaged]
-    if damage == "truncated":
-        path.write_bytes(path.read_bytes()[:-60])
-    else:
-        path.write_text("no picture") if damage == "no picture" else path.unlink()
-    with pytest.raises(DataError, match=rf"^ram: sample {damaged}: \w+Error: "):
-        from_dataloader(DataLoader(dataset, 4, num_workers=workers), "ram")
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-60]), path.unlink):
+        damage()
+        with pytest.raises(DataError, match=rf"^ram: sample {damaged}: \w+Error: "):
+            from_dataloader(DataLoader(dataset, 4, num_workers=workers), "ram")
     assert list(from_dataloader(DataLoader(Subset(dataset, [1, 2, 3]), 3), "ram"))
 
 
 def test_a_picture_with_a_palette_is_named_and_a_converted_one_is_kept(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     for number in range(60):
-        draw(number, ["RGB", "L", "P", "RGBA", "I;16"][number % 5 if number == 59 or number % 5 != 2 else 0]).save(
+        draw(number, "P" if number == 57 else ["RGB", "L", "RGBA", "I;16"][number % 4]).save(
             tmp_path / "all" / f"{number:02}.png"
         )
-    draw(57, "P").save(tmp_path / "all" / "57.png")
     crop = v1.Compose([v1.RandomCrop(9), v1.PILToTensor()])
     with pytest.raises(DataError, match=r"^ram: sample 57: .*a picture of mode P, which cannot be kept; convert it"):
         from_dataloader(DataLoader(Pictures(tmp_path, crop, None), 4, collate_fn=list), "ram")
@@ -192,20 +186,6 @@ def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypa
     dataset.change, change = None, lambda path: Image.open(path).resize((100, 100))  # more than was estimated
     original, replaced = DataLoader(dataset, 4), from_dataloader(DataLoader(dataset, 4), "ram")
     assert_same(run(replaced), run(original))
-
-
-def other(path: Path) -> None:
-    draw(99).save(path)
-
-
-def test_other_contents_after_decoding_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitmnist.data import transforming
-
-    keep = transforming.keep_samples
-    dataset = Pictures(write_pictures(tmp_path), FLIP)
-    monkeypatch.setattr(transforming, "keep_samples", lambda *parts: (keep(*parts), *map(other, dataset.paths))[0])
-    with pytest.raises(DataError, match=r"^ram: batch\[0\] of samples .* is not what the DataLoader makes of them"):
-        from_dataloader(DataLoader(dataset, 4), "ram")
 
 
 def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path) -> None:
@@ -258,7 +238,3 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
 def test_options_that_cannot_be_used_are_named(options: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         from_dataloader(DataLoader(Pictures(folder, FLIP), 4), **{"loader": "ram", **options})
-
-
-def test_a_fixed_dataset_is_gathered_as_before() -> None:
-    assert type(from_dataloader(DataLoader(Pairs(), 4), "ram").dataset).__name__ == "GatheredDataset"

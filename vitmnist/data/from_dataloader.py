@@ -126,6 +126,7 @@ def _replaced(dataloader: DataLoader[Any], store: Store, form: Form, given: Give
     try:
         with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
             random = None if given else find_random_transform(dataset) or find_random(dataset, dataloader.collate_fn)
+            state.ignore_changes()
             if not (given or random):
                 replaced = gathered(dataloader, store, state)
             elif store.name == "gpu_slice":

@@ -96,10 +96,10 @@ def transformed(
         )
     for half in source.halves if form.max_side else ():
         half.once.append(Shrink(form.max_side or 0))
-    state.ignore_changes(live=[one for half in source.halves for one in half.always])
     once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # not the same in each process
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
     samples = keep_samples(source, probes, dataloader, store)
+    state.ignore_changes(live=[one for half in source.halves for one in half.always])
     exact = TransformedDataset(dataset, state, samples, source.transform)
     replaced = rebuilt(dataloader, dataset=exact)
     if form.max_side:

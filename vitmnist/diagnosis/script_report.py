@@ -42,7 +42,7 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
             "torch": None if torch is None else str(torch.__version__),
             "vitmnist": vitmnist.__version__,
         },
-        "warm_up": time.skipped,
+        "warm_up": time.limits.warm_up,
         "steps": time.steps,
         **dict.fromkeys(("seconds", "after_last_batch_s", "waiting_s", "waiting_pct", "work_s", "cores", "verdict")),
         "advice": [],
@@ -139,8 +139,6 @@ def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, An
     """One line: the time, the share of it that the script waited for all loaders and for each, and the cores."""
     seconds, cores = report["seconds"], report["cores"]
     parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s after a warm-up of {report['warm_up']}"]
-    if not report["warm_up"]:  # see `Timeline`
-        parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s, those of the warm-up included"]
     if report["waiting_pct"] is not None:
         shares = ", ".join(f"loader {number} {figures['waiting_pct']:.0f}%" for number, figures in loaders)
         parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")
