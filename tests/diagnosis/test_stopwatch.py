@@ -75,7 +75,6 @@ def train(batches, seconds=0.005):
 """
 
 LOOPS = {
-    "no workers": "train(watch.over(DataLoader(Slow(), 1)))",
     "two workers": "train(watch.over(DataLoader(Slow(samples=80), 1, num_workers=2)))",
     "short epochs": """
 loader = DataLoader(Slow(samples=8), 1, num_workers=2)
@@ -119,13 +118,6 @@ for epoch in range(2):
     train(watch.over(loader), 0.030)
     train(watch.over(validation), 0.001)
 """,
-    "an iterator per batch": """
-loader = DataLoader(Slow(), 1, shuffle=True)
-for step in range(30):
-    with watch:
-        batch = next(iter(loader))
-    time.sleep(0.010)
-""",
     "a loader within a loader": """
 class Nested(Dataset):
     def __init__(self):
@@ -138,7 +130,6 @@ with watch:
     nested = Nested()
 train(watch.over(DataLoader(nested, 1)))
 """,
-    "tqdm": "from tqdm import tqdm\ntrain(tqdm(watch.over(DataLoader(Slow(), 1))))",
     "workers and a step that compute": """
 def compute():
     began = time.thread_time()
@@ -151,12 +142,6 @@ class Busy(Slow):
     __getitems__ = None
 for batch in watch.over(DataLoader(Busy(samples=60), 1, num_workers=2)):
     compute()
-""",
-    "work after the loop": "train(watch.over(DataLoader(Slow(), 1)))\ntime.sleep(0.6)",
-    "a replaced loader": """
-import vitmnist
-loader = vitmnist.from_dataloader(DataLoader(Slow(0.001, samples=200), 1), "ram")
-train(watch.over(loader), 0.002)
 """,
 }
 
@@ -241,7 +226,7 @@ LOADERS = {"zip": 2, "training and validation": 2, "a loader within a loader": 2
 
 
 GROUPS = [
-    *(pytest.param([*LOOPS][number::3], id=f"part {number + 1} of 3") for number in range(3)),
+    pytest.param([*LOOPS], id="loops"),
     pytest.param([*FRAMEWORKS], id="frameworks", marks=pytest.mark.slow),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from itertools import count, repeat
@@ -148,7 +148,6 @@ def _diagnosis(turns: list[Timed], steps: int, rows: list[Alternative]) -> Diagn
         cores_busy=Figure.of(block.cores for block in blocks),
         steps=steps,
         device=str(stream.device),
-        batches_per_epoch=len(stream.source) if isinstance(stream.source, Sized) else None,
         alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
         notes=notes,
     )
