@@ -74,7 +74,7 @@ PRIVATE = [
         "torch.utils._pytree",
         "TreeSpec keystr tree_flatten tree_flatten_with_path tree_leaves tree_structure tree_unflatten",
         "data/batch_tensors.py data/keep_samples.py data/samples.py data/tensor_transforms.py data/transforms.py "
-        "diagnosis/audit_promises.py diagnosis/audit_subject.py diagnosis/measure.py",
+        "diagnosis/audit_promises.py diagnosis/audit_subject.py",
         SENTENCE,
     ),
     # Batches of PIL images and None, which torch's `default_collate` refuses.

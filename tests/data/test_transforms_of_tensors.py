@@ -220,13 +220,8 @@ def test_two_loaders_on_a_device_draw_their_seeds_as_the_originals_do(folder: Pa
     assert orders[0] == orders[1]
 
 
-def test_timms_transforms(folder: Path) -> None:
+def test_timms_transforms_that_take_no_tensor_are_named(folder: Path) -> None:
     timm = pytest.importorskip("timm.data")
-    transform = timm.create_transform(24, is_training=True, re_prob=0.5, hflip=0.5, interpolation="bilinear")
-    with pytest.warns(UserWarning, match="the same random transforms"):
-        replaced = from_dataloader(DataLoader(Pictures(folder, transform), 4), "ram", transforms="tensor", tolerance=99)
-    expected, found = run(DataLoader(Pictures(folder, transform), 4)), run(replaced)
-    assert max((ours[0] - theirs[0]).abs().mean() for ours, theirs in zip(found, expected, strict=True)) < 0.1
     automatic = timm.create_transform(24, is_training=True, auto_augment="rand-m9-mstd0.5-inc1")
     with pytest.raises(ConfigError, match=r"the transform RandAugment cannot be applied: .*; use transforms='exact'"):
         from_dataloader(DataLoader(Pictures(folder, automatic), 4), "ram", transforms="tensor", tolerance=99)

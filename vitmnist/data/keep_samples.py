@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -143,4 +144,5 @@ def _workers(dataloader: DataLoader[Any]) -> int:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     is_torchvision = any(kind.__module__.startswith("torchvision.datasets") for kind in type(dataset).__mro__)
-    return available_cores() if dataloader.num_workers or is_torchvision else 0
+    can_fork = multiprocessing.get_start_method() == "fork"  # a spawned process imports the script again
+    return available_cores() if dataloader.num_workers or (is_torchvision and can_fork) else 0
