@@ -57,6 +57,10 @@ class Observation:
     waiting_cpu_s: float = 0.0  # processor time of this process while it waited; 0 with workers
     restarts_s: float = 0.0  # the part of `waiting_s` for the first batches and the ends of epochs, and their workers
 
+    def forget(self) -> None:
+        """Drop what was measured of the warm-up."""
+        self.batches, self.waiting_s, self.waiting_cpu_s, self.restarts_s = 0, 0.0, 0.0, 0.0
+
     def figures(self) -> dict[str, Any]:
         """As plain values."""
         return self.about | {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
@@ -76,12 +80,14 @@ class Timeline:
         self.steps = 0
         self.waiting_s = 0.0
         self.last_request = 0.0
+        self.skipped = limits.warm_up
+        """Steps of the warm-up."""
         self.began: CpuTime | None = None
         self.ended: CpuTime | None = None
-        self._warm_up = 0  # steps so far
+        self._is_warm = False
         self._in_step: set[int] = set()  # the loaders that have delivered a batch of the current step
         self._is_waiting = False
-        self._epoch_began, self._epoch_waiting_s, self._epoch_steps = 0.0, 0.0, 0
+        self._epoch = (0.0, 0.0, 0)  # clock, waiting and steps when it began
 
     @property
     def is_open(self) -> bool:
@@ -91,7 +97,7 @@ class Timeline:
     @property
     def is_complete(self) -> bool:
         """Whether as many steps have been observed as asked for."""
-        return self.limits.steps is not None and self.steps >= self.limits.steps
+        return self._is_warm and self.limits.steps is not None and self.steps >= self.limits.steps
 
     @property
     def is_threaded(self) -> bool:
@@ -125,9 +131,8 @@ class Timeline:
             cpu_s = 0.0 if observation.about["num_workers"] else process_time() - cpu_s
             self.last_request = perf_counter()
             self._is_waiting &= not is_main
-            seconds = self.last_request - started
-            self._epoch_waiting_s += seconds if is_main else 0.0
             if self.is_open:
+                seconds = self.last_request - started
                 self.waiting_s += seconds if is_main else 0.0
                 observation.waiting_s += seconds
                 observation.waiting_cpu_s += cpu_s
@@ -140,8 +145,6 @@ class Timeline:
         observation.in_other_thread |= threading.current_thread() is not threading.main_thread()
         if not self._in_step or id(observation) in self._in_step:
             self._in_step.clear()
-            self._epoch_steps += 1
-            self._warm_up += not self.is_open
             self.steps += self.is_open
         self._in_step.add(id(observation))
 
@@ -149,23 +152,39 @@ class Timeline:
         """Observe no more, from now or from `reading` on."""
         if self.is_open:
             self.ended = reading or CpuTime.now()
+            if not self._is_warm:
+                self._forget()
 
     def _begin_or_end(self, *, is_start: bool, can_stop: bool) -> None:
         """Called before each request; `is_start` if it begins an epoch."""
-        if not self._holds_batches():  # whose steps are still to come
-            if self.began is None and self._warm_up >= self.limits.warm_up:
+        if self.began is None:
+            self.began = CpuTime.now()
+        if not self._is_warm and self.steps >= self.limits.warm_up:
+            self._is_warm = True
+            if self._holds_batches():
+                self.skipped = 0  # the steps of the warm-up are still to come
+            elif self.steps:
+                self._forget()
                 self.began = CpuTime.now()
-            elif self.is_open and self.is_complete:
-                self.end()
-                if self.limits.stop and can_stop:
-                    sys.exit(0)
+        elif self.is_open and self.is_complete and (is_start or not self._holds_batches()):
+            self.end()
+            if self.limits.stop and can_stop:
+                sys.exit(0)
         if is_start:
-            self._epoch_began, self._epoch_waiting_s, self._epoch_steps = perf_counter(), 0.0, 0
+            self._epoch = perf_counter(), self.waiting_s, self.steps
 
     def _holds_batches(self) -> bool:
         """Whether the script seems to collect the batches of this epoch, and to work on them later."""
-        work_s = perf_counter() - self._epoch_began - self._epoch_waiting_s
-        return self._epoch_steps > 0 and work_s < min(HELD_S * self._epoch_steps, self._epoch_waiting_s / 10)
+        began_s, waited_s, steps = self._epoch
+        waiting_s, steps = self.waiting_s - waited_s, self.steps - steps
+        work_s = perf_counter() - began_s - waiting_s
+        return steps > 0 and work_s < min(HELD_S * steps, waiting_s / 10)
+
+    def _forget(self) -> None:
+        """Drop what was measured of the warm-up."""
+        self.steps, self.waiting_s = 0, 0.0
+        for observation in self.observations:
+            observation.forget()
 
 
 def new_observation(loader: Any) -> Observation:

@@ -35,7 +35,7 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
         "rank": _rank(),
         "processes_not_observed": observer.processes,
         "cuda_used": torch is not None and torch.cuda.is_initialized(),
-        "warm_up": time.limits.warm_up,
+        "warm_up": time.skipped,
         "steps": time.steps,
         **dict.fromkeys(("seconds", "after_last_batch_s", "waiting_s", "waiting_pct", "work_s", "cores", "verdict")),
         "advice": [],
@@ -126,7 +126,8 @@ def format_report(report: dict[str, Any]) -> str:
 def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, Any]]]) -> str:
     """One line: the time, the share of it that the script waited for all loaders and for each, and the cores."""
     seconds, cores = report["seconds"], report["cores"]
-    parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s after a warm-up of {report['warm_up']}"]
+    warm_up = f"after a warm-up of {report['warm_up']}" if report["warm_up"] else "with the warm-up"  # see `Timeline`
+    parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s {warm_up}"]
     if report["waiting_pct"] is not None:
         shares = ", ".join(f"loader {number} {figures['waiting_pct']:.0f}%" for number, figures in loaders)
         parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")
