@@ -25,7 +25,8 @@ class Numbers:
 if __name__ == "__main__":
     def typed(value: int): ...
     print(typed.__annotations__)  # not those of a file with __future__ imports
-    print(sys.argv[1:], sys.path[0], __file__, __name__, __package__, __spec__, sys.modules["__main__"].Numbers is Numbers)
+    print(sys.argv[1:], sys.path[0], __file__, __name__, __package__, __spec__)
+    print(sys.modules["__main__"].Numbers is Numbers)
     if os.environ.get("OBSERVED"):
         from torch.utils.data import DataLoader
         for batch in DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="spawn"):

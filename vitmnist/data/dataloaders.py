@@ -70,8 +70,6 @@ def check_replaceable(dataloader: Any) -> None:
         )
     if dataloader.batch_sampler is None:
         raise ConfigError("dataloader: batch_size=None leaves batches to the dataset; give it a batch_size")
-    if hasattr(dataloader.dataset, "set_epoch"):
-        raise ConfigError("dataloader: its dataset has set_epoch: its samples change; use the DataLoader as it is")
     if not len(dataloader.dataset):  # type: ignore[arg-type]
         raise DataError("dataloader: its dataset is empty")
 

@@ -122,6 +122,8 @@ def _replaced(dataloader: DataLoader[Any], store: Store, form: Form, given: Give
     """The replacement that keeps its samples in `store`; raises as `from_dataloader`."""
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
+    if hasattr(dataset, "set_epoch"):
+        raise ConfigError("dataloader: its dataset has set_epoch: its samples change; use the DataLoader as it is")
     state = FrozenState(dataset, dataloader.collate_fn)
     try:
         with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -88,9 +87,7 @@ class FinishBatch:
         for part in images.split(max(1, PART * len(images) // max(1, images.numel()))):
             (result,) = apply(self.transforms, (part,))
             if not filled:
-                # NumPy asks Linux for huge pages: in pages of 4 KiB, getting the memory takes longer than transforming.
-                empty = np.empty(len(images) * result[0].numel() * result.element_size(), np.uint8)
-                finished = torch.from_numpy(empty).view(result.dtype).view(len(images), *result.shape[1:])
+                finished = result.new_empty((len(images), *result.shape[1:]))
             finished[filled : filled + len(part)] = result
             filled += len(part)
         return finished
