@@ -25,7 +25,7 @@ class Numbers:
 if __name__ == "__main__":
     def typed(value: int): ...
     print(typed.__annotations__)  # not those of a file with __future__ imports
-    print(sys.argv[1:], sys.path[0], __file__, __name__, __package__, __spec__)
+    print(sys.argv[1:], sys.path[0], __file__, __name__, __spec__)
     print(sys.modules["__main__"].Numbers is Numbers)
     if os.environ.get("OBSERVED"):
         from torch.utils.data import DataLoader
