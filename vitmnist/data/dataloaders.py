@@ -24,6 +24,7 @@ from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
 
 COMPARED = 3  # batches that are compared with the original before a replacement is returned
+PROBES = 32  # and batches of one
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 
@@ -103,12 +104,17 @@ def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Seq
         return read_batch(dataset, collate, indices)
 
 
-def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], batch_size: int, singles: int = 0) -> None:
-    """Compare some batches, and batches of one; raise `DataError` if they differ."""
+def check_same_batches(
+    original: DataLoader[Any], replaced: DataLoader[Any], batch_size: int, *, is_random: bool
+) -> None:
+    """Compare some batches, bit for bit; raise `DataError` if they differ."""
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
-    for part in (*shuffled.split(batch_size)[:COMPARED], *shuffled[:singles].view(-1, 1)):
-        indices = part.tolist()
-        theirs, ours = (seeded_batch(one.dataset, one.collate_fn, indices) for one in (original, replaced))
+    parts = [*shuffled.split(batch_size)[:COMPARED]]
+    if not is_random:  # of one, too: where batches are padded to the longest sample, all large ones may be equally long
+        parts += shuffled[:PROBES].split(1)
+    read = seeded_batch if is_random else read_batch
+    for indices in (part.tolist() for part in parts):
+        theirs, ours = (read(one.dataset, one.collate_fn, indices) for one in (original, replaced))
         if difference := find_difference(ours, theirs):
             raise DataError(
                 f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "

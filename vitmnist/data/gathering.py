@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 from vitmnist.data.batch_tensors import BatchTensors
 from vitmnist.data.dataloaders import EagerDataLoader, check_same_batches, read_batch, rebuilt, workers_needed
 from vitmnist.data.decoded_dataset import CollateGathered, GatheredDataset
-from vitmnist.data.decoding import CHUNK, PROBES, load_chunks
+from vitmnist.data.decoding import CHUNK, load_chunks
 from vitmnist.data.frozen_state import FrozenState
 from vitmnist.data.keep_samples import Store, read_chunks
 from vitmnist.errors import ConfigError
@@ -60,8 +60,7 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,
     )
-    # Batches of one too: where a batch is padded to its longest sample, all large ones may be equally long.
-    check_same_batches(dataloader, replaced, dataloader.batch_size or CHUNK, singles=PROBES)
+    check_same_batches(dataloader, replaced, dataloader.batch_size or CHUNK, is_random=False)
     return replaced
 
 

@@ -106,7 +106,7 @@ def transformed(
         warnings.warn(f"max_side={form.max_side}: larger pictures are kept smaller, so batches differ", stacklevel=4)
         seeded_batch(exact, dataloader.collate_fn, probes)  # a picture may be too small now
     else:
-        check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH))
+        check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH), is_random=True)
     if given or (form.transforms == "exact" and not samples.are_bytes):  # of which ToTensor makes other numbers
         return replaced
     return _with_batch_transforms(replaced, state, samples, source, probes, form)
