@@ -144,5 +144,6 @@ def _workers(dataloader: DataLoader[Any]) -> int:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     is_torchvision = any(kind.__module__.startswith("torchvision.datasets") for kind in type(dataset).__mro__)
-    can_fork = multiprocessing.get_start_method() == "fork"  # a spawned process imports the script again
-    return available_cores() if dataloader.num_workers or (is_torchvision and can_fork) else 0
+    # A spawned process would import the script again. Asking for the method itself would fix it for the whole process.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return available_cores() if dataloader.num_workers or (is_torchvision and method == "fork") else 0
