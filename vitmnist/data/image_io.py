@@ -82,9 +82,9 @@ def to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1)
 
 
-def is_colour(path: Path, draft: bool = False) -> bool:
-    """Whether an image shows colour; many grey ones are stored with three channels. `draft` as in `read_picture`."""
-    pixels = np.asarray(read_picture(path, (64, 64), Mode.rgb, draft))
+def is_colour(path: Path) -> bool:
+    """Whether an image shows colour; many grey ones are stored with three channels."""
+    pixels = np.asarray(read_picture(path, (64, 64), Mode.rgb, draft=True))
     return bool(np.ptp(pixels, axis=2).max() > COLOUR_THRESHOLD)
 
 

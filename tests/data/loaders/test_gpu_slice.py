@@ -154,8 +154,6 @@ def test_training_and_evaluation_set_share_the_memory(monkeypatch: pytest.Monkey
     sets = [(TENSORS, SAMPLER), (TensorSet(TENSORS.images[:200], TENSORS.labels[:200]), EpochSampler(200, BATCH, 3))]
     values = {"name": "gpu_slice", "resident": 0.5}
     assert with_resident_fraction(values, sets, DEVICE)["resident"] == 0.5
-    wrapped = with_resident_fraction({"name": "prefetch", "base": values}, sets, DEVICE)
-    assert wrapped["base"]["resident"] == 0.5
     free(monkeypatch, TENSORS.nbytes)
     shared = with_resident_fraction({**values, "resident": "auto"}, sets, DEVICE)
     taken = sum(needs_of(shared, *each, DEVICE).device for each in sets)
@@ -177,11 +175,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_the_largest_that_does(mon
         with_resident_fraction(values, [(TENSORS, SAMPLER)], DEVICE, Memory(host=TENSORS.nbytes // 4))
 
 
-@pytest.mark.parametrize("resident", [-0.1, 1.01, "half", "8GiB", float("nan"), True, ""])
+@pytest.mark.parametrize("resident", [-0.1, 1.01, "half", float("nan"), True])
 def test_what_is_neither_auto_nor_a_fraction_is_refused(resident: object) -> None:
-    message = r"resident=.*: must be (a number or auto|at least 0 and at most 1)$"
-    with pytest.raises(ConfigError, match=rf"^{message}"):
+    with pytest.raises(ConfigError, match=r"^resident=.*: must be (a number or auto|at least 0 and at most 1)$"):
         make_loader("gpu_slice", TENSORS, batch_size=1, device="cpu", seed=0, resident=resident)
-    values = {"name": "prefetch", "base": {"name": "gpu_slice", "resident": resident}}
-    with pytest.raises(ConfigError, match=rf"^data\.loader\.base\.{message}"):
-        with_resident_fraction(values, [(TENSORS, SAMPLER)], DEVICE)

@@ -59,14 +59,14 @@ def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
         fingerprint += f", {size} samples"
         if options.frozen:  # random samples depend on the seed
             fingerprint += f", seed {seed}"
-        return decode_once(folder, fingerprint, size, decode).tensors
+        return TensorSet(*decode_once(folder, fingerprint, size, decode).mapped, mapped=True)
     data.check_on_host()
     if data.mapped or not len(data):
         return data
     checksum = (data.sha256 if isinstance(data, Split) else None) or digest(data.images)
     fingerprint = f"{data.images.dtype} {list(data.images.shape)} {checksum}"
-    entry = decode_once(folder, fingerprint, len(data), partial(_chunks, data))
-    return TensorSet(entry.tensors.images, data.labels, mapped=True)
+    images, _ = decode_once(folder, fingerprint, len(data), partial(_chunks, data)).mapped
+    return TensorSet(images, data.labels, mapped=True)
 
 
 def _chunks(tensors: TensorSet, size: int = 1024) -> Chunks:

@@ -45,7 +45,7 @@ class GpuSliceLoader(Loader):
             )
         super().__init__(sampler)
         fraction = resident_fraction(options.resident, [(data, sampler)], device)
-        needs = needed_memory(fraction, data, sampler, device)
+        needs = needed_memory(fraction, data, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
         backend = backend_of(device)
         tensors = in_memory(data, sampler.seed) if device.type == "cpu" else data
@@ -68,7 +68,7 @@ class GpuSliceLoader(Loader):
         """The resident part and the indices of an epoch; only the indices if the set is already on the device."""
         if not isinstance(data, TensorSet):
             return Memory()
-        return needed_memory(resident_fraction(options.resident, [(data, sampler)], device), data, sampler, device)
+        return needed_memory(resident_fraction(options.resident, [(data, sampler)], device), data, device)
 
     def batches(self, number: int, start: int) -> Batches:
         if self._partial:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, Full, Queue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -24,8 +22,6 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, LoadingError
 from vitmnist.runtime.backend import Backend, backend_of
 from vitmnist.runtime.memory import Memory
-
-POLL_S = 0.1  # how often a blocked thread looks whether it was stopped
 
 
 @dataclass
@@ -110,6 +106,9 @@ END = Item()
 class Producer:
     """A thread that puts the batches of an iterator into a bounded queue.
 
+    Python may collect an abandoned iterator in any thread, also in this one amid a queue operation. So both queues are
+    `SimpleQueue`, whose `put` is reentrant: the batches, and the free places that bound their number.
+
     Args:
         source: called in the thread; returns the iterator.
         size: the most finished batches that wait in the queue.
@@ -119,19 +118,14 @@ class Producer:
     """
 
     def __init__(
-        self,
-        source: Callable[[], Iterator[Any]],
-        size: int,
-        timeout_s: float | None,
-        backend: Backend,
-        stream: Any,
+        self, source: Callable[[], Iterator[Any]], size: int, timeout_s: float | None, backend: Backend, stream: Any
     ) -> None:
-        self._source = source
-        self._timeout_s = timeout_s
-        self._backend = backend
-        self._stream = stream
-        self._queue: Queue[Item] = Queue(size)
-        self._stopped = threading.Event()
+        self._source, self._timeout_s, self._backend, self._stream = source, timeout_s, backend, stream
+        self._items: SimpleQueue[Item] = SimpleQueue()
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(size):
+            self._places.put(None)
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._produce, name="vitmnist-prefetch", daemon=True)
 
     def run(self) -> Run:
@@ -143,9 +137,10 @@ class Producer:
         self._started_after = self._backend.record_event()
         try:
             self._thread.start()
-            while (item := self._get()) is not END:
+            while (item := self._get()) is not END and not self._is_stopped:  # by `close` in another thread
                 if item.error is not None:
                     raise item.error
+                self._places.put(None)
                 self._backend.wait_event(item.event)
                 # The memory belongs to the producer's stream, which must not reuse it while another stream reads it.
                 yield map_tensors(self._record_stream, item.batch)
@@ -157,32 +152,20 @@ class Producer:
 
         Python cannot interrupt a source that blocks for ever: its thread is a daemon and ends with the process.
         """
-        self._stopped.set()
-        # Python may collect an abandoned iterator in any thread: also in this one, in the middle of a queue operation.
-        if threading.current_thread() is self._thread:
-            return
-        with suppress(Empty):
-            while True:
-                self._queue.get_nowait()
-        if self._thread.is_alive():
+        self._is_stopped = True
+        self._places.put(None)  # the thread may wait for one
+        self._items.put(END)  # and a consumer in another thread for a batch
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(timeout=1)
 
-    def join(self) -> None:
-        """Wait for the end of a thread that was stopped, however long its current batch takes."""
-        if self._thread.is_alive():
-            self._thread.join()
-
     def _get(self) -> Item:
-        started = time.monotonic()
-        while not self._stopped.is_set():  # by `close` in another thread
-            with suppress(Empty):
-                return self._queue.get(timeout=POLL_S)
-            if self._timeout_s is not None and time.monotonic() - started >= self._timeout_s:
-                raise LoadingError(
-                    f"prefetch: its base loader gave no batch within {self._timeout_s:g} s; look for what blocks it, "
-                    "or raise data.loader.timeout_s (null waits for ever)"
-                )
-        return END
+        try:
+            return self._items.get(timeout=self._timeout_s)
+        except Empty:
+            raise LoadingError(
+                f"prefetch: its base loader gave no batch within {self._timeout_s:g} s; look for what blocks it, or "
+                "raise data.loader.timeout_s (null waits for ever)"
+            ) from None
 
     def _record_stream(self, tensor: Tensor) -> Tensor:
         self._backend.record_stream(tensor)
@@ -194,15 +177,11 @@ class Producer:
                 # The set itself may still be on its way to the device on the consumer's stream.
                 self._backend.wait_event(self._started_after)
                 for batch in self._source():
-                    self._put(Item(batch, self._backend.record_event()))
-                    if self._stopped.is_set():
+                    item = Item(batch, self._backend.record_event())
+                    self._places.get()
+                    if self._is_stopped:
                         return
-            self._put(END)
+                    self._items.put(item)
+            self._items.put(END)
         except BaseException as error:  # SystemExit too: the consumer would wait for ever
-            self._put(Item(error=error))
-
-    def _put(self, item: Item) -> None:
-        while not self._stopped.is_set():
-            with suppress(Full):
-                self._queue.put(item, timeout=POLL_S)
-                return
+            self._items.put(Item(error=error))
