@@ -164,5 +164,5 @@ def test_columns_are_chosen_by_name_and_labels_may_be_floats(hf: ModuleType, pic
 
 
 def test_all_splits_at_once_are_refused(hf: ModuleType, pictures: Any) -> None:
-    with pytest.raises(DataError, match=r"DatasetDict is neither .* give one of its splits, train, test"):
+    with pytest.raises(DataError, match=r"DatasetDict is neither .* with several splits, give one"):
         deliver(hf.DatasetDict(train=pictures, test=pictures))

@@ -86,8 +86,7 @@ def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:
     if random := find_random(dataset, collate_samples, seed):
         raise ConfigError(
             f"{loader}: {random} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
-            "choose disk or prefetch of disk, or augment batches on the device (data/augment); frozen=True keeps the "
-            "version of epoch 0"
+            "choose disk or prefetch of disk, or augment batches on the device (data/augment)"
         )
 
 

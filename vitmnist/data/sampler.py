@@ -109,7 +109,7 @@ class EpochSampler:
 def whole_number(name: str, value: Any, least: int) -> int:
     """`value` as an int, also one of NumPy; raises `ConfigError` if it is below `least`, or no whole number."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name}={value}: must be a whole number")
+        raise ConfigError(f"{name}={value!r}: must be a whole number")
     if value < least:
         raise ConfigError(f"{name}={value}: must be at least {least}")
     return index(value)

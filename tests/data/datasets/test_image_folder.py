@@ -212,7 +212,6 @@ def test_images_know_their_files(folder: Path) -> None:
     ("override", "message"),
     [
         ("data.dataset.size=30", "model.patch_size=7 does not divide the image of 30×30"),
-        ("optimizer.lr=-1", "optimizer.lr=-1.0: must be above 0"),
         ("data.dataset.train_size=25", "data.dataset.train_size=25: the set has 24 images"),
         (
             "data/augment=shift data.augment.operations.0.pixels=28",

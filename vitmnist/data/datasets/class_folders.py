@@ -81,7 +81,8 @@ def _divide(
     counts = Counter(name for _, name in pictures)
     # At least one image of each class stays for training.
     left = {name: min(round(count * test_share), count - 1) for name, count in counts.items()}
-    train, test = [], []
+    train: list[tuple[Path, str]] = []
+    test: list[tuple[Path, str]] = []
     for path, name in pictures:
         (test if left[name] > 0 else train).append((path, name))
         left[name] -= 1

@@ -133,13 +133,11 @@ class FolderDecoder:
     def fingerprint(self) -> str:
         """Changes with everything that changes the pixels; by the files' times, since reading them takes too long."""
         files = []
-        for part in self.parts:
-            for path, label in part:
-                with suppress(OSError):  # found when it is read
-                    stat = path.stat()
-                    files.append((str(path.relative_to(self.folder)), label, stat.st_size, stat.st_mtime_ns))
-            files.append(())
-        options = VERSION, self.options.size, self.options.mode.value, self.options.draft
+        for path, label in self.samples:
+            with suppress(OSError):  # found when it is read
+                stat = path.stat()
+                files.append((str(path.relative_to(self.folder)), label, stat.st_size, stat.st_mtime_ns))
+        options = VERSION, len(self.parts[0]), self.options.size, self.options.mode.value, self.options.draft
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
 

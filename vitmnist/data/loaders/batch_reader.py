@@ -65,22 +65,16 @@ class BatchReader(data.Dataset[Any]):
 
 
 class BatchKeys(data.Sampler[tuple[int, list[int]]]):
-    """The keys of the batches of consecutive epochs; `numbers` and `start`, of the first, are set before each pass.
+    """The keys of the batches of an epoch; `number` and `start` are set before each pass.
 
     The epoch is part of the key because persistent workers keep the dataset that they were started with.
     """
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self.numbers = range(1)
-        self.start = 0
+        self.number = self.start = 0
 
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        start = self.start
-        for number in self.numbers:
-            for indices in self.sampler.batches(number, start):
-                if isinstance(indices, slice):
-                    yield number, list(range(indices.start, indices.stop))
-                else:
-                    yield number, indices.tolist()
-            start = 0
+        for indices in self.sampler.batches(self.number, self.start):
+            is_span = isinstance(indices, slice)
+            yield self.number, list(range(indices.start, indices.stop)) if is_span else indices.tolist()
