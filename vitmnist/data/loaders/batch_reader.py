@@ -11,7 +11,7 @@ from torch.utils import data
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.loaders.base import Data
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
@@ -76,5 +76,4 @@ class BatchKeys(data.Sampler[tuple[int, list[int]]]):
 
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         for indices in self.sampler.batches(self.number, self.start):
-            is_span = isinstance(indices, slice)
-            yield self.number, list(range(indices.start, indices.stop)) if is_span else indices.tolist()
+            yield self.number, as_tensor(indices).tolist()
