@@ -138,7 +138,7 @@ def test_its_fingerprint_makes_the_cache_persistent(
         ({"image": [[[1]], [[2]]], "fine": [0, 1]}, r"no columns for the label; .* name one with .*label=COLUMN"),
         ({"image": [[[1]], None], "label": [0, 1]}, "rows from . on: one has no image or no label; leave it out"),
         ({"image": [[[1]], [[1]]], "label": [0, None]}, "rows from . on: one has no image or no label"),
-        ({"image": [[[1]], [[1, 2]]], "label": [0, 1]}, "samples 0 to 1 do not make a batch: .*the same shape"),
+        ({"image": [[[1]], [[1, 2]]], "label": [0, 1]}, "samples 0, 1, … do not make a batch: .*the same shape"),
     ],
 )
 def test_rows_that_are_no_pairs_are_refused_with_the_columns(hf: ModuleType, columns: Any, message: str) -> None:

@@ -148,6 +148,8 @@ def test_unreadable_pictures_are_named_or_skipped_and_counted(
             found = [path.relative_to(folder).as_posix() for path in split.reader.paths]
             assert found == list(split.files)
             assert [CLASSES.index(name.partition("/")[0]) for name in found] == split.labels.tolist()
+    with pytest.raises(DataError, match="6 of 30 pictures cannot be read"):
+        load(folder)
     for path in folder.glob("*/*"):
         path.write_bytes(b"")
     with pytest.raises(DataError, match=r"30 of 30 pictures cannot be read:(\n.*){5}\n… and 25 more\nnone is left"):

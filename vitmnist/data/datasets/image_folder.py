@@ -89,15 +89,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     samples = decoder.samples
     entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
     images, labels, notes = *entry.mapped, entry.notes
-    if notes["coloured"]:
-        log.warning(
-            "%s: %d of the first %d pictures are in colour, which data.dataset.mode=grey drops; "
-            "data.dataset.mode=rgb keeps it",
-            *(folder, notes["coloured"], min(COLOUR_SAMPLES, len(samples))),
-        )
-    if unreadable := dict(notes["unreadable"]):
-        names = shorten(list(unreadable.values()))
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(unreadable), names)
+    unreadable = dict(notes["unreadable"])
+    _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
     readable = [index for index in range(len(samples)) if index not in unreadable]
     paths = [samples[index][0] for index in readable]
     middle = sum(index < len(train) for index in readable)
@@ -117,6 +110,27 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         for rows, sha256, span in zip((slice(middle), slice(middle, None)), notes["sha256"], spans, strict=True)
     )
     return Dataset(folder.resolve().name, train_split, test_split, skipped=len(unreadable))
+
+
+def _warn(folder: Path, coloured: int, unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
+    """Announce colours that are dropped, and pictures that are left out or else raise `DataError`."""
+    if coloured:
+        log.warning(
+            "%s: %d of the first %d pictures are in colour, which data.dataset.mode=grey drops; "
+            "data.dataset.mode=rgb keeps it",
+            *(folder, coloured, min(COLOUR_SAMPLES, size)),
+        )
+    if unreadable and not options.skip_unreadable:
+        raise _unreadable_error(unreadable, size, SKIP)
+    if unreadable:
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(unreadable), shorten(unreadable))
+
+
+def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataError:
+    shown = unreadable[:SHOWN_NAMES]
+    if more := len(unreadable) - len(shown):
+        shown.append(f"… and {more} more")
+    return DataError("\n".join([f"{len(unreadable)} of {size} pictures cannot be read:", *shown, advice]))
 
 
 class FolderDecoder:
@@ -164,11 +178,7 @@ class FolderDecoder:
                 bar.update(len(chunk))
         if self.unreadable and not (self.options.skip_unreadable and all(sums.pixels for sums in self.sums)):
             advice = "none is left" if self.options.skip_unreadable else SKIP
-            found = f"{len(self.unreadable)} of {size} pictures cannot be read"
-            shown = [message for _, message in self.unreadable[:SHOWN_NAMES]]
-            if more := len(self.unreadable) - len(shown):
-                shown.append(f"… and {more} more")
-            raise DataError("\n".join([f"{found}:", *shown, advice]))
+            raise _unreadable_error([message for _, message in self.unreadable], size, advice)  # and keep nothing
 
     def notes(self) -> dict[str, Any]:
         """Plain values to keep with the decoded pictures."""

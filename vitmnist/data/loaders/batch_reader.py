@@ -10,11 +10,11 @@ from torch.utils import data
 
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.datasets.base import Split
+from vitmnist.data.decoding import collate_named
 from vitmnist.data.loaders.base import Data
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import DataError
 
 
 class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
@@ -53,14 +53,7 @@ class BatchReader(data.Dataset[Any]):
     def __getitem__(self, key: tuple[int, list[int]]) -> Any:
         epoch, indices = key
         if self.is_seeded:
-            samples = read_samples(self.samples, indices, self.seed, epoch)
-            try:
-                return collate_samples(samples)
-            except RuntimeError as error:
-                raise DataError(
-                    f"samples {', '.join(map(str, indices[:3]))}, … do not make a batch: {error}; give them the same "
-                    "shape in a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
-                ) from error
+            return collate_named(read_samples(self.samples, indices, self.seed, epoch), indices)
         return collate_samples([self.samples[index] for index in indices])
 
 

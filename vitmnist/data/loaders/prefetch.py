@@ -71,11 +71,6 @@ class PrefetchLoader(Loader):
         """What the base needs; the queue holds a few batches."""
         return needs_of(_base_values(options, data), data, sampler, device)
 
-    def epoch(self, number: int, start: int = 0) -> Batches:
-        if self._ahead and (number, start) != (self._ahead[0], 0):
-            self._take_ahead(None)
-        return super().epoch(number, start)
-
     def batches(self, number: int, start: int) -> Batches:
         run = self._take_ahead(number, start) or self._begin(range(number, max(number + 1, self.epochs or 0)), start)
         is_kept = False
