@@ -141,7 +141,6 @@ def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(
         f"data.root={tmp_path / 'root'}",
         "epochs=1",
     )
-    assert train_here(*arguments).returncode == 0
     changed = load(folder).train.reader.paths[0]
     times = changed.stat()
     changed.write_bytes(bytes(times.st_size))

@@ -248,7 +248,8 @@ def test_a_graph_is_timed_as_it_would_run(train_here: Train, quick: list[str], m
 
     monkeypatch.setattr(GraphedStep, "replay", recorded)
     monkeypatch.setattr(setup, "resolve_step_config", lambda *parts: StepConfig(fused=True, cuda_graph=True))
-    ended = train_here(*quick, "data/loader=auto", "epochs=1", *BRIEF)
+    candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
+    ended = train_here(*quick, "data/loader=auto", candidates, "epochs=1", *BRIEF)
     assert ended.returncode == 0, ended.stderr
     for expected in ([torch.int64], [torch.uint8, torch.int64], [torch.float32, torch.int64]):
         assert expected in inputs

@@ -53,6 +53,8 @@ KINDS = {  # starting processes takes most of the time, hence one kind of data f
     "disk, 1 worker": ["split"],
     "disk, 2 persistent workers": ["pair of tensors"],
     "prefetch of disk, 0 workers": ["map-style dataset"],  # of which it starts one
+    "prefetch of gpu_slice": ["split"],
+    "prefetch of cache": ["map-style dataset"],
 }
 SLOW = (("disk, 1 worker", "split"), ("prefetch", "map-style dataset"))  # which starts two workers
 CASES = [
