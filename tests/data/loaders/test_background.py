@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from tests.conftest import Train
 from vitmnist import make_loader
@@ -184,6 +185,7 @@ def test_a_number_of_epochs_that_is_none_is_refused(epochs: object) -> None:
 def test_a_stop_while_the_next_epoch_is_begun_leaves_no_process(
     quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # tqdm's own thread stays
     before = running()
     loader = "data/loader=prefetch data/loader@data.loader.base=disk data.loader.base.num_workers=1"
     evaluate = run_module.evaluate
