@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -130,28 +129,19 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: li
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
 
 
-class Pretended(Timed):
-    """Takes as long as the test says, without loading."""
-
-    cores: ClassVar[float] = 0.0
-    waiting: ClassVar[float] = 0.5
-    pace: ClassVar[Callable[[Loader, int], float]]
-
-    def time_block(self, size: int = 2) -> Block | None:
-        seconds = Pretended.pace(self.stream.source, len(self.blocks) + 1 if self.first else 0)
-        block = Block(seconds, seconds * Pretended.waiting, Pretended.cores)
-        self.blocks += [block] if self.first else []
-        self.first = self.first or block
-        return block
-
-
 def pretend(
     monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float], cores: float = 0.0, waiting: float = 0.5
 ) -> None:
     """Candidates take `pace(loader, block)` seconds a batch, a share of them waiting, with so many cores busy."""
-    monkeypatch.setattr(Pretended, "pace", staticmethod(pace), raising=False)
-    monkeypatch.setattr(Pretended, "cores", cores)
-    monkeypatch.setattr(Pretended, "waiting", waiting)
+
+    class Pretended(Timed):
+        def time_block(self, size: int = 2) -> Block | None:
+            seconds = pace(self.stream.source, len(self.blocks) + 1 if self.first else 0)
+            block = Block(seconds, seconds * waiting, cores)
+            self.blocks += [block] if self.first else []
+            self.first = self.first or block
+            return block
+
     monkeypatch.setattr(auto_module, "Timed", Pretended)
     monkeypatch.setattr(timing, "MOST_SETTLE_S", 0.0)
 

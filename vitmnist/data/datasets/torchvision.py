@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -47,31 +48,7 @@ def mnist(sizes: SizeOptions, root: Path) -> Dataset:
     return _read_idx_files("mnist", files, DIGITS, sizes, BUNDLED_SHA256)
 
 
-@DATASETS.register("fashion_mnist", SizeOptions)
-def fashion_mnist(sizes: SizeOptions, root: Path) -> Dataset:
-    """Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747), from `root` or by torchvision's downloader."""
-    return _idx_dataset("fashion_mnist", "FashionMNIST", root, GARMENTS, sizes)
-
-
-@DATASETS.register("kmnist", SizeOptions)
-def kmnist(sizes: SizeOptions, root: Path) -> Dataset:
-    """Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718), from `root` or by torchvision's downloader."""
-    return _idx_dataset("kmnist", "KMNIST", root, HIRAGANA, sizes)
-
-
-@DATASETS.register("cifar10", CifarOptions)
-def cifar10(sizes: CifarOptions, root: Path) -> Dataset:
-    """CIFAR-10 (Krizhevsky, 2009), from `root` or by torchvision's downloader."""
-    return _read_cifar(10, root, sizes)
-
-
-@DATASETS.register("cifar100", CifarOptions)
-def cifar100(sizes: CifarOptions, root: Path) -> Dataset:
-    """CIFAR-100 (Krizhevsky, 2009) with its 100 fine labels, from `root` or by torchvision's downloader."""
-    return _read_cifar(100, root, sizes)
-
-
-def _idx_dataset(name: str, source: str, root: Path, classes: tuple[str, ...], sizes: SizeOptions) -> Dataset:
+def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
     """The set of a torchvision class, downloaded only if no folder of torchvision's layouts has the four files."""
     raw = root / source / "raw"
     for folder in (raw, raw.parent, root / "raw", root):
@@ -96,7 +73,7 @@ def _read_idx_files(
         raise DataError(f"{files[0].parent}: {error}") from error
 
 
-def _read_cifar(classes: int, root: Path, sizes: SizeOptions) -> Dataset:
+def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
     """Read the set as torchvision does, which compares the files with their published MD5."""
     # Nothing is downloaded if the files are there; an archive that is there is unpacked.
     train = _download(f"CIFAR{classes}", root, [f"cifar-{classes}-python.tar.gz"], root)
@@ -123,3 +100,11 @@ def _download(source: str, root: Path, files: list[str], folder: Path) -> Any:
             f"{source} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
             f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
         ) from error
+
+
+# Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747) and Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718)
+for name, source, classes in (("fashion_mnist", "FashionMNIST", GARMENTS), ("kmnist", "KMNIST", HIRAGANA)):
+    DATASETS.register(name, SizeOptions)(partial(_idx_dataset, name, source, classes))
+# CIFAR-10 and CIFAR-100, the latter with its 100 fine labels (Krizhevsky, 2009)
+for number in (10, 100):
+    DATASETS.register(f"cifar{number}", CifarOptions)(partial(_read_cifar, number))
