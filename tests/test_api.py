@@ -90,7 +90,7 @@ def test_load_dataset_reads_a_data_set_by_name(tiny_root: Path) -> None:
     ("arguments", "message"),
     [
         ({"name": "rma"}, r"^name=rma: not known; did you mean 'ram'\? allowed: auto, cache, disk"),
-        ({"workers": 2}, r"^workers: there is no such key; allowed: frozen"),
+        ({"workers": 2}, r"^workers: there is no such key; allowed: none"),
         ({"step": print}, "^step: is timed by auto; ram has no use for it"),
         ({"shuffle": "smaple"}, r"^shuffle=smaple: did you mean 'sample'\? allowed: batch, none, sample"),
         ({"batch_size": 0}, "^batch_size=0: must be at least 1"),
@@ -147,16 +147,16 @@ def test_unusable_data_is_refused_with_a_reason(name: str, data: object, message
 
 
 def test_a_dataset_is_not_a_split(tiny: datasets.Dataset) -> None:
-    with pytest.raises(DataError, match=r"give one of its splits, \.train or \.test"):
+    with pytest.raises(DataError, match="of a dataset with several splits, give one"):
         make_loader("ram", tiny, **COMMON)
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64), "images: must be torch.uint8 with 4 dimensions"),
+        (torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64), "images: must be uint8"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), r"found torch.uint8 \[3, 4, 4\]"),
-        (torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3), "labels: must be torch.int64 with 1 dimension, "),
+        (torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3), "labels: must be int64 "),
     ],
 )
 def test_a_split_of_the_wrong_dtype_or_shape_is_refused(

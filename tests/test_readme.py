@@ -37,7 +37,7 @@ IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
 LONG = ("launcher", "experiment=pictures", "experiment=loaders", "repeats=11")
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
-    "first_batch": ([*IMAGES, "--rounds=1"], ["disk, 2 workers", "prefetch of disk, 2 workers", "prefetch of ram"]),
+    "first_batch": ([*IMAGES, "--rounds=1"], ["prefetch of disk, 2 workers", "prefetch of ram"]),
     "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
     "ranks": (["--rounds=1", "model.depth=1", PLAIN, *FEW], ["1", "2"]),
     "residency": ([*IMAGES, "--rounds=1"], ["0", "0.25", "0.5", "0.75", "1"]),

@@ -92,7 +92,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "data.loader.name=gpu_slce": "data.loader.name=gpu_slce: not known; did you mean 'gpu_slice'?",
     "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
     "data/loader=prefetch data.loader.queue_size=0": "data.loader.queue_size=0: must be at least 1",
-    "data/loader=prefetch data.loader.timeout_s=0": "data.loader.timeout_s=0.0: must be above 0",
+    "data/loader=disk data.loader.timeout_s=0": "data.loader.timeout_s=0.0: must be above 0",
     "data/loader=gpu_slice data.loader.resident=1.5": "data.loader.resident=1.5: must be at least 0 and at most 1",
     "data/loader=gpu_slice data.loader.resident=9TiB": "data.loader.resident=9TiB: must be a number or auto",
     "trainer.compile=yes": "trainer.compile=yes: must be true or false or auto",
