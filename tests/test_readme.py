@@ -6,7 +6,6 @@ import ast
 import importlib
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -37,12 +36,8 @@ IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
 LONG = ("launcher", "experiment=pictures", "experiment=loaders", "repeats=11")
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
-    "first_batch": ([*IMAGES, "--rounds=1"], ["disk, 2 workers", "prefetch of disk, 2 workers", "prefetch of ram"]),
     "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
-    "ranks": (["--rounds=1", "model.depth=1", PLAIN, *FEW], ["1", "2"]),
-    "residency": ([*IMAGES, "--rounds=1"], ["0", "0.25", "0.5", "0.75", "1"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
-    "diagnose": (["--seconds=1", "--workers=0"], ["2, 20, 0", "20, 2, 0", "10, 10, 0"]),
     "pictures": (
         ["--folder=files", "--pictures=70", "--batches=1", "--sides=8", "--rounds=1"],
         ["decoding alone, 1 thread", "`disk`, 2 workers", "torchvision v2 per sample", "`ram`, `imagenet`"],
@@ -210,18 +205,6 @@ def test_benchmark_candidates_take_turns_after_a_round_that_does_not_count(monke
     )
     assert results == {name: [1, 2, 3] for name in "abc"}
     assert [name for name, _ in calls] == [*"abc", *"bca", *"cab", *"abc"]
-
-
-def test_the_tables_on_scale_are_what_the_script_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["scale.py"])
-    runpy.run_path(str(REPOSITORY / "benchmarks" / "scale.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    tables = [part.strip() for part in printed.split("\n\n") if part.startswith("|")]
-    page = (REPOSITORY / "docs" / "speed.md").read_text()
-    assert len(tables) == 5
-    assert all(table in page for table in tables)
 
 
 def headings(file: Path) -> set[str]:

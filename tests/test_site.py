@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -62,15 +61,6 @@ def test_the_references_have_every_key_every_member_and_every_public_name(site: 
     names = {"diagnosis.measure.diagnose" if name == "diagnose" else name for name in vitmnist.__all__}
     for page, anchors in (("configuration", members), ("api", {f"vitmnist.{name}" for name in names})):
         assert anchors <= set(re.findall(r'\bid="([^"]+)"', site[page]))
-
-
-def test_the_charts_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(DOCS / "scripts"))
-    charts = importlib.import_module("charts")
-    drawn = {f"{name}.svg": charts.draw(chart) for name, chart in charts.CHARTS_OF_RESULTS.items()}
-    assert drawn == {file.name: file.read_text() for file in (DOCS / "charts").iterdir()}, (
-        "run python docs/scripts/charts.py"
-    )
 
 
 def test_every_page_is_in_the_navigation() -> None:
