@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import CallHere, result_of
+from tests.conftest import CallHere
 from tests.support.pages import blocks
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.export import main

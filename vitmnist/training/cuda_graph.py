@@ -44,8 +44,8 @@ def capture_step(step: TrainStep, loader: Loader, backend: Backend) -> None:
 class GraphedStep:
     """Gather, preprocessing, forward, backward, optimizer and EMA, replayed on the tensors of the capture.
 
-    What changes from step to step is written into those tensors first: the batch and, if they change, its size, the
-    learning rates, and the weight of the EMA. The learning rates are tensors during the capture only; the optimizer
+    What changes from step to step is written into those tensors first: the batch, its size, the learning rates, and the
+    weight of the EMA. The learning rates are tensors during the capture only; the optimizer
     keeps its floats, with which the schedule computes.
 
     Args:
@@ -62,9 +62,9 @@ class GraphedStep:
         self._positions = torch.arange(len(labels), device=device)
         self._inputs: Inputs = (self._positions.clone(),) if self._resident else (images.clone(), labels.clone())
         self._keys = None if keys is None else keys.clone()
-        self._size = _Scalar(len(labels), device)
-        self._lrs = [_Scalar(group["lr"], device) for group in step.optimizer.param_groups]
-        self._ema_weight = _Scalar(0.0, device)
+        self._size = torch.tensor(float(len(labels)), device=device)
+        self._lrs = [torch.tensor(float(group["lr"]), device=device) for group in step.optimizer.param_groups]
+        self._ema_weight = torch.zeros((), device=device)
         self._sums: Sums = {}
         with self._lrs_as_tensors(), _restored_tensors(step):
             self._replay = backend.capture(self._work, WARM_UP)
@@ -80,11 +80,11 @@ class GraphedStep:
             static[:size].copy_(part)
         if self._keys is not None and keys is not None:
             self._keys[:size].copy_(keys)
-        self._size.write(size)
+        self._size.fill_(size)
         for lr, group in zip(self._lrs, self._step.optimizer.param_groups, strict=True):
-            lr.write(group["lr"])
+            lr.fill_(group["lr"])
         if self._step.ema:
-            self._ema_weight.write(self._step.ema.next_weight())
+            self._ema_weight.fill_(self._step.ema.next_weight())
         self._replay()
         return self._sums
 
@@ -95,12 +95,12 @@ class GraphedStep:
             labels = self._resident.labels.index_select(0, indices)
         else:
             images, labels = self._inputs
-        labels = labels.where(self._positions < self._size.tensor, IGNORED)
+        labels = labels.where(self._positions < self._size, IGNORED)
         # The graph writes each step's sums into the tensors of its capture, the last that were assigned.
-        self._sums = self._step.forward_backward(images, labels, self._keys, self._size.tensor)
+        self._sums = self._step.forward_backward(images, labels, self._keys, self._size)
         self._step.optimizer.step()
         if self._step.ema:
-            self._step.ema.update(self._ema_weight.tensor)
+            self._step.ema.update(self._ema_weight)
 
     @contextmanager
     def _lrs_as_tensors(self) -> Iterator[None]:
@@ -108,25 +108,13 @@ class GraphedStep:
         floats = [group["lr"] for group in groups]
         try:
             for group, lr in zip(groups, self._lrs, strict=True):
-                group["lr"] = lr.tensor
+                group["lr"] = lr
                 if "capturable" in group:  # Adam then counts its steps on the device
-                    group["capturable"] = lr.tensor.device.type == "cuda"
+                    group["capturable"] = lr.device.type == "cuda"
             yield
         finally:
             for group, value in zip(groups, floats, strict=True):
                 group["lr"] = value
-
-
-class _Scalar:
-    """A float32 on the device that the host writes only when it changes, because each write is a kernel launch."""
-
-    def __init__(self, value: float, device: torch.device) -> None:
-        self.tensor, self._value = torch.tensor(float(value), device=device), value
-
-    def write(self, value: float) -> None:
-        if value != self._value:
-            self.tensor.fill_(value)
-            self._value = value
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -49,8 +49,8 @@ class TrainStep:
         preprocess: applied to the images on the device.
         batch_size: images per batch of this rank; the last batch may be smaller.
         config: micro_batch is the most images that go through the model at once (None: the whole batch). precision is
-            that of the matrix products; weights, gradients and loss are float32. tf32 rounds the factors to 10 bits on
-            CUDA; bf16 runs the model under `torch.autocast`.
+            that of the matrix products; weights, gradients and loss are float32. bf16 runs the model under
+            `torch.autocast`.
         label_smoothing: the share of each label that is spread over all classes (Szegedy et al., arXiv:1512.00567).
         ema: average of the weights; None keeps none.
     """
@@ -85,7 +85,6 @@ class TrainStep:
         self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self.forward: nn.Module = self.eager
         """Runs the model and its loss: as it is, compiled (`vitmnist.training.compilation`), or wrapped by DDP."""
-        self._uses_tf32 = config.precision == Precision.tf32
         self._world_size = 1
 
     @property
@@ -148,16 +147,15 @@ class TrainStep:
             ]
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
-        with _tf32() if self._uses_tf32 else nullcontext():
-            for start in range(0, len(labels), self.microbatch):
-                rows = slice(start, start + self.microbatch)
-                with no_sync() if rows.stop < len(labels) else nullcontext():  # one all-reduce of the gradients
-                    own = self.forward(*(None if part is None else part[rows] for part in parts))
-                    loss = own["loss"] / size
-                    # DDP averages the gradients over the ranks; their sum is the gradient of the global batch.
-                    (loss * self._world_size).backward()
-                for name, value in (own | {"loss": loss.detach()}).items():
-                    sums[name] = sums.get(name, 0) + value
+        for start in range(0, len(labels), self.microbatch):
+            rows = slice(start, start + self.microbatch)
+            with no_sync() if rows.stop < len(labels) else nullcontext():  # one all-reduce of the gradients
+                own = self.forward(*(None if part is None else part[rows] for part in parts))
+                loss = own["loss"] / size
+                # DDP averages the gradients over the ranks; their sum is the gradient of the global batch.
+                (loss * self._world_size).backward()
+            for name, value in (own | {"loss": loss.detach()}).items():
+                sums[name] = sums.get(name, 0) + value
         return sums
 
     def distribute(self, world: World) -> None:
@@ -236,15 +234,3 @@ def _ignore_padding(batches: Iterable[Inputs], sampler: EpochSampler, start: int
     """Ignore the labels of a batch of which this rank has no valid image."""
     for batch, (images, labels) in enumerate(batches, start):
         yield images, labels if sampler.num_valid(batch) else torch.full_like(labels, IGNORED)
-
-
-@contextmanager
-def _tf32() -> Iterator[None]:
-    # Not `fp32_precision`, which inductor of torch 2.10 and 2.11 cannot read (pytorch #166387). Convolutions use tf32
-    # by default.
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
