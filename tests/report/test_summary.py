@@ -43,13 +43,6 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
             "disk (num_workers=2) 2.00 (2.00–2.00), disk (1) 3.00 (3.00–3.00), disk (0) 4.00 (4.00–4.00)."
         ],
     ),
-    "two rounds": (
-        [a(n, t, repeat=r) for r, d in enumerate((0, 0.002)) for n, t in (("disk", 0.388 + d), ("ram", 0.205 + d))],
-        [
-            f"{UNSURE}, 0.206 s per epoch (range 0.205–0.207, n=2). "
-            "Relative to it: disk 1.89 (2 rounds, ranges do not overlap)."
-        ],
-    ),
     "three rounds": (
         rounds(3, disk=2.0, ram=1.0),
         [f"The loader matters: ram is the fastest, {THREE} disk 2.00 (2.00–2.00)."],
@@ -79,10 +72,6 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
             for loader, time in (("disk", 2.0), ("ram", 1.0))
         ],
         [f"{UNSURE}, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round)."],
-    ),
-    "no common round": (
-        [a("disk", 2.0, repeat=1), a("ram", 1.0, repeat=2)],
-        [f"{UNSURE}, 1.00 s per epoch (single run)."],
     ),
     "slower in the rounds that both have": (
         SLOW_ROUNDS,
@@ -125,7 +114,6 @@ def losses(*values: float | tuple[float, float]) -> Records:
 
 LOSSES: dict[str, tuple[Records, list[str]]] = {
     "equal, and one failed": ([a("disk", 8.0), a("ram", 2.0), LOST], [SAME]),
-    "one interrupted, with equal losses so far": ([a("disk", 8.0, 8.0), a("cache", 1.0, status="interrupted")], []),
     "two equal, one interrupted": ([a("disk", 8.0), a("ram", 2.0), {**BROKEN, "epochs": losses(0.5)}], [SAME]),
     "interrupted after a difference": (
         [a("disk", epochs=losses(1.0, 0.5)), {**BROKEN, "epochs": losses(2.0)}],
@@ -184,7 +172,7 @@ ACCURACY: dict[str, tuple[Records, str]] = {
     ),
     "unknown number of images": (
         [one for n in (3, 6) for one in accuracies(n, 90.0 + n, dataset={**DATASET, "test_size": None})],
-        f"{BEST}96.00% (one seed).",
+        "",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
 }

@@ -44,14 +44,12 @@ class Ratio:
         ratio: geometric mean of the ratios of the rounds that both have.
         rounds: number of these.
         low, high: simultaneous 95% interval; None with fewer than three rounds.
-        overlap: whether the ranges of the two overlap in these rounds.
     """
 
     ratio: float
     rounds: int
     low: float | None
     high: float | None
-    overlap: bool
 
     @property
     def is_difference(self) -> bool:
@@ -60,8 +58,7 @@ class Ratio:
 
     def __str__(self) -> str:
         if self.low is None:
-            ranges = f"{self.rounds} rounds, ranges {'overlap' if self.overlap else 'do not overlap'}"
-            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else ranges})"
+            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else f'{self.rounds} rounds'})"
         remark = "" if self.is_difference else ", not distinguishable"
         return f"{self.ratio:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
@@ -92,9 +89,7 @@ def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Rat
     for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
         mean, margin = float(means[one, other]), float(margins[one, other])
         low, high = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
-        shared = logs[[one, other]][:, common[one, other]]
-        overlap = bool(shared.min(1).max() <= shared.max(1).min())
-        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high, overlap)
+        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high)
     return ratios
 
 

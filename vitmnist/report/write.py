@@ -16,7 +16,7 @@ from vitmnist.errors import printable
 from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
 from vitmnist.report.summary import summary
-from vitmnist.report.table import Table, articles_table, as_csv, table
+from vitmnist.report.table import Table, as_csv, table
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.runs import find_runs, read_run
 
@@ -91,9 +91,6 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
             yield f"## {number}. {comparison.machine_and_data}"
         yield from summary(comparison)
         yield table(comparison)
-        if articles := articles_table(comparison):
-            yield "Median seconds per epoch by batch size and loader:"
-            yield articles
         if with_facts and comparison.facts:
             yield ["machine, software and data", ""], [list(fact) for fact in comparison.facts.items()]
 
