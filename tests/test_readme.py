@@ -32,8 +32,8 @@ PAGES = [README, REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / 
 PAGES += [REPOSITORY / "CONTRIBUTING.md"]
 FEW = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20", "data.root=data"]
 IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
-# A launcher starts processes that import torch; the others compile, or are sweeps of many jobs.
-LONG = ("launcher", "experiment=pictures", "experiment=loaders", "repeats=11")
+# Sweeps of many jobs.
+LONG = ("experiment=loaders", "repeats=11")
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
     "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
@@ -47,9 +47,9 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
 }
 
 
-def commands(start: str) -> list[list[str]]:
-    """The arguments of every command in a bash block of any page, each once; `A && B` is two commands."""
-    text = "".join(block for page in PAGES for block in blocks("bash", page)).replace("\\\n", "")
+def commands(start: str, *pages: Path) -> list[list[str]]:
+    """The arguments of every command in a bash block of some pages (default: all), each once; `A && B` is two."""
+    text = "".join(block for page in pages or PAGES for block in blocks("bash", page)).replace("\\\n", "")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     parts = dict.fromkeys(part.strip() for line in lines for part in line.split("&&"))
     return [shlex.split(part.partition(" > ")[0])[len(start.split()) :] for part in parts if part.startswith(start)]
@@ -83,10 +83,15 @@ def small(arguments: list[str], folder: Path) -> list[str]:
     return [*arguments, *few, *(BRIEF if is_timed else [])]
 
 
+def is_slow(arguments: list[str]) -> bool:
+    """Whether it is none of the README's short commands."""
+    return arguments not in commands("python train.py", README) or any(one in " ".join(arguments) for one in LONG)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(arguments, marks=pytest.mark.slow if any(one in " ".join(arguments) for one in LONG) else ())
+        pytest.param(arguments, marks=[pytest.mark.slow] * is_slow(arguments))
         for arguments in commands("python train.py")
     ],
     ids=" ".join,
@@ -195,16 +200,6 @@ def test_the_model_of_the_benchmarks_is_equal_to_ours(monkeypatch: pytest.Monkey
     theirs.load_state_dict(ours.state_dict())
     images = torch.randn(5, 1, 28, 28, dtype=torch.float64)
     torch.testing.assert_close(ours(images), theirs(images))
-
-
-def test_benchmark_candidates_take_turns_after_a_round_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    calls: list[tuple[str, int]] = []
-    results = importlib.import_module("rounds").take_turns(
-        {name: lambda number, name=name: calls.append((name, number)) or number for name in "abc"}, rounds=3
-    )
-    assert results == {name: [1, 2, 3] for name in "abc"}
-    assert [name for name, _ in calls] == [*"abc", *"bca", *"cab", *"abc"]
 
 
 def headings(file: Path) -> set[str]:
