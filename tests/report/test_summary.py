@@ -148,13 +148,11 @@ BEST = "Highest median accuracy: model.depth=6, "
 ACCURACY: dict[str, tuple[Records, str]] = {
     "one seed": (
         accuracies(3, 97.0) + accuracies(6, 97.1) + accuracies(9, 90.0),
-        f"{BEST}97.10% (95% interval 96.75–97.41 for 10,000 images; one seed). "
-        "Other rows within this interval: 1 of 2.",
+        f"{BEST}97.10% (95% interval 96.75–97.41 for 10,000 images; one seed).",
     ),
     "six seeds": (
         accuracies(3, 70.0) + accuracies(6, *(90.25 + n / 8 for n in range(6))),
-        f"{BEST}90.56% (95% interval 89.97–91.12 for 10,000 images; 90.25–90.88 over 6 seeds). "
-        "Other rows within this interval: 0 of 1.",
+        f"{BEST}90.56% (95% interval 89.97–91.12 for 10,000 images; 90.25–90.88 over 6 seeds).",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
 }

@@ -126,12 +126,10 @@ def _facts(run: Run) -> dict[str, str]:
 
 def fact_text(value: Any) -> str:
     """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or NOTHING
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
         return value[:12]
-    if isinstance(value, Mapping):
-        value = [f"{key}={fact_text(item)}" for key, item in sorted(value.items())]
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or NOTHING
     if type(value) is int:
         return f"{value:,}"
     return NOTHING if value is None else str(value)

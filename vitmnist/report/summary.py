@@ -170,8 +170,5 @@ def highest_accuracy(comparison: Comparison) -> str:
     seeds = f"{min(values):.2f}–{max(values):.2f} over {len(values)} seeds" if len(values) > 1 else "one seed"
     # All seeds evaluate the same images, so more seeds do not narrow this interval.
     low, high = (100 * bound for bound in wilson(min(medians[best] / 100, 1.0), images))
-    within = sum(accuracy >= low for accuracy in medians.values()) - 1
-    return (
-        f"Highest median accuracy: {best.label}, {medians[best]:.2f}% (95% interval {low:.2f}–{high:.2f} for "
-        f"{images:,} images; {seeds}). Other rows within this interval: {within} of {len(medians) - 1}."
-    )
+    interval = f"95% interval {low:.2f}–{high:.2f} for {images:,} images"
+    return f"Highest median accuracy: {best.label}, {medians[best]:.2f}% ({interval}; {seeds})."
