@@ -50,13 +50,7 @@ def test_fast_follows_static_rules(
 
 
 def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cache, batch, expected in (
-        (2**20, 500, 64),
-        (2**10, 500, 1),
-        (2**25, 5000, 2048),
-        (2**25, 100, 100),
-        (None, 5000, 2048),
-    ):
+    for cache, batch, expected in ((2**20, 500, 64), (2**10, 500, 1), (2**25, 100, 100), (None, 5000, 2048)):
         monkeypatch.setattr(step_options, "last_level_cache", lambda cache=cache: cache)
         assert resolve_step_config(FAST, CPU, batch, 1).micro_batch == expected
 
