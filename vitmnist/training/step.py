@@ -28,8 +28,8 @@ from vitmnist.training.step_options import StepConfig
 
 IGNORED = -100  # a label without loss and gradient: the default ignore_index of cross_entropy
 
-Inputs = tuple[Tensor, ...]
-"""Images and labels; or the indices of a batch, where a CUDA graph gathers them itself."""
+Inputs = tuple[Tensor, Tensor]
+"""Images and labels."""
 
 Sums = dict[str, Tensor]
 """`loss`, the sum of the images' losses divided by the size of the global batch, and by name each metric of
@@ -80,8 +80,6 @@ class TrainStep:
         """Pad short microbatches with images without loss, because compiled code and graphs need fixed shapes."""
         self.replay: Callable[[Inputs, Tensor | None], Sums] | None = None
         """Replays a CUDA graph of the whole step (`vitmnist.training.cuda_graph`); None runs eagerly."""
-        self.takes_indices = False
-        """Whether `replay` gathers the images itself, by the indices of a batch."""
         self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self.forward: nn.Module = self.eager
         """Runs the model and its loss: as it is, compiled (`vitmnist.training.compilation`), or wrapped by DDP."""
@@ -100,12 +98,7 @@ class TrainStep:
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Tensor | None, int]]:
         """The arguments of a call for each batch of an epoch from batch `start` on."""
         sampler = loader.sampler
-        inputs: Iterable[Inputs]
-        if self.takes_indices:
-            indices = sampler.indices(epoch, start, self.device)
-            inputs = ((part,) for part in indices.split(sampler.batch_size) if len(part))
-        else:
-            inputs = _ignore_padding(loader.epoch(epoch, start), sampler, start)
+        inputs = _ignore_padding(loader.epoch(epoch, start), sampler, start)
         sizes = map(sampler.global_sampler.num_valid, count(start))
         return zip(inputs, self.preprocess.keys(sampler, epoch, start), sizes, strict=False)
 
@@ -200,7 +193,7 @@ class TrainStep:
 
     def drop_graph(self) -> None:
         """Run eagerly from now on, and free the memory of a captured graph."""
-        self.replay, self.takes_indices = None, False
+        self.replay = None
 
 
 class ModelAndLoss(nn.Module):
