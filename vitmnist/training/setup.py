@@ -185,7 +185,7 @@ def select_run_loader(
         trial_setup.compile_step()  # again for a loader that delivers floats
 
         def prepare() -> None:
-            step.drop_graph()  # that of the loader before; the memory of a graph is its own
+            step.replay = None  # frees the graph of the loader before, whose memory is its own
             trial_setup.capture_graph()
 
         stream = BatchStream(loader, step.device, lambda number: step.batches(loader, number))

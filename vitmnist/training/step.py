@@ -168,7 +168,7 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; raises `ValueError` or the like for anything else."""
-        self.drop_graph()  # which refers to other tensors
+        self.replay = None  # a graph refers to other tensors
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()  # creates the optimizer's state, to compare with
@@ -190,10 +190,6 @@ class TrainStep:
                 group["lr"] = float(base_lr * factor(self.schedule.last_epoch))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
-
-    def drop_graph(self) -> None:
-        """Run eagerly from now on, and free the memory of a captured graph."""
-        self.replay = None
 
 
 class ModelAndLoss(nn.Module):
