@@ -100,7 +100,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "trainer.micro_batch=0": "trainer.micro_batch=0: must be at least 1",
     "trainer.micro_batch=all": "trainer.micro_batch=all: must be a whole number or auto or null",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be a whole number or auto or null",
-    "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, tf32, bf16",
+    "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, bf16",
     "label_smoothing=1": "label_smoothing=1.0: must be at least 0 and below 1",
     "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
     "data/augment=shift data.augment.operations.0.pixels=-1": "operations.0.pixels=-1: must be at least 0",
@@ -122,7 +122,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "data/loader=prefetch data.loader.base.num_workers=4": "type data/loader@data.loader.base=disk or leave it out",
     "data/dataset=image_folder data.dataset.path=. data.dataset.mode=gray": "grey, rgb; did you mean 'grey'?",
     "data/dataset=image_folder data.dataset.path=. data.dataset.mode=RGB": "grey, rgb; did you mean 'rgb'?",
-    "trainer.precision=BF16": "must be one of auto, fp32, tf32, bf16; did you mean 'bf16'?",
+    "trainer.precision=BF16": "must be one of auto, fp32, bf16; did you mean 'bf16'?",
 }
 MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: cnn, vit",
@@ -139,7 +139,6 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "data/loader=auto data.loader.worker_counts=[-1]": "data.loader.worker_counts: -1 must be at least 0",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
     "data/loader=cache data.loader.folder=file": "the cache folder file cannot be used: ",
-    "device=cpu trainer.precision=tf32": "trainer.precision=tf32: needs a CUDA device, but this run uses cpu",
     "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "lr=0.01": "lr: there is no such key; did you mean optimizer.lr?",

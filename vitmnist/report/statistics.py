@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist, median
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,14 +44,12 @@ class Ratio:
         ratio: geometric mean of the ratios of the rounds that both have.
         rounds: number of these.
         low, high: simultaneous 95% interval; None with fewer than three rounds.
-        overlap: whether the ranges of the two overlap in these rounds.
     """
 
     ratio: float
     rounds: int
     low: float | None
     high: float | None
-    overlap: bool
 
     @property
     def is_difference(self) -> bool:
@@ -60,8 +58,7 @@ class Ratio:
 
     def __str__(self) -> str:
         if self.low is None:
-            ranges = f"{self.rounds} rounds, ranges {'overlap' if self.overlap else 'do not overlap'}"
-            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else ranges})"
+            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else f'{self.rounds} rounds'})"
         remark = "" if self.is_difference else ", not distinguishable"
         return f"{self.ratio:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
@@ -73,7 +70,6 @@ def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Rat
     its common rounds, with Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments,
     2017, 3.5 and 4.1). The variance of a configuration is estimated from its differences from the others (Grubbs, JASA
     43, 1948), and is at least the pooled one: a noisy configuration widens its own intervals.
-    `tests/report/test_statistics.py` simulates how often a report is wrong.
 
     Args:
         times: seconds by round, for each configuration.
@@ -92,9 +88,7 @@ def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Rat
     for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
         mean, margin = float(means[one, other]), float(margins[one, other])
         low, high = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
-        shared = logs[[one, other]][:, common[one, other]]
-        overlap = bool(shared.min(1).max() <= shared.max(1).min())
-        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high, overlap)
+        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high)
     return ratios
 
 
@@ -102,9 +96,9 @@ def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np
     """Half the widths of the simultaneous intervals of the mean log ratios; infinite with too few rounds.
 
     Args:
-        present: `[configuration, round]`, whether there is a time.
-        squares: `[configuration, configuration]`, squared deviations of the differences from their mean, summed.
-        counts: `[configuration, configuration]`, common rounds.
+        present: whether a configuration (rows) has a time in a round.
+        squares: of each pair, squared deviations of the differences from their mean, summed.
+        counts: of each pair, common rounds.
     """
     number, freedoms = len(present), np.maximum(counts - 1, 0)
     np.fill_diagonal(freedoms, 0)
@@ -132,10 +126,10 @@ def _studentized_range(number: int, freedom: int) -> float:
 
 def wilson(share: float, count: int) -> tuple[float, float]:
     """95% interval of a binomial proportion (Wilson, 1927, doi:10.1080/01621459.1927.10502953)."""
-    z = NormalDist().inv_cdf(1 - ERROR / 2)
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(share * count), count).proportion_ci(1 - ERROR, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def seconds(value: float) -> str:
