@@ -44,12 +44,14 @@ class Ratio:
         ratio: geometric mean of the ratios of the rounds that both have.
         rounds: number of these.
         low, high: simultaneous 95% interval; None with fewer than three rounds.
+        overlap: whether the ranges of the two overlap in these rounds.
     """
 
     ratio: float
     rounds: int
     low: float | None
     high: float | None
+    overlap: bool
 
     @property
     def is_difference(self) -> bool:
@@ -58,7 +60,8 @@ class Ratio:
 
     def __str__(self) -> str:
         if self.low is None:
-            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else f'{self.rounds} rounds'})"
+            ranges = f"{self.rounds} rounds, ranges {'overlap' if self.overlap else 'do not overlap'}"
+            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else ranges})"
         remark = "" if self.is_difference else ", not distinguishable"
         return f"{self.ratio:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
@@ -88,7 +91,9 @@ def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Rat
     for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
         mean, margin = float(means[one, other]), float(margins[one, other])
         low, high = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
-        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high)
+        shared = logs[[one, other]][:, common[one, other]]
+        overlap = bool(shared.min(1).max() <= shared.max(1).min())
+        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high, overlap)
     return ratios
 
 
