@@ -226,7 +226,7 @@ def test_code_blocks_are_valid_and_links_lead_to_a_file_and_a_heading() -> None:
 
 
 def extended_copy(folder: Path) -> Path:
-    """A copy of the project with the loader, the model and the metric of docs/architecture.md."""
+    """A copy of the project with the examples of docs/architecture.md."""
     for name in ("vitmnist", "hydra_plugins", "conf", "tests"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "pyproject.toml"):
@@ -241,15 +241,15 @@ def extended_copy(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_documented_loader_model_and_metric_pass_our_own_tests(tmp_path: Path) -> None:
+def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
     """tests/training/test_metrics.py has what is recorded of the metric."""
     folder = extended_copy(tmp_path)
-    checks = ["config/test_validation", "data/loaders/test_base", "data/loaders/test_indexed"]
+    checks = ["config/test_validation", "data/loaders/test_base", "data/loaders/test_indexed", "training/test_metrics"]
     files = [f"tests/{name}.py" for name in checks]
-    chosen = ["-k", "indexed or every_file or every_member"]
+    chosen = ["-k", "indexed or every_file or every_member or metric"]
     checked = python("-m", "pytest", "-n", "0", *files, *chosen, folder=folder, PYTHONPATH=str(folder))
     assert checked.returncode == 0, checked.stdout
-    typed = ["model=mlp", "data/loader=indexed", "hydra.run.dir=run"]
+    typed = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "hydra.run.dir=run"]
     ended = python("train.py", *small(typed, folder), folder=folder, PYTHONPATH=str(folder))
     assert ended.returncode == 0, ended.stderr
     result = result_of(folder / "run")

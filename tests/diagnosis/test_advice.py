@@ -39,7 +39,7 @@ class Epochs(Samples):
     [
         (IDLE, "the loader is not the problem"),
         (Cores(2, busy=1.9, workers=0.0), "the loader is not the problem"),  # no process takes anything from the step
-        (Cores(2, 0.9, workers=0.5, others=0.9), "0.9 of 2 cores busy and 0.9 with other programs"),
+        (Cores(2, 0.9, workers=0.5, others=0.9), "0.9 of 2 cores busy, 0.9 more by other programs"),
         (
             Cores(2, busy=1.9, workers=0.9),
             "hardly a core is free (1.9 of 2 cores busy), and workers use 0.9: measure the step",
@@ -107,7 +107,7 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("dataset", "reason"),
     [
-        (Samples(is_random=True), "is random before its random transforms"),
+        (Samples(is_random=True), "is random apart from the transforms"),
         (Epochs(), "set_epoch"),
         (Stream(), "IterableDataset"),
         (["text", "longer text"], ""),
@@ -161,4 +161,5 @@ class RandomShift:
 
 def test_decoding_once_is_advised_for_random_transforms_with_what_it_saves() -> None:
     (text,) = advice_on({}, IDLE, Transformed())
-    assert "(the random transforms are applied each time: a sample takes 0." in text
+    assert "(the random transforms are applied each time, so that a sample takes 0." in text
+    assert "times as long; decoding all of them at the start pays from epoch 2 on)" in text

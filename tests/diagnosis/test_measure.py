@@ -21,6 +21,7 @@ from vitmnist import diagnose, make_loader
 from vitmnist.data.loaders import timing
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.timing import Alternative, Block, Figure, Timed, try_workers
+from vitmnist.diagnosis import alternatives
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.leftovers import left_since, running
@@ -259,7 +260,19 @@ def test_the_bound_is_of_the_step_alone_and_never_below_the_table(
     one = Figure.of([1.0])
     times = [Figure.of([seconds]) for seconds in (0.010, step_s, batch_s)]
     rows = [Alternative("ram", batch_s=Figure.of([fastest_s]), waiting_s=one)] if fastest_s else []
-    found = Diagnosis(*times, one, Figure.of([waiting_pct]), one, one, steps=20, device="cpu", alternatives=rows)
+    found = Diagnosis(
+        *times, one, Figure.of([waiting_pct]), one, one, steps=20, rounds=3, device="cpu", alternatives=rows
+    )
     assert re.search(expected, found.verdict)
-    few = "few: 19 steps of the 20 that a verdict needs; give larger batches= or seconds="
+    few = "few: a verdict needs 20 steps, and only 19 were measured; give larger batches= or seconds="
     assert replace(found, steps=19).verdict == few
+    few = "few: a verdict needs 3 rounds, and there was time for 2; give larger seconds="
+    assert replace(found, rounds=2).verdict == few
+
+
+def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternatives, "TO_PREPARE", 0.0)
+    found = brief(DataLoader(Samples(SLOW_S), 4))
+    assert {row.refused for row in found.alternatives} == {
+        f"not tried: there is no time for it in seconds={ENOUGH_S:g}"
+    }

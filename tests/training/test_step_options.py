@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
+from torch import nn
 
-from tests.conftest import Train, result_of, weights
+from tests.conftest import Printed, Train, result_of, weights
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ConfigError, UnsupportedStepError
+from vitmnist.models import MODELS
+from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.training import setup, step_options
 from vitmnist.training.step_options import StepConfig, resolve_step_config
@@ -53,6 +56,18 @@ def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPat
     for cache, batch, expected in ((2**20, 500, 64), (2**10, 500, 1), (2**25, 100, 100), (None, 5000, 2048)):
         monkeypatch.setattr(step_options, "last_level_cache", lambda cache=cache: cache)
         assert resolve_step_config(FAST, CPU, batch, 1).micro_batch == expected
+
+
+def test_batch_normalisation_in_microbatches_is_warned_of(
+    quick: list[str], succeed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(shape[0]), CNN(options, shape, classes))
+
+    monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, build))
+    warning = "trainer.micro_batch=4: the model has batch normalisation"
+    assert warning in succeed(*quick, "model=cnn", "trainer.micro_batch=4")
+    assert "batch normalisation" not in succeed(*quick, "model=cnn", "hydra.run.dir=whole")
 
 
 @pytest.mark.parametrize(("device", "ranks", "fused"), [(CPU, 1, True), (CUDA, 2, True), (CUDA, 1, False)])

@@ -89,10 +89,9 @@ def transformed(
     source: Any = given or DividedDataset(dataset, probes)
     if random := find_random(source, encode):
         raise ConfigError(
-            f"{store.name}: {random} is random before its random transforms, or one of these keeps a state from sample "
-            "to sample; transforms are looked for in the attributes transform and transforms of the dataset, not of "
-            "its class. Move all that is random there, name the two steps with decode= and transform=, or use the "
-            "DataLoader as it is"
+            f"{store.name}: {random} is random apart from the transforms in the attributes transform and transforms of "
+            "the dataset (not of its class), or one of these keeps a state from sample to sample; move all that is "
+            "random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
         )
     for half in source.halves if form.max_side else ():
         half.once.append(Shrink(form.max_side or 0))

@@ -24,6 +24,7 @@ from vitmnist.runtime.memory import Memory, check_fits
 
 TENSORS = 'ram, transforms="tensor"'
 SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples for one loader
+TO_PREPARE = 0.5  # the share of it after which no other loader is prepared
 
 
 class Part(Subset[Any]):
@@ -74,31 +75,44 @@ def decode_part(
 
 @dataclass
 class Alternatives(Bench):
-    """What else could deliver the batches of a DataLoader."""
+    """What else could deliver the batches of a DataLoader.
+
+    Args:
+        seconds: for the whole diagnosis.
+    """
 
     dataloader: DataLoader[Any] = field(kw_only=True)
     step: Callable[[Any], object] = field(kw_only=True)
     device: torch.device = field(kw_only=True)
+    seconds: float = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._prepared_until = time.perf_counter() + TO_PREPARE * self.seconds
 
     def add_workers(self, workers: int) -> Timed | None:
         """The same DataLoader with another number of workers; None if it failed."""
         name = f"DataLoader, num_workers={workers}"
-        return self.add(name, lambda *parts: self._timed(rebuilt(self.dataloader, num_workers=workers)), self._repeats)
 
-    def add_decoded(self, loading_s: float, seconds: float) -> None:
+        def build(row: Alternative, stack: ExitStack) -> Timed:
+            self._check_time()
+            return self._timed(rebuilt(self.dataloader, num_workers=workers))
+
+        return self.add(name, build, self._repeats)
+
+    def add_decoded(self, loading_s: float) -> None:
         """The loader with its samples decoded once: as many of them as there is time for.
 
         Args:
             loading_s: seconds per batch of loading alone.
-            seconds: for the whole diagnosis.
         """
         if isinstance(self.dataloader.dataset, DecodedDataset):
             return
         size = len(self.dataloader.dataset)  # type: ignore[arg-type]
         batch_size = max(size // max(len(self.dataloader), 1), 1)
-        indices = range(min(size, (int(SHARE_OF_TIME * seconds / loading_s) + 2) * batch_size))
+        indices = range(min(size, (int(SHARE_OF_TIME * self.seconds / loading_s) + 2) * batch_size))
 
         def build(row: Alternative, stack: ExitStack) -> Timed:
+            self._check_time()
             started = time.perf_counter()
             store, form = ("ram", "tensor") if row.name == TENSORS else (row.name, "exact")
             replaced, row.memory_bytes = decode_part(self.dataloader, indices, store, self.device, form)  # type: ignore[arg-type]
@@ -121,6 +135,10 @@ class Alternatives(Bench):
         except Exception as error:  # the collate function may not take a batch of one
             return f"unknown: {reason(error)}"
         return f"no, {random} is random" if random else "yes"
+
+    def _check_time(self) -> None:
+        if time.perf_counter() > self._prepared_until:
+            raise ConfigError(f"not tried: there is no time for it in seconds={self.seconds:g}")
 
 
 def complete_row(timed: Timed, batches: int) -> None:

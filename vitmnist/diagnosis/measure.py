@@ -49,7 +49,7 @@ def diagnose(
         step: trains on a batch: `step(batch)`, or `step(images, labels)` if it has several required arguments. It
             moves the batch to the device itself, as in the training loop.
         batches: how many batches each measurement times; fewer if `seconds` would not be enough.
-        seconds: about how long it may take. A step that takes long exceeds it.
+        seconds: about how long it may take. What there is no time for is left out, and named.
         device: whose clock is used: that of the step. By default that of `model`, or else the CUDA device if CUDA is
             in use.
         model: its state is restored afterwards, as is that of the random generators in any case.
@@ -107,10 +107,9 @@ def _measure(
     warm_up = [timed.time_block() for timed in turns]
     rows: list[Alternative] = []
     if all(warm_up) and dataloader is not None:
-        others = Alternatives(stack, dataloader=dataloader, step=step, device=device)
-        build = lambda workers: others.add_workers(workers) if time.perf_counter() < deadline else None  # noqa: E731
-        try_workers(both, dataloader.num_workers, build)
-        others.add_decoded(warm_up[0].batch_s, seconds)  # type: ignore[union-attr]
+        others = Alternatives(stack, dataloader=dataloader, step=step, device=device, seconds=seconds)
+        try_workers(both, dataloader.num_workers, others.add_workers)
+        others.add_decoded(warm_up[0].batch_s)  # type: ignore[union-attr]
         turns += others.turns
         rows = others.rows
     rounds = take_turns(turns, batches, deadline - time.perf_counter())
@@ -147,6 +146,7 @@ def _diagnosis(turns: list[Timed], steps: int, rows: list[Alternative]) -> Diagn
         first_batch_s=Figure.of(stream.first_batch_s),
         cores_busy=Figure.of(block.cores for block in blocks),
         steps=steps,
+        rounds=len(turns[2].blocks),
         device=str(stream.device),
         alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
         notes=notes,

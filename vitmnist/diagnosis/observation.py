@@ -84,6 +84,7 @@ class Timeline:
         """Steps of the warm-up."""
         self.began: CpuTime | None = None
         self.ended: CpuTime | None = None
+        self.is_stopped = False
         self._is_warm = False
         self._in_step: set[int] = set()  # the loaders that have delivered a batch of the current step
         self._is_waiting = False
@@ -169,6 +170,7 @@ class Timeline:
         elif self.is_open and self.is_complete and (is_start or not self._holds_batches()):
             self.end()
             if self.limits.stop and can_stop:
+                self.is_stopped = True
                 sys.exit(0)
         if is_start:
             self._epoch = perf_counter(), self.waiting_s, self.steps

@@ -10,6 +10,9 @@ from tabulate import tabulate
 
 from vitmnist.data.loaders.timing import Alternative, Figure
 from vitmnist.diagnosis.verdict import FEW_STEPS, few, limit, milliseconds
+from vitmnist.runtime.memory import mib
+
+LEAST_ROUNDS = 3  # in which T and T2 were measured in turn, below which there is no verdict
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Diagnosis:
         first_batch_s: from the start of an epoch to its first batch.
         cores_busy: processor cores in use on average while loading and computing, those of workers included.
         steps: how many were made while T was measured.
+        rounds: blocks of T, which took turns with those of T1, T2 and the alternatives.
         alternatives: other ways to load the same batches, the fastest first.
         notes: what could not be measured, and why.
     """
@@ -37,6 +41,7 @@ class Diagnosis:
     first_batch_s: Figure
     cores_busy: Figure
     steps: int
+    rounds: int
     device: str
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -50,6 +55,8 @@ class Diagnosis:
         """
         if self.steps < FEW_STEPS:
             return f"{few(self.steps)}; give larger batches= or seconds="
+        if self.rounds < LEAST_ROUNDS:
+            return f"few: a verdict needs {LEAST_ROUNDS} rounds, and there was time for {self.rounds}; give larger seconds="
         both_s = self.batch_s.median
         # An alternative that is faster than the step over a resident batch shows that more can be gained.
         others = {"without loading": self.step_s} | {
@@ -96,7 +103,7 @@ class Diagnosis:
                 f"{100 * row.waiting_s.median / row.batch_s.median:.0f}%",
                 f"{row.epoch_s:.3g} s",
                 f"{row.set_up_s:.3g} s",
-                "–" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.3g} MiB",
+                "–" if row.memory_bytes is None else mib(row.memory_bytes),
                 row.identical,
             )
             for row in self.alternatives

@@ -32,6 +32,7 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
         "reason": reason,
         "command": command,
         "exit_code": exit_code,
+        "stopped": time.is_stopped,
         "rank": _rank(),
         "processes_not_observed": observer.processes,
         "cuda_used": torch is not None and torch.cuda.is_initialized(),
@@ -105,7 +106,8 @@ def why_failed(report: dict[str, Any], limit: float) -> str | None:
 def format_report(report: dict[str, Any]) -> str:
     """The report as it is printed."""
     rank = f", rank {report['rank']}" if report["rank"] else ""
-    lines = [f"\nvitmnist diagnose{rank}: the script ended with exit code {report['exit_code']}"]
+    ended = f"ended with exit code {report['exit_code']}"
+    lines = [f"\nvitmnist diagnose{rank}: the script {'was stopped, as --stop says' if report['stopped'] else ended}"]
     if report["reason"]:
         lines.append(f"incomplete: {report['reason']}")
     if count := report["processes_not_observed"]:

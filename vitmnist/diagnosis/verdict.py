@@ -37,7 +37,7 @@ def limit(loading_pct: float) -> str:
 
 def few(steps: int) -> str:
     """In place of a verdict."""
-    return f"few: {plural(steps, 'step')} of the {FEW_STEPS} that a verdict needs"
+    return f"few: a verdict needs {FEW_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
 
 
 def milliseconds(seconds: float) -> str:

@@ -15,7 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
 BUSY = 0.75  # the share of the cores in use from which on they count as busy
-NOTICEABLE = 0.05  # the share of the processor time that workers take, or of the cores, that others do, which counts
+NOTICEABLE = 0.05  # the share of the cores from which on it counts that workers or other programs use them
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Cores:
     @property
     def compete(self) -> bool:
         """Whether loading may take processor time from the step."""
-        return self.are_busy and (self.workers is None or self.workers > NOTICEABLE * self.busy)
+        return self.are_busy and (self.workers is None or self.workers > NOTICEABLE * self.available)
 
     def __str__(self) -> str:
-        others = f" and {self.others:.1f} with other programs" if self.others > NOTICEABLE * self.available else ""
+        others = f", {self.others:.1f} more by other programs" if self.others > NOTICEABLE * self.available else ""
         return f"{self.busy:.1f} of {self.available} cores busy{others}"
 
 

@@ -39,6 +39,8 @@ from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 log = logging.getLogger(__name__)
 
+BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+
 
 @dataclass
 class TrainSetup:
@@ -106,7 +108,15 @@ def build_setup(
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
     step = build_step(config, dataset.train, sampler, device, step_config)
-    # Evaluation keeps no activations, so a microbatch of training fits. The ranks' own may differ by one image.
+    has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in step.model.modules())
+    if has_batch_norm and step.microbatch < min(sampler.batch_size, sampler.size):
+        log.warning(
+            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
+            "trainer.micro_batch=null takes them from the whole batch",
+            step_config.micro_batch,
+        )
+    # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their own
+    # may differ by one image.
     eval_batch = world.broadcast_object(lambda: step.microbatch) * world.size
     eval_sampler = rank_sampler(EpochSampler(len(dataset.test), eval_batch, config.seed, Shuffle.none), world)
 
@@ -173,7 +183,7 @@ def select_run_loader(
     sampler: EpochSampler,
     eval_sampler: EpochSampler,
 ) -> LoaderSelection:
-    """Time the loaders with the run's own training step, which is afterwards as before."""
+    """Time the loaders with the run's own training step, then restore its state."""
     _, options = LOADERS.member(config.data.loader)
     initial = copy.deepcopy(step.state_dict())
 

@@ -27,6 +27,8 @@ GRAPH_NEEDS = "a CUDA device, one process and a fused optimizer"
 class StepConfig:
     """How a training step is computed. Changes the result by rounding only.
 
+    Exception: batch normalisation takes its statistics from a microbatch.
+
     `reasons` explains, by key, each value that the configuration left to `auto`.
     """
 
