@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -22,16 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import hydra
-import optuna
 import pytest
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.utils.data import DataLoader, Dataset
 
 from tests.conftest import REPOSITORY
-from vitmnist.cli.messages import describe
-from vitmnist.config import CONF
 from vitmnist.data.huggingface import RowPairs
 from vitmnist.diagnosis import script
 from vitmnist.runtime.failures import classify
@@ -57,10 +51,6 @@ PRIVATE = [
         "BasicSweeper",
         "hydra_plugins/vitmnist_rounds.py",
         "Hydra warns that the plugin is incompatible, and a sweep with `repeats` is refused; all else works",
-    ),
-    Private(
-        *("omegaconf.DictConfig", "_get_root", "cli/messages.py"),
-        "the message for an unknown key suggests only keys of the same section",
     ),
     # One kernel for all averaged weights; torch's own optimizers use them.
     Private(
@@ -130,25 +120,8 @@ def said(action: Callable[[], Any]) -> str:
     return str(raised_by(action))
 
 
-def frames_of(action: Callable[[], Any]) -> str:
-    return str(traceback.extract_tb(raised_by(action).__traceback__))
-
-
 def of_worker(act: Callable[[], Any]) -> str:
     return said(lambda: list(DataLoader(Acting(act), num_workers=1, timeout=2)))
-
-
-def of_hydra(override: str) -> str:
-    return said(lambda: compose(override))
-
-
-def compose(override: str) -> None:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        hydra.compose("config", [override])
-
-
-def empty_range() -> Any:
-    return OverridesParser.create().parse_override("seed=range(0,1,0)")
 
 
 def crowd() -> None:
@@ -156,7 +129,7 @@ def crowd() -> None:
 
 
 TRACEBACK = "the library's own message with a traceback"
-FAILURES, LOADER, CLI = "runtime/failures.py", "data/loaders/disk.py", "cli/messages.py"
+FAILURES, LOADER = "runtime/failures.py", "data/loaders/disk.py"
 OTHER_ADVICE = "the advice for a GPU or a worker that failed"
 MESSAGES = [
     Words("DataLoader timed out", f"{FAILURES} {LOADER}", TRACEBACK, lambda: of_worker(sleep)),
@@ -179,16 +152,6 @@ MESSAGES = [
         *("_inductor", "diagnosis/observer.py", "`diagnose` counts torch's compiling processes as the script's"),
         lambda: str(find_spec("torch._inductor.compile_worker.__main__")),
     ),
-    Words("Ambiguous value for argument", CLI, "Hydra's message", lambda: of_hydra("epochs=1,2")),
-    Words("Could not override '", CLI, "Hydra's message", lambda: of_hydra("date/loader=ram")),
-    Words("but config group '", CLI, "Hydra's message", lambda: of_hydra("date/loader@data=ram")),
-    Words("Config group override must be", CLI, TRACEBACK, lambda: of_hydra("model=null")),
-    Words("override_parser", CLI, TRACEBACK, lambda: frames_of(lambda: list(empty_range().sweep_string_iterator()))),
-    Words(
-        "_apply_overrides_to_config", CLI, TRACEBACK, lambda: frames_of(lambda: compose("~data.augment.operations.0"))
-    ),
-    Words("No trials are completed yet.", CLI, TRACEBACK, lambda: said(lambda: optuna.create_study().best_trial)),
-    Words("Could not determine home directory", CLI, TRACEBACK, lambda: said(Path("~nobody-here").expanduser)),
 ]
 
 
@@ -280,12 +243,6 @@ def test_a_missing_interface_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ImportError) as raised:  # of a script of the user
         exec("import no_such_module")
     assert not classify(raised.value).is_user_error
-
-
-def test_an_unknown_key_without_its_root_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised = raised_by(lambda: compose("bach_size=7"))
-    monkeypatch.delattr("omegaconf.base.Node._get_root")
-    assert describe(raised).message.startswith("bach_size: there is no such key")
 
 
 def test_without_a_fingerprint_rows_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:

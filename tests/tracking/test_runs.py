@@ -123,7 +123,7 @@ def test_a_record_with_control_characters_is_unreadable(text: str, tmp_path: Pat
 
 def test_pipes_in_place_of_records_stop_no_command(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
-    for name in ("result.json", "progress.json", ".hydra/config.yaml"):
+    for name in ("result.json", "epochs.csv", ".hydra/config.yaml"):
         os.mkfifo(tmp_path / name)
     found = read_run(tmp_path)
     assert (found.status, found.reason) == ("unreadable", f"{tmp_path.name}/result.json: is not a regular file")

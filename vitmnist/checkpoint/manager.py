@@ -31,7 +31,7 @@ from vitmnist.training.step_options import StepConfig
 log = logging.getLogger(__name__)
 
 MAY_CHANGE = (
-    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "stop_signal"),
+    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes"),
     *("resume", "repeats", "repeat", "sweep", "tensorboard", "profile", "trainer", "distributed"),
 )
 """Keys that may change when a run is resumed; all others determine what is learned."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets import Dataset, Split, build_dataset
-from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, printable
@@ -37,6 +35,7 @@ from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
+from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
 from vitmnist.training.metrics import Predictions
 
@@ -107,7 +106,7 @@ def load_run(
     if config.data.holdout:
         dataset = dataset.held_out(config.data.holdout)
     if not any(override.startswith("data") for override in overrides):
-        _warn_if_files_changed(folder, dataset)
+        _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset
 
 
@@ -121,17 +120,10 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
     return Evaluation(trained.path, dataset, split, predictions)
 
 
-def _warn_if_files_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = folder / EVAL_FILES
-    if not dataset.test.files or not recorded.is_file():
-        return
-    before, now = set(os.fsdecode(recorded.read_bytes()).splitlines()), set(dataset.test.files)
-    if before != now:
-        print(
-            f"warning: the images have changed since training: {len(now - before)} are new in the "
-            f"{dataset.eval_split} split, {len(before - now)} are no longer in it; {recorded} lists the original ones",
-            file=sys.stderr,
-        )
+def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
+    recorded = read_run(folder).section("dataset").get("sha256")
+    if isinstance(recorded, dict) and recorded.get("test_images") != dataset.sha256["test_images"]:
+        print(f"warning: the images of the {dataset.eval_split} split have changed since training", file=sys.stderr)
 
 
 def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
