@@ -90,7 +90,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
     "data/augment=shift data.augment.operations.0.pixels=-1": "operations.0.pixels=-1: must be at least 0",
     "data/augment=cifar data.augment.operations.1.q=2": "operations.1.q: there is no such key; allowed: name, p",
-    "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations.3: there is no such element",
+    "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations.3: list index out of range",
     "data/dataset=image_folder": "data.dataset.path is missing; type data.dataset.path=VALUE",
     "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "must be one of grey, rgb",
     "trainer.epochs=3": "trainer.epochs: there is no such key; did you mean epochs?",

@@ -10,7 +10,6 @@ images. data.holdout=null evaluates such a run on the test split.
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from argparse import ArgumentParser, Namespace
@@ -72,15 +71,6 @@ class Evaluation:
         rows = [row | {"probability": f"{row['probability']:.9g}"} for row in mistakes]  # 9 digits identify a float32
         columns = ("image", "true_class", "predicted_class", "probability")
         return csv_text(columns, rows).encode(errors="surrogateescape")
-
-    def grid_png(self) -> bytes | None:
-        """The mistakes with the highest confidence, captioned; None if there are none."""
-        picture = worst_mistakes(self.split, self.predictions)
-        if picture is None:
-            return None
-        png = io.BytesIO()
-        picture.save(png, format="png")
-        return png.getvalue()
 
 
 def load_run(
@@ -165,14 +155,6 @@ def _table(metrics: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _write(path: Path, content: bytes | None) -> str:
-    """Write a file and return the line to print about it."""
-    if content is None:
-        return f"no mistakes: {path} is not written"
-    write_atomic(path, content)
-    return f"written: {path}"
-
-
 def add_run(parser: ArgumentParser) -> None:
     """The arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
@@ -195,9 +177,14 @@ def _parse(parser: ArgumentParser) -> Namespace:
 @command(_parse)
 def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights)
-    outputs = ((options.mistakes, evaluation.mistakes_csv), (options.grid, evaluation.grid_png))
-    written = [_write(path, content()) for path, content in outputs if path]
     dataset, split = evaluation.dataset, evaluation.split
+    if options.mistakes:
+        write_atomic(options.mistakes, evaluation.mistakes_csv())
+    if options.grid:
+        if picture := worst_mistakes(split, evaluation.predictions):
+            picture.save(options.grid, format="png")
+        else:
+            print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     metrics = class_metrics(evaluation.predictions.confusion_matrix(split.labels, len(split.classes)), split.classes)
     if options.json:
         printed = {"weights": str(evaluation.weights), "split": dataset.eval_split, **metrics}
@@ -205,4 +192,4 @@ def main(options: Namespace) -> None:
             printed["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(printed))
     else:
-        print("\n".join([str(evaluation.weights), dataset.evaluated_on(), _table(metrics), *written]))
+        print("\n".join([str(evaluation.weights), dataset.evaluated_on(), _table(metrics)]))

@@ -79,7 +79,7 @@ def _refused_override(cause: OmegaConfBaseException) -> str:
         groups = {file.parent.relative_to(CONF).as_posix() for file in CONF.glob("*/**/*.yaml")}
         return f"{key}: there is no such config group; {allowed_names(key, groups)}"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
-        return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"], None))
+        return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"]))
     return f"{key}: {first_line(cause)}"
 
 

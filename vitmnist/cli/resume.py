@@ -102,7 +102,7 @@ def _set_value(config: DictConfig, key: str, value: Any, merge: bool = True) -> 
     except (ConfigKeyError, ConfigAttributeError, ConfigTypeError) as error:
         parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
         siblings = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
-        raise UnknownKeyError(key, siblings, value) from error
+        raise UnknownKeyError(key, siblings) from error
 
 
 def _recorded_values(folder: Path) -> dict[str, Any]:
