@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,11 +200,10 @@ def test_the_table_has_every_private_name() -> None:
     assert {(file, listed[name]) for file, name in found} == used
 
 
-@pytest.mark.parametrize(
-    "name", [f"{row.owner}.{name}" for row in PRIVATE for name in row.names.split() if row.owner != "datasets.Dataset"]
-)
-def test_each_private_name_exists(name: str) -> None:
-    assert pydoc.locate(name) is not None
+def test_each_private_name_exists() -> None:
+    for row in PRIVATE:
+        if row.owner != "datasets.Dataset":  # an attribute of its objects: see the next test
+            assert {*row.names.split()} <= {*vars(import_module(row.owner))}
 
 
 def test_a_hugging_face_dataset_has_a_fingerprint() -> None:
