@@ -16,8 +16,7 @@ from vitmnist.cli.messages import describe, refuse_flags
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.errors import DataError, TrainingError
-from vitmnist.runtime import failures
+from vitmnist.errors import DataError
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
@@ -202,13 +201,3 @@ def test_a_refused_run_takes_nothing_that_was_there_before(refuse: Printed, quic
         file.write_text("keep")
     refuse(*quick, "batch_size=0", "hydra.run.dir=mine")
     assert [file.read_text() for file in mine] == ["keep"] * 4
-
-
-def test_a_failure_of_the_table_decides_the_exit_code(
-    quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    diverged = (TrainingError, lambda error: failures.Failure(f"diverged: {error}", 3))
-    monkeypatch.setattr(failures, "FAILURES", (diverged, *failures.FAILURES))
-    ended = train_here(*quick, "optimizer=sgd", "optimizer.lr=1e30")
-    assert ended.returncode == 3
-    assert "error: diverged: the loss is" in ended.stderr

@@ -77,7 +77,7 @@ class Command:
     config: Config | None = None
     overrides: list[str] = field(default_factory=list)
     output: OutputFolder | None = None
-    is_search: bool = False
+    kind: Literal["run", "sweep", "search"] = "run"
     stage: Literal["starting", "training", "completed"] = "starting"
 
     def resume_hint(self, ranks: int) -> str:
@@ -85,9 +85,9 @@ class Command:
         if not self.output:
             return ""
         shown = display_path(self.output.path)
-        if self.is_search:
+        if self.kind == "search":
             return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
-        if self.config is None:  # a sweep, whose command is typed again
+        if self.kind == "sweep":  # whose command is typed again
             kept = [one for one in self.typed if key_of(one) not in ("resume", "hydra.sweep.dir")]
             same = shlex.join([*kept, "resume=auto", f"hydra.sweep.dir={shown}"])
             return f"; results: {shown}, resume with\n    {program()} {same}"
@@ -123,6 +123,7 @@ class Outputs(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the command line of a sweep, and lock its folder."""
         with _past_hydra():
+            command.kind = "search" if is_search(config) else "sweep"
             if launched():
                 raise ConfigError(
                     "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
@@ -132,9 +133,8 @@ class Outputs(Callback):
                 raise ConfigError(
                     "resume: resumes one run, and this command is a sweep (-m, or an experiment that is one)"
                 )
-            if command.resume and is_search(config):
+            if command.resume and command.kind == "search":
                 raise ConfigError("resume=auto: a search continues by hydra.sweeper.storage=sqlite:///FILE instead")
-            command.is_search = is_search(config)
             apply_repeats(config)
             continue_search(config)
             unrecorded.clear()

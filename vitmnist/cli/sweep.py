@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from vitmnist.cli.messages import describe
 from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
-from vitmnist.config.values import flatten, resolved, to_plain_dict
+from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint
 from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached, interruption
@@ -107,7 +108,7 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         if isinstance(error, InUseError) or read_run(folder).status == "completed":
             unrecorded.append(folder.name)
         elif not (folder / "result.json").exists():
-            config = resolved(composed)
+            config: Any = OmegaConf.to_container(composed, enum_to_str=True)
             refused = Result(overrides=overrides, choices=choices_of(config), error=failure.message, config=config)
             with suppress(OSError):
                 refused.write(folder)
