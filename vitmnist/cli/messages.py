@@ -40,8 +40,8 @@ def describe(error: BaseException) -> Failure:
     failure = classify(error)
     if isinstance(error, UnknownKeyError):
         return Failure(_unknown_key(error))
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        return Failure(_unknown_member(error.missing_cfg_file, error.options))
+    if isinstance(error, MissingConfigException):
+        return Failure(_unknown_member(error.missing_cfg_file or "", error.options or ()) or text)
     if isinstance(error, OverrideParseException):
         return Failure(_unreadable(str(error.override)))
     if isinstance(error, HydraException):
@@ -62,12 +62,12 @@ def refuse_flags(arguments: list[str]) -> None:
             raise ConfigError(f"{flag}: there is no such option; keys are typed without dashes, as in epochs=3")
 
 
-def _unknown_member(wanted: str, members: Iterable[str]) -> str:
-    """`data/loader=ran`: no such member of the group."""
+def _unknown_member(wanted: str, members: Iterable[str]) -> str | None:
+    """`data/loader=ran`: no such member of the group; None if the group has none, as of `experiment=a/b`."""
     group, _, wrong = wanted.rpartition("/")
     if extra := PLUGINS.get(f"{group}={wrong}"):  # typed, or what our own hydra/launcher=parallel builds on
         return str(MissingExtraError(f"{group}={wrong}", extra))
-    return f"{group}={wrong}: there is no such member; {allowed_names(wrong, members)}"
+    return f"{group}={wrong}: there is no such member; {allowed_names(wrong, members)}" if members else None
 
 
 def _refused_override(cause: OmegaConfBaseException) -> str:
