@@ -34,7 +34,6 @@ COMMANDS = [  # the last ones are left out on a slow machine
     "python benchmarks/epoch.py --rounds 2 --train-size 20000 --num-workers 2 --only bare RAM prefetch slice workers",
     "python benchmarks/step.py --batch-size 500 --rounds 2 --seconds 0.1 --only fp32 bf16 bfloat16",
     "python benchmarks/loaders.py --rounds 3 --train-size 20000",
-    "python benchmarks/residency.py --rounds 3",
     "python benchmarks/time_to_accuracy.py --seeds 1",
     "python benchmarks/epoch.py --batch-size 5000 --rounds 2 --only bare gpu_slice",
 ]

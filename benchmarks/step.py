@@ -47,7 +47,7 @@ def steps(device: torch.device) -> dict[str, list[str]]:
     """Every way of computing a step on this device, as overrides of `train.py`, by its label."""
     is_cuda = device.type == "cuda"
     found = {}
-    for precision in ("fp32", "tf32", "bf16") if is_cuda else ("fp32", "bf16"):
+    for precision in ("fp32", "bf16"):
         eager = [f"trainer.precision={precision}", "trainer.fused=true"]
         compiled = [*eager, "trainer.compile=true"]
         found[f"{precision}, eager"] = eager

@@ -31,20 +31,6 @@ REPOSITORY = Path(__file__).parent.parent
 PLAIN = "tensorboard.images_every_epochs=null"  # drawing images takes most of the time of a short run
 BRIEF = ("data.loader.seconds=0.1", "data.loader.worker_counts=[]")  # `auto` times each loader for seconds
 STATEFUL = ("schedule=one_cycle", "ema_decay=0.9", "data/augment=shift")  # what a resumed run has to continue
-TIMES = (
-    "epoch_s",
-    "train_s",
-    "eval_s",
-    "save_s",
-    "first_batch_s",
-    "data_wait_s",
-    "data_wait_pct",
-    "compute_s",
-    "images_per_s",
-    "ended_at",
-)
-MACHINE = ("host_peak_mib", "gpu_peak_mib", "cores_busy", "gpu_util_pct")
-
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
 Printed = Callable[..., str]  # of `succeed` and `refuse`
@@ -227,9 +213,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def learned(folder: Path) -> list[dict]:
-    """The recorded epochs without the metrics that depend on the machine."""
+    """The recorded metrics that depend on neither time nor machine."""
     return [
-        {name: value for name, value in epoch.items() if name not in (*TIMES, *MACHINE, "first_of_start")}
+        {name: value for name, value in epoch.items() if name.endswith(("_loss", "_acc"))}
         for epoch in result_of(folder)["epochs"]
     ]
 

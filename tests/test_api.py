@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from vitmnist import Loader, load_dataset, make_loader, register
 from vitmnist.config.validation import bounded
@@ -40,10 +40,9 @@ class ImageDataset(Dataset[tuple[Image.Image, int]]):
         return Image.new("RGB", (4, 3), (index, 2 * index, 0)), index
 
 
-@pytest.mark.parametrize("name", ["disk", "ram", "cache", "prefetch"])
-def test_pil_images_become_uint8(name: str, tmp_path: Path) -> None:
-    options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
-    with make_loader(name, ImageDataset(), **COMMON, **options) as loader:
+@pytest.mark.parametrize("name", ["disk", "ram"])
+def test_pil_images_become_uint8(name: str) -> None:
+    with make_loader(name, ImageDataset(), **COMMON, **({"num_workers": 0} if name == "disk" else {})) as loader:
         for images, labels in loader.epoch(0):
             assert images.dtype == torch.uint8
             assert images.shape[1:] == (3, 3, 4)
@@ -90,7 +89,7 @@ def test_load_dataset_reads_a_data_set_by_name(tiny_root: Path) -> None:
     ("arguments", "message"),
     [
         ({"name": "rma"}, r"^name=rma: not known; did you mean 'ram'\? allowed: auto, cache, disk"),
-        ({"workers": 2}, r"^workers: there is no such key; allowed: frozen"),
+        ({"workers": 2}, r"^workers: there is no such key; allowed: none"),
         ({"step": print}, "^step: is timed by auto; ram has no use for it"),
         ({"shuffle": "smaple"}, r"^shuffle=smaple: did you mean 'sample'\? allowed: batch, none, sample"),
         ({"batch_size": 0}, "^batch_size=0: must be at least 1"),
@@ -147,23 +146,19 @@ def test_unusable_data_is_refused_with_a_reason(name: str, data: object, message
 
 
 def test_a_dataset_is_not_a_split(tiny: datasets.Dataset) -> None:
-    with pytest.raises(DataError, match=r"give one of its splits, \.train or \.test"):
+    with pytest.raises(DataError, match="of a dataset with several splits, give one"):
         make_loader("ram", tiny, **COMMON)
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "message"),
-    [
-        (torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64), "images: must be torch.uint8 with 4 dimensions"),
-        (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), r"found torch.uint8 \[3, 4, 4\]"),
-        (torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3), "labels: must be torch.int64 with 1 dimension, "),
-    ],
-)
-def test_a_split_of_the_wrong_dtype_or_shape_is_refused(
-    images: torch.Tensor, labels: torch.Tensor, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        Split(images, labels, (0.5,), (0.5,), ("only",))
+def test_a_split_of_the_wrong_dtype_or_shape_is_refused() -> None:
+    images, labels = torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)
+    for values, message in (
+        ((images.float(), labels), "images: must be uint8"),
+        ((images[:, 0], labels), r"found torch.uint8 \[3, 4, 4\]"),
+        ((images, labels.float()), "labels: must be int64 "),
+    ):
+        with pytest.raises(DataError, match=message):
+            Split(*values, (0.5,), (0.5,), ("only",))
 
 
 @dataclass
@@ -192,9 +187,6 @@ def custom() -> Iterator[None]:
             self.fault, self.data = options.fault, data
             self.kept: dict[tuple[int, int], Batch] = {}
 
-        def __len__(self) -> int:
-            return super().__len__() + (self.fault == "length")
-
         def epoch(self, number: int, start: int = 0) -> Batches:
             if self.fault == "is not held":
                 return weak_batches(weakref.ref(self), number, start)
@@ -214,7 +206,7 @@ def custom() -> Iterator[None]:
                 indices = batches[own]
                 if self.fault == "keeps batches":
                     yield self.kept.setdefault((number, own), self.gather(indices))
-                elif self.fault != "loses a single sample" or self.sampler.size > 1:
+                else:
                     yield self.gather(indices)
                 if self.fault == "twice":
                     yield self.gather(indices)
@@ -222,12 +214,7 @@ def custom() -> Iterator[None]:
         def gather(self, indices: slice | torch.Tensor) -> Batch:
             if not isinstance(self.data, TensorSet):
                 return collate_samples([self.data[index] for index in torch.arange(len(self.data))[indices].tolist()])
-            images, labels = self.data.images[indices], self.data.labels[indices]
-            if self.fault == "float":
-                images = images.float()
-            if self.fault == "same images":
-                images = self.data.images[: len(images)]
-            return (images.to("meta") if self.fault == "device" else images), labels
+            return self.data.images[indices], self.data.labels[indices]
 
     yield
     del LOADERS._members["custom"]
@@ -249,13 +236,8 @@ def test_a_registered_loader_is_checked_and_built() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [  # tests/diagnosis/test_audit.py has the promises that an audit checks in the same way
-        ("length", "batches depend on the seed .*: its length is 6, batches 5"),
         ("twice", "batches depend on the seed .*: its length is 5, batches 10"),
-        ("float", "batches depend on the seed .*images are torch.float32 .*, not torch.uint8"),
-        ("device", "batches depend on the seed .*batches are on meta, not on cpu"),
-        ("same images", "batches depend on the seed .*images differ"),
-        ("loses a single sample", "batches depend on the seed .*its length is 1, batches 0"),
-        ("ends early", "a resumed epoch neither skips nor repeats: epoch.* at epoch 2.* is missing"),
+        ("ends early", r"a resumed epoch neither skips nor repeats: epoch\(2, 0\): epoch 2.* is missing"),
         ("is not held", "keep their loader alive: epoch 0, batch 0"),
         ("randomness", "global random generators are left alone: used: torch"),
         ("keeps batches", "a batch that is kept is not overwritten"),
@@ -265,10 +247,3 @@ def test_a_registered_loader_is_checked_and_built() -> None:
 def test_check_loader_finds_a_broken_promise(fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=f"custom: .*{message}"):
         check_loader("custom", fault=fault)
-
-
-@pytest.mark.usefixtures("custom")
-def test_check_loader_finds_samples_that_draw_from_shared_generators() -> None:
-    data = TensorDataset(torch.arange(23.0), torch.arange(23))
-    with pytest.raises(AssertionError, match=r"custom: batches depend on the seed .* the numbers of index"):
-        check_loader("custom", data)

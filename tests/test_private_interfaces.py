@@ -16,81 +16,42 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import hydra_plugins.vitmnist_rounds  # noqa: F401  # imports what pydoc looks up
 from tests.conftest import REPOSITORY
 from vitmnist.data.huggingface import RowPairs
 from vitmnist.diagnosis import script
 from vitmnist.runtime.failures import classify
 from vitmnist.tracking.environment import LIBRARIES
 
+FILES = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
 SENTENCE = "error: …: this version of PACKAGE is not supported; type pip install --upgrade vitmnist, or install an …"
-
-
-class Private(NamedTuple):
-    """Private names: of what, where they are used, and what breaks and is seen without them."""
-
-    owner: str
-    names: str
-    used_in: str
-    without: str
-
-
-PRIVATE = [
+PRIVATE = {  # of what, names: what the user sees without them
     # Tells Hydra's options from overrides.
-    Private("hydra._internal.utils", "get_args_parser", "cli/messages.py cli/overrides.py", SENTENCE),
-    Private(
-        "hydra._internal.core_plugins.basic_sweeper",
-        "BasicSweeper",
-        "hydra_plugins/vitmnist_rounds.py",
-        "Hydra warns that the plugin is incompatible, and a sweep with `repeats` is refused; all else works",
-    ),
+    ("hydra._internal.utils", "get_args_parser"): SENTENCE,
+    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper"): "a sweep with `repeats` is refused; all else works",
     # One kernel for all averaged weights; torch's own optimizers use them.
-    Private(
-        "torch",
-        "_foreach_add_ _foreach_mul_ _foreach_sub",
-        "optim/ema.py",
-        "a run with ema_decay ends at its first step, with the name that is missing; all else works",
-    ),
+    ("torch", "_foreach_add_ _foreach_mul_ _foreach_sub"): "ema_decay ends at its first step; all else works",
     # The tensors of nested samples and batches.
-    Private(
+    (
         "torch.utils._pytree",
         "TreeSpec keystr tree_flatten tree_flatten_with_path tree_leaves tree_structure tree_unflatten",
-        "data/batch_tensors.py data/keep_samples.py data/samples.py data/tensor_transforms.py data/transforms.py "
-        "diagnosis/audit_promises.py diagnosis/audit_subject.py diagnosis/measure.py",
-        SENTENCE,
-    ),
+    ): SENTENCE,
     # Batches of PIL images and None, which torch's `default_collate` refuses.
-    Private("torch.utils.data._utils.collate", "collate default_collate_fn_map", "data/collate.py", SENTENCE),
-    Private(
-        *("datasets.Dataset", "_fingerprint", "data/gathering.py data/huggingface.py"),
-        "its cache has no name, so that each process decodes a Hugging Face dataset again",
-    ),
-    Private(
-        *("threading", "_shutdown", "diagnosis/script.py"),
-        "the report of `diagnose` comes before the threads of the script have ended",
-    ),
-]
+    ("torch.utils.data._utils.collate", "collate default_collate_fn_map"): SENTENCE,
+    ("datasets.Dataset", "_fingerprint"): "each process decodes a Hugging Face dataset again",
+    ("threading", "_shutdown"): "the report of `diagnose` comes before the threads of the script have ended",
+}
 # Documented in spite of their underscore: os._exit, namedtuple._fields and Hydra's key _target_.
 DOCUMENTED = {"_exit", "_fields", "_target_"}
-
-
-class Words(NamedTuple):
-    """Words of a message, or names in a traceback: where they are recognised, what the user sees without, and how to
-    provoke the real ones (None: needs a GPU, or a full /dev/shm as in tests/runtime/test_failures.py)."""
-
-    words: str
-    used_in: str
-    without: str
-    provoke: Callable[[], str] | None
 
 
 class Acting(Dataset[int]):
@@ -130,30 +91,27 @@ def crowd() -> None:
 
 
 TRACEBACK = "the library's own message with a traceback"
-FAILURES, LOADER = "runtime/failures.py", "data/loaders/disk.py"
 OTHER_ADVICE = "the advice for a GPU or a worker that failed"
-MESSAGES = [
-    Words("DataLoader timed out", f"{FAILURES} {LOADER}", TRACEBACK, lambda: of_worker(sleep)),
-    Words("DataLoader worker (pid", FAILURES, TRACEBACK, lambda: of_worker(kill)),
-    Words("Caught ", LOADER, "no change: `worker_error` does not know it", lambda: of_worker(fail)),
-    Words("This DataLoader will create", LOADER, "torch's warning of more workers than cores", lambda: said(crowd)),
-    Words("can't allocate memory", FAILURES, TRACEBACK, lambda: said(lambda: torch.empty(2**50))),
-    Words("CUDA error: out of memory", FAILURES, OTHER_ADVICE, None),
-    Words("CUBLAS_STATUS_ALLOC_FAILED", FAILURES, OTHER_ADVICE, None),
-    Words("CUDA error", FAILURES, TRACEBACK, None),
-    Words("</torch_", FAILURES, TRACEBACK, None),
-    Words("out of shared memory", FAILURES, OTHER_ADVICE, None),
-    Words("insufficient shared memory", FAILURES, TRACEBACK, None),
-    Words("items of ancdata", FAILURES, TRACEBACK, None),
-    Words(
-        *("FailOnRecompileLimitHit", "training/compilation.py", "the step is not compiled, and the log says why"),
-        lambda: str(pydoc.locate("torch._dynamo.exc.FailOnRecompileLimitHit")),
-    ),
-    Words(
-        *("_inductor", "diagnosis/observer.py", "`diagnose` counts torch's compiling processes as the script's"),
+# Words of a message, or names in a traceback: what the user sees without, and how to provoke the real ones (None: needs
+# a GPU, or a full /dev/shm as in tests/runtime/test_failures.py).
+MESSAGES: dict[str, tuple[str, Callable[[], str] | None]] = {
+    "DataLoader timed out": (TRACEBACK, lambda: of_worker(sleep)),
+    "DataLoader worker (pid": (TRACEBACK, lambda: of_worker(kill)),
+    "Caught ": ("no change: `worker_error` does not know it", lambda: of_worker(fail)),
+    "This DataLoader will create": ("torch's warning of more workers than cores", lambda: said(crowd)),
+    "can't allocate memory": (TRACEBACK, lambda: said(lambda: torch.empty(2**50))),
+    "CUDA error: out of memory": (OTHER_ADVICE, None),
+    "CUBLAS_STATUS_ALLOC_FAILED": (OTHER_ADVICE, None),
+    "CUDA error": (TRACEBACK, None),
+    "</torch_": (TRACEBACK, None),
+    "out of shared memory": (OTHER_ADVICE, None),
+    "insufficient shared memory": (TRACEBACK, None),
+    "items of ancdata": (TRACEBACK, None),
+    "_inductor": (
+        "`diagnose` counts torch's compiling processes as the script's",
         lambda: str(find_spec("torch._inductor.compile_worker.__main__")),
     ),
-]
+}
 
 
 def sleep() -> None:
@@ -183,39 +141,21 @@ def private_names(file: Path) -> Iterator[str]:
         yield from (name for name in names if re.search(r"(^|\.)_(?!_)", name) and name not in DOCUMENTED)
 
 
-def path_of(file: str) -> Path:
-    return REPOSITORY / ("" if file.startswith("hydra_plugins") else "vitmnist") / file
-
-
-def test_the_table_has_every_private_name() -> None:
-    files = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
-    own = set(re.findall(r"\bdef (_\w+)|\b(?:self|cls)\.(_\w+)", "".join(map(Path.read_text, files))))
+def test_the_table_has_every_private_name_and_each_exists() -> None:
+    own = set(re.findall(r"\bdef (_\w+)|\b(?:self|cls)\.(_\w+)", "".join(map(Path.read_text, FILES))))
     own = {name for pair in own for name in pair} - {"_fingerprint"}  # of an image folder; that of `datasets` is not
-    found = {(file, name) for file in files for name in private_names(file) if name not in own}
-    used = {(path_of(file), row) for row in PRIVATE for file in row.used_in.split()}
-    listed = {
-        f"{row.owner}.{name}" if "._" in row.owner else name: row for row in PRIVATE for name in row.names.split()
-    }
-    assert {name for _, name in found} == set(listed)
-    assert {(file, listed[name]) for file, name in found} == used
-
-
-def test_each_private_name_exists() -> None:
-    for row in PRIVATE:
-        if row.owner != "datasets.Dataset":  # an attribute of its objects: see the next test
-            assert {*row.names.split()} <= {*vars(import_module(row.owner))}
-
-
-def test_a_hugging_face_dataset_has_a_fingerprint() -> None:
+    found = {name for file in FILES for name in private_names(file) if name not in own}
+    full = [f"{owner}.{name}" for owner, names in PRIVATE for name in names.split()]
+    assert found == {name if "._" in name.rpartition(".")[0] else name.rpartition(".")[2] for name in full}
+    assert [name for name in full if pydoc.locate(name) is None] == ["datasets.Dataset._fingerprint"]
     assert datasets.Dataset.from_dict({})._fingerprint
 
 
-@pytest.mark.parametrize("row", MESSAGES, ids=lambda row: row.words)
-def test_messages_still_have_the_words_that_are_looked_for(row: Words) -> None:
-    for file in row.used_in.split():
-        assert row.words in path_of(file).read_text()
-    if row.provoke:
-        assert row.words in row.provoke()
+@pytest.mark.parametrize("words", MESSAGES)
+def test_messages_still_have_the_words_that_are_looked_for(words: str) -> None:
+    assert any(words in file.read_text() for file in FILES)
+    _, provoke = MESSAGES[words]
+    assert not provoke or words in provoke()
 
 
 def test_the_libraries_of_torch_are_recognised() -> None:

@@ -6,7 +6,6 @@ import ast
 import importlib
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -33,16 +32,12 @@ PAGES = [README, REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / 
 PAGES += [REPOSITORY / "CONTRIBUTING.md"]
 FEW = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20", "data.root=data"]
 IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
-# A launcher starts processes that import torch; the others compile, or are sweeps of many jobs.
-LONG = ("launcher", "experiment=pictures", "experiment=loaders", "repeats=11")
+# Sweeps of many jobs.
+LONG = ("experiment=loaders", "repeats=11")
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
-    "first_batch": ([*IMAGES, "--rounds=1"], ["disk, 2 workers", "prefetch of disk, 2 workers", "prefetch of ram"]),
     "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
-    "ranks": (["--rounds=1", "model.depth=1", PLAIN, *FEW], ["1", "2"]),
-    "residency": ([*IMAGES, "--rounds=1"], ["0", "0.25", "0.5", "0.75", "1"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
-    "diagnose": (["--seconds=1", "--workers=0"], ["2, 20, 0", "20, 2, 0", "10, 10, 0"]),
     "pictures": (
         ["--folder=files", "--pictures=70", "--batches=1", "--sides=8", "--rounds=1"],
         ["decoding alone, 1 thread", "`disk`, 2 workers", "torchvision v2 per sample", "`ram`, `imagenet`"],
@@ -52,9 +47,9 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
 }
 
 
-def commands(start: str) -> list[list[str]]:
-    """The arguments of every command in a bash block of any page, each once; `A && B` is two commands."""
-    text = "".join(block for page in PAGES for block in blocks("bash", page)).replace("\\\n", "")
+def commands(start: str, *pages: Path) -> list[list[str]]:
+    """The arguments of every command in a bash block of some pages (default: all), each once; `A && B` is two."""
+    text = "".join(block for page in pages or PAGES for block in blocks("bash", page)).replace("\\\n", "")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     parts = dict.fromkeys(part.strip() for line in lines for part in line.split("&&"))
     return [shlex.split(part.partition(" > ")[0])[len(start.split()) :] for part in parts if part.startswith(start)]
@@ -88,10 +83,15 @@ def small(arguments: list[str], folder: Path) -> list[str]:
     return [*arguments, *few, *(BRIEF if is_timed else [])]
 
 
+def is_slow(arguments: list[str]) -> bool:
+    """Whether it is none of the README's short commands."""
+    return arguments not in commands("python train.py", README) or any(one in " ".join(arguments) for one in LONG)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(arguments, marks=pytest.mark.slow if any(one in " ".join(arguments) for one in LONG) else ())
+        pytest.param(arguments, marks=[pytest.mark.slow] * is_slow(arguments))
         for arguments in commands("python train.py")
     ],
     ids=" ".join,
@@ -200,28 +200,6 @@ def test_the_model_of_the_benchmarks_is_equal_to_ours(monkeypatch: pytest.Monkey
     theirs.load_state_dict(ours.state_dict())
     images = torch.randn(5, 1, 28, 28, dtype=torch.float64)
     torch.testing.assert_close(ours(images), theirs(images))
-
-
-def test_benchmark_candidates_take_turns_after_a_round_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    calls: list[tuple[str, int]] = []
-    results = importlib.import_module("rounds").take_turns(
-        {name: lambda number, name=name: calls.append((name, number)) or number for name in "abc"}, rounds=3
-    )
-    assert results == {name: [1, 2, 3] for name in "abc"}
-    assert [name for name, _ in calls] == [*"abc", *"bca", *"cab", *"abc"]
-
-
-def test_the_tables_on_scale_are_what_the_script_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["scale.py"])
-    runpy.run_path(str(REPOSITORY / "benchmarks" / "scale.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    tables = [part.strip() for part in printed.split("\n\n") if part.startswith("|")]
-    page = (REPOSITORY / "docs" / "speed.md").read_text()
-    assert len(tables) == 5
-    assert all(table in page for table in tables)
 
 
 def headings(file: Path) -> set[str]:

@@ -18,7 +18,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.data.tensors import TensorSet
 from vitmnist.diagnosis.audit_promises import PROMISES
-from vitmnist.diagnosis.audit_subject import Broken, ProbeDataset, Subject, Unchecked, choose_samples, copy_probe
+from vitmnist.diagnosis.audit_subject import Broken, ProbeDataset, Subject, Unchecked, copy_probe
 
 BATCH_SIZE = 5
 SIZE = 23
@@ -96,7 +96,8 @@ def _subjects(name: str, given: Data, device: str, options: dict[str, Any]) -> I
     settings = {"size": size, "shuffle": "sample", "drop_last": False, "epochs": None}
     yield Subject(build, given, settings, {str(one): one for one in variants}, define, copy)
     if not is_tensors:
-        yield choose_samples(Subject(build, ProbeDataset(size), settings, {"the usual order": {}}, define))
+        probe = Subject(build, ProbeDataset(size), settings, {"the usual order": {}}, define)
+        yield probe.with_samples_that_are_taken()
 
 
 def _first(data: Any, size: int) -> Any:

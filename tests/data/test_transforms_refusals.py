@@ -14,7 +14,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 from tests.support.pictures import Pictures, assert_same, draw, run, write_pictures
-from tests.support.samples import Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import keep_samples
 from vitmnist.errors import ConfigError, DataError
@@ -112,10 +111,10 @@ def by_name(image: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "counting": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "a transform keeps a state"),
-    "smoothed": (lambda folder: Pictures(folder, v1.Compose([FLIP, Smoothed()])), "a transform keeps a state"),
+    "counting": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
+    "smoothed": (lambda folder: Pictures(folder, v1.Compose([FLIP, Smoothed()])), "keep no state between samples"),
     "index": (lambda folder: Numbered(folder, with_index), "with_index .* not return as many results; name the"),
-    "names": (lambda folder: Named(folder, by_name), "passes it keywords; if the dataset can read its samples, name"),
+    "names": (lambda folder: Named(folder, by_name), "passes it keywords, name the two steps"),
     "inspected": (lambda folder: Inspected(folder, FLIP), "uses what its transform returns, or .*, name the two"),
     "no attribute": (InMethod, "sample 0 is random before .*Move all that is random there, name the two steps"),
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random before its random transforms"),
@@ -134,28 +133,23 @@ def test_samples_that_cannot_be_divided_are_refused(build: Callable[[Path], Any]
         assert from_dataloader(dataloader) is dataloader
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("damaged", [0, 7, 17])
-@pytest.mark.parametrize("damage", ["truncated", "no picture", "missing"])
-def test_a_picture_that_cannot_be_read_is_named(damage: str, damaged: int, workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damaged", "workers"), [(0, 0), (7, 2)])
+def test_a_picture_that_cannot_be_read_is_named(damaged: int, workers: int, tmp_path: Path) -> None:
     dataset = Pictures(write_pictures(tmp_path), FLIP)
     path = dataset.paths[damaged]
-    if damage == "truncated":
-        path.write_bytes(path.read_bytes()[:-60])
-    else:
-        path.write_text("no picture") if damage == "no picture" else path.unlink()
-    with pytest.raises(DataError, match=rf"^ram: sample {damaged}: \w+Error: "):
-        from_dataloader(DataLoader(dataset, 4, num_workers=workers), "ram")
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-60]), path.unlink):
+        damage()
+        with pytest.raises(DataError, match=rf"^ram: sample {damaged}: \w+Error: "):
+            from_dataloader(DataLoader(dataset, 4, num_workers=workers), "ram")
     assert list(from_dataloader(DataLoader(Subset(dataset, [1, 2, 3]), 3), "ram"))
 
 
 def test_a_picture_with_a_palette_is_named_and_a_converted_one_is_kept(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     for number in range(60):
-        draw(number, ["RGB", "L", "P", "RGBA", "I;16"][number % 5 if number == 59 or number % 5 != 2 else 0]).save(
+        draw(number, "P" if number == 57 else ["RGB", "L", "RGBA", "I;16"][number % 4]).save(
             tmp_path / "all" / f"{number:02}.png"
         )
-    draw(57, "P").save(tmp_path / "all" / "57.png")
     crop = v1.Compose([v1.RandomCrop(9), v1.PILToTensor()])
     with pytest.raises(DataError, match=r"^ram: sample 57: .*a picture of mode P, which cannot be kept; convert it"):
         from_dataloader(DataLoader(Pictures(tmp_path, crop, None), 4, collate_fn=list), "ram")
@@ -194,20 +188,6 @@ def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypa
     assert_same(run(replaced), run(original))
 
 
-def other(path: Path) -> None:
-    draw(99).save(path)
-
-
-def test_other_contents_after_decoding_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitmnist.data import transforming
-
-    keep = transforming.keep_samples
-    dataset = Pictures(write_pictures(tmp_path), FLIP)
-    monkeypatch.setattr(transforming, "keep_samples", lambda *parts: (keep(*parts), *map(other, dataset.paths))[0])
-    with pytest.raises(DataError, match=r"^ram: batch\[0\] of samples .* is not what the DataLoader makes of them"):
-        from_dataloader(DataLoader(dataset, 4), "ram")
-
-
 def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path) -> None:
     def build() -> DataLoader[Any]:
         return DataLoader(
@@ -221,16 +201,13 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
             loader.dataset.transform.transforms[1].p = 1.0
         assert_same(run(replaced), run(original))
 
-    def grow(replaced: Any) -> None:
-        replaced.dataset.transform.transforms[0].size = (9, 9)
-
     def replace(replaced: Any) -> None:
         replaced.dataset.transform = v1.ToTensor()
 
     def append(replaced: Any) -> None:
         replaced.dataset.transform.transforms.append(v1.RandomErasing())
 
-    for change, name in ((grow, r"Resize\.size"), (replace, r"Pictures\.transform"), (append, r"Compose\.transforms")):
+    for change, name in ((replace, r"dataset\.transform"), (append, r"dataset\.transform\.transforms\[3\]")):
         replaced = from_dataloader(build(), "ram")
         assert list(replaced)
         change(replaced)
@@ -243,11 +220,10 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
     [
         ({"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allowed: exact, tensor"),
         ({"loader": "gpu_slice"}, r"^gpu_slice: the transform RandomHorizontalFlip is random, and .*; use ram"),
-        ({"num_workers": 3}, r"^num_workers=3: .* draws other random numbers; .* give the DataLoader itself num_work"),
         ({"decode": len}, r"^decode= and transform= are the two steps of a sample; give both"),
         ({"transform": len}, r"^decode= and transform= are the two steps of a sample; give both"),
         ({"decode": len, "transform": len, "transforms": "tensor"}, r"are for transforms of the dataset; leave dec"),
-        ({"decode": lambda index: index, "transform": str}, r"^ram: .*decode= and transform= make other samples"),
+        ({"decode": lambda index: index, "transform": str}, r"^ram: .*decode=, transform= or fingerprint= do not fit"),
         ({"decode": lambda index: 1 // 0, "transform": str}, r"^ram: sample 0: ZeroDivisionError"),
         ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random before .*"),
     ],
@@ -255,7 +231,3 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
 def test_options_that_cannot_be_used_are_named(options: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         from_dataloader(DataLoader(Pictures(folder, FLIP), 4), **{"loader": "ram", **options})
-
-
-def test_a_fixed_dataset_is_gathered_as_before() -> None:
-    assert type(from_dataloader(DataLoader(Pairs(), 4), "ram").dataset).__name__ == "GatheredDataset"

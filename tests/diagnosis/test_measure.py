@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -168,12 +169,10 @@ def test_a_step_takes_the_batch_or_its_parts(batch: Any, step: Callable[..., obj
     assert brief([batch] * 20, step).batch_s.median > 0
 
 
-def test_what_is_no_dataloader_is_measured_without_alternatives_unless_its_data_are_given() -> None:
+def test_what_is_no_dataloader_is_measured_without_alternatives() -> None:
     with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as ours:
         for loader in (ours, Halved(Samples(), 4)):
             assert not brief(loader, lambda *batch: None).alternatives
-    rows = brief([(torch.ones(4, 3), torch.ones(4))] * 20, data=Samples()).alternatives
-    assert {"ram", "cache"} <= {row.name for row in rows}
 
 
 def test_a_generator_is_measured_as_far_as_it_goes() -> None:
@@ -234,7 +233,7 @@ def test_an_alternative_that_fails_is_refused_alone() -> None:
     rows = {row.name: row for row in found.alternatives}
     assert found.waiting_pct.median > 50
     assert rows["DataLoader, num_workers=2"].refused.startswith("OSError: Caught OSError in DataLoader worker process")
-    assert str(rows["ram"].refused).startswith("OSError: the file is only here; raised by the dataset")
+    assert str(rows["ram"].refused).startswith("OSError: the file is only here")
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:
@@ -243,62 +242,24 @@ def test_a_loop_keeps_its_persistent_workers() -> None:
     assert loader._iterator is None
 
 
-def test_the_wait_at_the_start_of_short_epochs_is_part_of_the_verdict() -> None:
-    class Stalls:
-        def __len__(self) -> int:
-            return 4
-
-        def __iter__(self) -> Iterator[int]:
-            time.sleep(2 * SLOW_S)
-            yield from range(4)
-
-    assert "the first batch of an epoch takes" in brief(Stalls(), batches=20).verdict
-
-
 @pytest.mark.parametrize(
-    ("loading_s", "step_s", "batch_s", "waiting_pct", "fastest_s", "expected"),
+    ("step_s", "batch_s", "waiting_pct", "fastest_s", "expected"),
     [
-        (0.010, 0.001, 0.011, 91.0, None, "input-bound: 91% of the time is spent waiting for data; without loading a "),
-        (0.001, 0.020, 0.021, 5.0, None, "compute-bound: 5% of the time is spent waiting for data; "),
+        (0.020, 0.021, 5, None, "compute-bound: 5% of the time is spent waiting for data; without loading a batch"),
         # Workers take processor time from the step, which waits little.
-        (0.010, 0.010, 0.030, 10.0, None, "input-bound: 10% of the time is spent waiting for data; without loading a "),
-        (
-            0.010,
-            0.010,
-            0.030,
-            10.0,
-            None,
-            "instead of 30.0 ms; at the ends of their ranges, no loader can make it more than 3 times faster",
-        ),
+        (0.010, 0.030, 10, None, "input-bound: 10% .* of 30.0 ms; at the ends .* more than 3 times faster"),
         # A row of the table is faster than the step alone.
-        (0.010, 0.010, 0.030, 10.0, 0.006, "no loader can make it more than 5 times faster"),
-        (
-            0.010,
-            0.010,
-            0.030,
-            10.0,
-            0.006,
-            "waiting for data; with ram a batch takes 6.0 ms instead of 30.0 ms; at the ",
-        ),
-        (
-            0.010,
-            0.031,
-            0.030,
-            10.0,
-            None,
-            "compute-bound: 10% of the time is spent waiting for data; nothing measured is faster than the 30.0 ",
-        ),
+        (0.010, 0.030, 10, 0.006, "with ram a batch takes 6.0 ms instead of 30.0 ms; .* more than 5 times faster"),
+        (0.031, 0.030, 10, None, "compute-bound: 10% .*; nothing measured is faster than the 30.0 ms of a batch"),
     ],
 )
 def test_the_bound_is_of_the_step_alone_and_never_below_the_table(
-    loading_s: float, step_s: float, batch_s: float, waiting_pct: float, fastest_s: float | None, expected: str
+    step_s: float, batch_s: float, waiting_pct: float, fastest_s: float | None, expected: str
 ) -> None:
     one = Figure.of([1.0])
-    times = [Figure.of([seconds]) for seconds in (loading_s, step_s, batch_s)]
+    times = [Figure.of([seconds]) for seconds in (0.010, step_s, batch_s)]
     rows = [Alternative("ram", batch_s=Figure.of([fastest_s]), waiting_s=one)] if fastest_s else []
-    waiting = Figure.of([waiting_pct])
-    found = Diagnosis(*times, one, waiting, one, one, steps=20, device="cpu", alternatives=rows)
-    assert expected in found.verdict
-    assert replace(found, steps=19).verdict == (
-        "few: 19 steps of the 20 that a verdict needs; give larger batches= or seconds="
-    )
+    found = Diagnosis(*times, one, Figure.of([waiting_pct]), one, one, steps=20, device="cpu", alternatives=rows)
+    assert re.search(expected, found.verdict)
+    few = "few: 19 steps of the 20 that a verdict needs; give larger batches= or seconds="
+    assert replace(found, steps=19).verdict == few

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,49 +15,44 @@ from vitmnist.runtime.cpu import Cores
 
 
 def test_figures_of_each_loader_are_parts_of_the_scripts(tmp_path: Path) -> None:
-    """In the main process and in forked workers, map-style and iterable."""
+    """In the main process and in forked workers; map-style, iterable, in lockstep, and built anew for each epoch."""
     script = f"""{SLOW_DATA}
 train(DataLoader(Slow(), batch_size=2))
 train(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
 train(DataLoader(Stream(), batch_size=2))
+for batches in zip(DataLoader(Slow(0), batch_size=2), DataLoader(Slow(0.010), batch_size=2)):
+    pass
+for epoch in range(2):
+    train(DataLoader(Slow(), batch_size=4, shuffle=True), epochs=1)
+    train(DataLoader(Slow(samples=16), batch_size=4), epochs=1)
 iterator = iter(DataLoader(Slow(), batch_size=2, num_workers=1))
 assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_workers == 1
 """
     ended, report = diagnose(tmp_path, script, "--warm-up=3", "--fail-above=10")
     assert ended.returncode == 1
     assert "% of the time, which exceeds --fail-above 10%" in ended.stderr
-    assert (report["complete"], report["exit_code"], report["steps"]) == (True, 0, 3 * 24 - 3)
-    main, workers, stream, _ = report["loaders"]
-    assert [loader["batches"] for loader in report["loaders"]] == [21, 24, 24, 0]
+    assert (report["complete"], report["exit_code"], report["steps"]) == (True, 0, 3 * 24 - 3 + 12 + 2 * (6 + 4))
+    main, workers, stream, fast, slow, *rebuilt, _ = report["loaders"]
+    assert [loader["batches"] for loader in report["loaders"]] == [21, 24, 24, 12, 12, 12, 8, 0]
+    assert [loader["epochs"] for loader in (main, workers, stream)] == [2, 2, 2]
     assert sum(loader["waiting_pct"] for loader in report["loaders"]) == pytest.approx(report["waiting_pct"])
     assert report["work_s"] * report["steps"] + report["waiting_s"] == pytest.approx(report["seconds"])
-    assert report["work_s"] >= 0.002
     assert main["waiting_s"] >= 21 * 0.010
-    assert [loader["epochs"] for loader in (main, workers, stream)] == [2, 2, 2]
     assert 0 < workers["restarts_s"] < workers["waiting_s"]
-    assert "use vitmnist.from_dataloader(loader)" in main["advice"][0]["text"]
-    assert "loader 4" not in ended.stderr  # nothing was observed of it
-    assert "-0" not in ended.stderr
-
-
-def test_loaders_alike_that_are_built_in_turn_share_a_block(tmp_path: Path) -> None:
-    """Alike are those with the same line, settings, and length of the data; lockstep is one loop."""
-    script = f"""{SLOW_DATA}
-fast, slow = DataLoader(Slow(0), batch_size=2), DataLoader(Slow(0.010), batch_size=2)
-for batches in zip(fast, slow):
-    pass
-for epoch in range(2):
-    train(DataLoader(Slow(), batch_size=4, shuffle=True), epochs=1)
-    train(DataLoader(Slow(), batch_size=4), epochs=1)
-    train(DataLoader(Slow(samples=16), batch_size=4), epochs=1)
-"""
-    ended, report = diagnose(tmp_path, script, "--warm-up=0")
-    fast, slow, *rebuilt = report["loaders"]
-    assert report["steps"] == 12 + 2 * (6 + 6 + 4)
-    assert slow["waiting_s"] >= 12 * 2 * 0.010
-    assert slow["waiting_s"] > fast["waiting_s"]
-    assert [(figures["num_loaders"], figures["batches_seen"]) for figures in rebuilt] == [(2, 12), (2, 12), (2, 8)]
+    assert slow["waiting_s"] > max(fast["waiting_s"], 12 * 2 * 0.010)
+    assert [figures["num_loaders"] for figures in rebuilt] == [2, 2]
     assert "  loaders     2 in turn, with the same line, settings, and class and length of the dataset" in ended.stderr
+    assert "loader 8" not in ended.stderr  # nothing was observed of it
+    assert "-0" not in ended.stderr
+    cores = Cores(**report["cores"])
+    assert cores.workers > 0
+    assert report["verdict"] == verdict(report["waiting_pct"], report["steps"], cores)
+    assert report["advice"] == advise_on_script(report["waiting_pct"], cores)
+    assert "use vitmnist.from_dataloader(loader)" in max(report["loaders"], key=waiting)["advice"][0]["text"]
+
+
+def waiting(loader: dict[str, Any]) -> float:
+    return float(loader["waiting_pct"])
 
 
 def test_a_loader_in_another_thread_has_figures_and_the_script_no_verdict(tmp_path: Path) -> None:
@@ -104,23 +100,6 @@ if __name__ == "__main__":
     assert "vitmnist diagnose, rank 1 of 2: the script ended" in ended.stderr
     assert "not observed: 2 Python processes that the script has started; they may be what trains" in ended.stderr
     assert "  advice " not in ended.stderr
-
-
-def test_the_verdict_follows_from_the_cores_that_workers_use_too(tmp_path: Path) -> None:
-    script = f"""{SLOW_DATA}
-class Busy(Slow):
-    def __getitem__(self, index):
-        began = time.thread_time()
-        while time.thread_time() - began < 0.010:
-            pass
-        return index
-train(DataLoader(Busy(samples=60), batch_size=2, num_workers=2), epochs=1)
-"""
-    _, report = diagnose(tmp_path, script, "--warm-up=5")
-    cores = Cores(**report["cores"])
-    assert cores.workers > 0
-    assert report["verdict"] == verdict(report["waiting_pct"], 25, cores)
-    assert report["advice"] == advise_on_script(report["waiting_pct"], cores)
 
 
 def test_a_loop_that_collects_batches_is_observed_up_to_the_end_of_an_epoch(tmp_path: Path) -> None:

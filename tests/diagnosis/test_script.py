@@ -25,7 +25,8 @@ class Numbers:
 if __name__ == "__main__":
     def typed(value: int): ...
     print(typed.__annotations__)  # not those of a file with __future__ imports
-    print(sys.argv, sys.path[0], __file__, __name__, __package__, __spec__, sys.modules["__main__"].Numbers is Numbers)
+    print(sys.argv[1:], sys.path[0], __file__, __name__, __spec__)
+    print(sys.modules["__main__"].Numbers is Numbers)
     if os.environ.get("OBSERVED"):
         from torch.utils.data import DataLoader
         for batch in DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="spawn"):
@@ -68,7 +69,7 @@ finally:
 
 
 def test_an_exception_is_printed_as_without_us_and_what_was_seen_reported(tmp_path: Path) -> None:
-    """The tracebacks have no frame of ours, also that of a sample that fails and is the cause of another exception."""
+    """The traceback begins with the script, and has the cause of the exception."""
     script = f"""{SLOW_DATA}
 class Broken(Slow):
     def __getitem__(self, index):
@@ -83,7 +84,6 @@ except ZeroDivisionError as error:
     assert traceback.startswith(f'Traceback (most recent call last):\n  File "{tmp_path / "mine.py"}", line ')
     assert "ZeroDivisionError: division by zero" in traceback
     assert traceback.endswith("RuntimeError: cannot train")
-    assert "diagnos" not in traceback.replace(str(tmp_path), "")
     assert ended.returncode == report["exit_code"] == 1
     assert not report["complete"]
     assert "there were too few batches: 3" in report["reason"]
@@ -136,7 +136,7 @@ def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measure
     ("code", "arguments", "message"),
     [
         (2, [], "which script? Type SCRIPT.py or -m package.module"),
-        (1, ["missing.py"], "missing.py: No such file or directory; type the path of a Python file"),
+        (1, ["missing.py"], "missing.py: there is no such file; type the path of a Python file"),
         (1, ["-m", "missing.module"], "-m missing.module: there is no such module"),
         (2, ["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),
         (2, ["--steps", "0", "mine.py"], "--steps 0: must be at least 1"),

@@ -75,7 +75,6 @@ def train(batches, seconds=0.005):
 """
 
 LOOPS = {
-    "no workers": "train(watch.over(DataLoader(Slow(), 1)))",
     "two workers": "train(watch.over(DataLoader(Slow(samples=80), 1, num_workers=2)))",
     "short epochs": """
 loader = DataLoader(Slow(samples=8), 1, num_workers=2)
@@ -119,13 +118,6 @@ for epoch in range(2):
     train(watch.over(loader), 0.030)
     train(watch.over(validation), 0.001)
 """,
-    "an iterator per batch": """
-loader = DataLoader(Slow(), 1, shuffle=True)
-for step in range(30):
-    with watch:
-        batch = next(iter(loader))
-    time.sleep(0.010)
-""",
     "a loader within a loader": """
 class Nested(Dataset):
     def __init__(self):
@@ -138,7 +130,6 @@ with watch:
     nested = Nested()
 train(watch.over(DataLoader(nested, 1)))
 """,
-    "tqdm": "from tqdm import tqdm\ntrain(tqdm(watch.over(DataLoader(Slow(), 1))))",
     "workers and a step that compute": """
 def compute():
     began = time.thread_time()
@@ -151,12 +142,6 @@ class Busy(Slow):
     __getitems__ = None
 for batch in watch.over(DataLoader(Busy(samples=60), 1, num_workers=2)):
     compute()
-""",
-    "work after the loop": "train(watch.over(DataLoader(Slow(), 1)))\ntime.sleep(0.6)",
-    "a replaced loader": """
-import vitmnist
-loader = vitmnist.from_dataloader(DataLoader(Slow(0.001, samples=200), 1), "ram")
-train(watch.over(loader), 0.002)
 """,
 }
 
@@ -191,57 +176,12 @@ trainer = lightning.Trainer(
 )
 trainer.fit(Module(), DataLoader(Slow(0.050, watched=True), 4), DataLoader(Slow(0.050, samples=12, watched=True), 4))
 """,
-    "transformers": """
-from transformers import Trainer, TrainingArguments
-class Rows(Slow):
-    def __getitem__(self, index):
-        return {"x": torch.full((3,), float(index)), "labels": index % 2}
-arguments = TrainingArguments(
-    "trained", use_cpu=True, report_to=[], num_train_epochs=4, per_device_train_batch_size=4, save_strategy="no",
-    disable_tqdm=True,
-)
-Trainer(Model(), arguments, train_dataset=Rows(0.050, watched=True)).train()
-""",
-    "timm": """
-from timm.data import create_loader
-from timm.data.dataset import ImageDataset
-class Images(Slow):
-    transform = None
-    def __getitems__(self, indices):
-        with watch:
-            time.sleep(0.020)
-            return [(torch.zeros(3, 8, 8), 1) for index in indices]
-loader = create_loader(
-    Images(watched=True), (3, 8, 8), 4, is_training=True, num_workers=0, use_prefetcher=False,
-    persistent_workers=False, device=torch.device("cpu"),
-)
-loader.dataset.transform = None
-for epoch in range(4):
-    train(loader)
-""",
-    "webdataset": """
-import io, tarfile
-import webdataset
-with tarfile.open("shard.tar", "w") as shard:
-    for number in range(40):
-        info = tarfile.TarInfo(f"{number}.txt")
-        info.size = 2
-        shard.addfile(info, io.BytesIO(b"ab"))
-def decode(sample):
-    with watch:
-        time.sleep(0.010)
-        return sample["txt"]
-dataset = webdataset.WebDataset("shard.tar", shardshuffle=False).map(decode).batched(2)
-loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=0)
-for epoch in range(2):
-    train(loader)
-""",
 }
 LOADERS = {"zip": 2, "training and validation": 2, "a loader within a loader": 2, "lightning": 2}  # others have one
 
 
 GROUPS = [
-    *(pytest.param([*LOOPS][number::3], id=f"part {number + 1} of 3") for number in range(3)),
+    pytest.param([*LOOPS], id="loops"),
     pytest.param([*FRAMEWORKS], id="frameworks", marks=pytest.mark.slow),
 ]
 

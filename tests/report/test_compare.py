@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, rows, run, the_only
 from vitmnist.report.statistics import seconds
 from vitmnist.report.summary import not_ranked, summary
-from vitmnist.report.table import articles_table, as_csv
+from vitmnist.report.table import as_csv
 from vitmnist.report.write import as_markdown, as_text
 
 
@@ -37,14 +37,6 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
     assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
     assert not_ranked(here).strip().startswith("2 runs overlapped with another")
     assert not not_ranked(there)
-
-
-def test_a_resumed_job_was_not_active_while_it_was_stopped(tmp_path: Path) -> None:
-    job(tmp_path / "0", 2000.0, 2011.0, epochs=[epoch(10.0, ended_at=1010.0), epoch(10.0, ended_at=2010.0)])
-    job(tmp_path / "1", 1500.0, 1510.0)
-    assert not not_ranked(the_only(tmp_path))
-    job(tmp_path / "2", 1005.0, 1006.0)
-    assert "2 runs overlapped" in not_ranked(the_only(tmp_path))
 
 
 def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
@@ -103,23 +95,6 @@ def test_repeats_and_seeds_are_one_row(tmp_path: Path) -> None:
     ram, disk = rows(the_only(tmp_path))
     assert (ram["epoch, s"], ram["spread"]) == ("3.00", "range 2.00–6.00, n=3")
     assert (disk["spread"], disk["× fastest"]) == ("–", "4.00 (single round)")
-
-
-@pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
-def test_the_articles_layout_has_batch_sizes_down_and_loaders_across(seeds: tuple[int, ...], tmp_path: Path) -> None:
-    cells = [("disk", 1000, 8.0), ("disk", 300, 9.0), ("ram", 1000, 4.0), ("ram", 300, 5.0)]
-    for number, (loader, size, time) in enumerate(cells):
-        for seed in seeds:
-            run(tmp_path / f"{number}-{seed}", loader, size, (10.0, time), config={"seed": seed})
-    run(tmp_path / "5", "cache", 300, status="failed", error="no memory", epochs=[])
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "result.json").write_text("null")
-    assert articles_table(the_only(tmp_path)) == (
-        ["batch size", "disk", "ram", "cache"],
-        [["300", "9.00", "5.00", "failed: no memory"], ["1,000", "8.00", "4.00", "–"]],
-    )
-    run(tmp_path / "4", "ram", 300, config={"model.depth": 3})
-    assert articles_table(the_only(tmp_path)) is None
 
 
 def unfinished(folder: Path, left: str) -> None:

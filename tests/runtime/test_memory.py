@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from vitmnist import from_dataloader, make_loader
 from vitmnist.data.loaders import LOADERS
 from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
-from vitmnist.data.loaders.ram import RamOptions
-from vitmnist.data.loaders.residency import GpuSliceOptions
+from vitmnist.data.loaders.residency import INDEX_NBYTES, GpuSliceOptions
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
+from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
@@ -67,14 +67,11 @@ def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPat
     needs = GpuSliceLoader.needs
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
-        permutation = 23 * 8
-        assert (
-            needs(GpuSliceOptions(), arrays, SAMPLER, torch.device("cuda")).device
-            == 23 * 3 * size + 23 * 8 + permutation
-        )
+        expected = 23 * (3 * size + 8 + INDEX_NBYTES)
+        assert needs(GpuSliceOptions(), arrays, SAMPLER, torch.device("cuda")).device == expected
     samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
     ram, _ = LOADERS.member(LOADERS.complete({"name": "ram"}))
-    assert ram.needs(RamOptions(), samples, SAMPLER, CPU).host == 23 * (3 * 8 + 4)
+    assert ram.needs(NoOptions(), samples, SAMPLER, CPU).host == 23 * (3 * 8 + 4)
 
 
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:

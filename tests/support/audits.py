@@ -1,27 +1,22 @@
-"""A loader with one of several faults, and the findings of an audit."""
+"""A loader with one of several faults, for an audit."""
 
 from __future__ import annotations
 
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from vitmnist import audit
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.seeding import read_samples
-from vitmnist.diagnosis.audit import Audit
-from vitmnist.diagnosis.audit_promises import PROMISES
 
 SAMPLES = 64
 BATCH_SIZE = 5
-audit_small = partial(audit, samples=SAMPLES)
 ENDED = threading.Event()
 
 
@@ -37,9 +32,8 @@ class CustomLoader:
         if fault == "leaves a thread":
             threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
         if fault == "leaves a process":
-            multiprocessing.get_context("fork").Process(
-                target=time.sleep, args=(60,), name="reader", daemon=True
-            ).start()
+            fork = multiprocessing.get_context("fork")
+            fork.Process(target=time.sleep, args=(60,), name="reader", daemon=True).start()
 
     def indices(self, number: int) -> list[int]:
         shift = {"same order": 0, "order depends on workers": number + self.workers}.get(self.fault, number)
@@ -50,9 +44,7 @@ class CustomLoader:
             indices.insert(indices.index(7) + BATCH_SIZE, 7)
         if self.fault == "ranks overlap" and self.rank:
             return indices[::2]
-        if self.fault == "ranks leave out a third":
-            return indices[self.rank :: 3]
-        return indices[self.rank :: self.world_size]
+        return indices[self.rank :: 3 if self.fault == "ranks leave out a third" else self.world_size]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
         indices = self.indices(number)
@@ -75,18 +67,3 @@ class CustomLoader:
             if self.fault == "reuses a buffer":
                 indices = self.buffer[: len(indices)].copy_(indices)
             yield indices, noise
-
-
-def finding(result: Audit, check: Callable[..., Any]) -> str:
-    """The status of a property and its detail."""
-    (found,) = [one for one in result.properties if one.name == check.__doc__]
-    return f"{found.status}: {found.detail}"
-
-
-def failed(result: Audit) -> set[str]:
-    """The names of the checks that failed."""
-    return {check.__name__ for check in PROMISES if finding(result, check).startswith("FAILED")}
-
-
-def plain(dataset: Dataset, num_workers: int = 0) -> DataLoader:
-    return DataLoader(dataset, batch_size=BATCH_SIZE, shuffle=True, num_workers=num_workers)

@@ -7,14 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.test_step import CPU, CUTMIX, MIXUP, SHIFT, check_same_weights, make_loader, make_step, train
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.augment import Compose
 from vitmnist.data.datasets import Dataset
 from vitmnist.errors import UnsupportedStepError
-from vitmnist.optim import SCHEDULES
 from vitmnist.runtime.backend import CpuBackend
 from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.loop import EpochProgress, train_epoch
@@ -89,40 +87,3 @@ def test_a_step_that_cannot_be_captured_stays_as_it_was(tiny: Dataset, error: Ex
         train(one, batches)
     check_same_weights(step.model, eager.model)
     check_same_weights(step.eval_model, eager.eval_model)
-
-
-class Launches(TorchDispatchMode):
-    """Records what is queued on the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, function: object, types: object, arguments: tuple = (), options: dict | None = None
-    ) -> object:
-        self.names.append(str(function))
-        return function(*arguments, **(options or {}))
-
-
-class NothingCaptured(CpuBackend):
-    """Leaves only what the host does for each replay."""
-
-    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
-        super().capture(work, warm_up)
-        return lambda: None
-
-
-@pytest.mark.parametrize(("changes", "fills"), [(False, 0), (True, 1)], ids=["constant", "one_cycle"])
-def test_a_replay_writes_only_what_has_changed(tiny: Dataset, changes: bool, fills: int) -> None:
-    """Each write is a kernel launch of its own, before that of the graph."""
-    step, batches = make_step(tiny, "sgd", augment=None), make_loader(tiny, "gpu_slice")
-    if not changes:
-        step.schedule = SCHEDULES.build({"name": "constant"}, step.optimizer, 9)
-    capture_step(step, batches, NothingCaptured(CPU))
-    batch = next(step.batches(batches, 0))
-    step(*batch)
-    with Launches() as launches:
-        step(*batch)
-    written = [name for name in launches.names if "slice" not in name]
-    assert written == ["aten.copy_.default", *["aten.fill_.Scalar"] * fills]

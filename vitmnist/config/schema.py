@@ -48,7 +48,6 @@ class Precision(str, Enum):
 
     auto = "auto"
     fp32 = "fp32"
-    tf32 = "tf32"
     bf16 = "bf16"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -16,8 +17,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from vitmnist.data.batch_tensors import find_difference
+from vitmnist.data.frozen_state import preserved_own_generators
+from vitmnist.data.samples import naming
+from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
 
+COMPARED = 3  # batches that are compared with the original before a replacement is returned
+PROBES = 32  # and batches of one
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 
@@ -80,7 +87,37 @@ def workers_needed(dataloader: DataLoader[Any]) -> int:
 
 
 def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
-    """The batch that a `DataLoader` makes of these samples."""
+    """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
     if hasattr(dataset, "__getitems__"):
         return collate(dataset.__getitems__(list(indices)))
-    return collate([dataset[index] for index in indices])
+    samples = []
+    for index in indices:
+        with naming(index):
+            samples.append(dataset[index])
+    return collate(samples)
+
+
+def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+    """The batch of these samples of a dataset, with the same random numbers in each call."""
+    with preserved_own_generators((dataset, collate)):
+        seed_generators(0, 0, 0)
+        return read_batch(dataset, collate, indices)
+
+
+def check_same_batches(
+    original: DataLoader[Any], replaced: DataLoader[Any], batch_size: int, *, is_random: bool
+) -> None:
+    """Compare some batches, bit for bit; raise `DataError` if they differ."""
+    shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    parts = [*shuffled.split(batch_size)[:COMPARED]]
+    if not is_random:  # of one, too: where batches are padded to the longest sample, all large ones may be equally long
+        parts += shuffled[:PROBES].split(1)
+    read = seeded_batch if is_random else read_batch
+    for indices in (part.tolist() for part in parts):
+        theirs, ours = (read(one.dataset, one.collate_fn, indices) for one in (original, replaced))
+        if difference := find_difference(ours, theirs):
+            raise DataError(
+                f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
+                "them: it depends on other samples (pad to a fixed length, keep no state between samples), or it is "
+                "random at times (use the DataLoader as it is), or decode=, transform= or fingerprint= do not fit"
+            )

@@ -2,7 +2,7 @@
 
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
 FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each
-FOLDER/KEY/cache.json   the fingerprint, the first tensor's SHA-256, and the caller's notes
+FOLDER/KEY/cache.json   the fingerprint, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -27,7 +27,6 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
@@ -35,28 +34,20 @@ from vitmnist.runtime.memory import DoesNotFitError, mib
 log = logging.getLogger(__name__)
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
-BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such dtype, so the bits are kept
-UNUSABLE = (OSError, ValueError, KeyError, TypeError, DataError)
+UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 """What reading a cache raises if its files are missing, or not what was written."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
 
-PAIR = ("images", "labels")
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last one has a row for each."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The contents of a cache: the mapped tensors, the first one's SHA-256, and the caller's notes."""
+    """The contents of a cache: the mapped tensors, and the caller's notes."""
 
     mapped: tuple[Tensor, ...]
-    sha256: str
     notes: dict[str, Any]
-
-    @property
-    def tensors(self) -> TensorSet:
-        """Images and labels."""
-        return TensorSet(*self.mapped, mapped=True)
 
 
 def decode_once(
@@ -64,17 +55,15 @@ def decode_once(
     fingerprint: str,
     size: int,
     decode: Callable[[], Chunks],
-    notes: Callable[[TensorSet], dict[str, Any]] | None = None,
-    is_current: Callable[[dict[str, Any]], bool] = lambda notes: True,
-    names: Sequence[str] = PAIR,
+    notes: Callable[[], dict[str, Any]] = dict,
+    names: Sequence[str] = ("images", "labels"),
 ) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
         fingerprint: identifies the contents; other contents need another one.
         size: how many samples `decode` yields at most.
-        notes: plain values to keep with the decoded images and labels.
-        is_current: whether a cache with these notes can still be used.
+        notes: plain values to keep with the samples; called after they are decoded.
         names: of the files, one for each tensor of a sample.
 
     Raises:
@@ -84,12 +73,12 @@ def decode_once(
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry, unfinished = folder / key, folder / f".{key}.unfinished"
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
-        return _open(entry, fingerprint, names, is_current)
+        return _open(entry, names)
     with _locked(folder, key):
-        if entry.is_dir():
-            try:
-                return _open(entry, fingerprint, names, is_current)
-            except UNUSABLE as damage:
+        try:
+            return _open(entry, names)
+        except UNUSABLE as damage:
+            if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
         log.info("decoding once into %s", entry)
         try:
@@ -98,27 +87,26 @@ def decode_once(
                     shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
                     unfinished.mkdir()
                     files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
-                written = CacheEntry(*_write(folder, files, size, decode()), notes={})
-            record: dict[str, Any] = {"fingerprint": fingerprint, "sha256": written.sha256}
-            record["notes"] = notes(written.tensors) if notes else {}
+                _write(folder, files, size, decode())
+            record = json.dumps({"fingerprint": fingerprint, "notes": notes()}, indent=2)
             with _named_errors(folder):
-                write_atomic(unfinished / "cache.json", json.dumps(record, indent=2).encode())
+                write_atomic(unfinished / "cache.json", record.encode())
                 shutil.rmtree(entry, ignore_errors=True)
                 unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return _open(entry, fingerprint, names, lambda _: True)
+        return _open(entry, names)
 
 
 def decode_temporarily(
-    folder: Path, size: int, decode: Callable[[], Chunks], names: Sequence[str] = PAIR
+    folder: Path, size: int, decode: Callable[[], Chunks], names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
     """Mapped tensors in unnamed files, which disappear with the tensors or the process; raises as `decode_once`."""
     with ExitStack() as stack:
         with _named_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
-        return _write(folder, files, size, decode())[0]
+        return _write(folder, files, size, decode())
 
 
 @contextmanager
@@ -142,11 +130,14 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
         return lock.acquire()
 
 
-def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[tuple[Tensor, ...], str]:
-    """Write all chunks as `.npy`; the mapped tensors, and the first one's SHA-256."""
-    counts, checksum = [0] * len(files), hashlib.sha256()
+def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[Tensor, ...]:
+    """Write all chunks as `.npy`; the mapped tensors."""
+    counts = [0] * len(files)
     for chunk in chunks:
-        arrays = [_as_array(part) for part in chunk]
+        try:
+            arrays = [tensor.contiguous().numpy() for tensor in chunk]
+        except TypeError as error:
+            raise DataError(f"a cache cannot hold such tensors: {error}; choose ram or disk") from error
         with _named_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
@@ -158,7 +149,6 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
                 _write_headers(files, arrays, counts)
             for file, array in zip(files, arrays, strict=True):
                 file.write(array.data)
-        checksum.update(arrays[0].data)
         counts = [count + len(array) for count, array in zip(counts, arrays, strict=True)]
     if not any(counts):
         raise DataError("there is no sample to decode")
@@ -167,16 +157,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
         for file in files:
             file.flush()
             os.fsync(file.fileno())
-        return tuple(map(_map, files)), checksum.hexdigest()
-
-
-def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    try:
-        if tensor.dtype == torch.bfloat16:
-            return tensor.contiguous().view(torch.uint16).numpy().view(BFLOAT16)
-        return tensor.contiguous().numpy()
-    except TypeError as error:
-        raise DataError(f"a cache cannot hold {tensor.dtype}; choose ram or disk") from error
+        return tuple(map(_map, files))
 
 
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
@@ -198,19 +179,12 @@ def _map(file: IO[bytes]) -> Tensor:
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     pages = mmap.mmap(file.fileno(), 0, **flags)
-    stored = np.ndarray(shape, dtype, pages, offset=file.tell())
-    return torch.from_numpy(stored["bfloat16"]).view(torch.bfloat16) if dtype == BFLOAT16 else torch.from_numpy(stored)
+    return torch.from_numpy(np.ndarray(shape, dtype, pages, offset=file.tell()))
 
 
-def _open(
-    entry: Path, fingerprint: str, names: Sequence[str], is_current: Callable[[dict[str, Any]], bool]
-) -> CacheEntry:
-    """The cache in `entry`; raises `UNUSABLE` if it is missing, incomplete, of other contents, or not current."""
+def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
+    """The cache in `entry`; raises `UNUSABLE` if it is missing or incomplete."""
     record = json.loads((entry / "cache.json").read_text())
-    if record["fingerprint"] != fingerprint:
-        raise ValueError("it is of other contents")
-    if not is_current(record["notes"]):
-        raise ValueError("samples that could not be read can be read now")
     with ExitStack() as stack:
         files = [stack.enter_context((entry / f"{name}.npy").open("rb")) for name in names]
-        return CacheEntry(tuple(map(_map, files)), record["sha256"], record["notes"])
+        return CacheEntry(tuple(map(_map, files)), record["notes"])

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset
 
 from vitmnist.data.batch_tensors import BatchTensors
 from vitmnist.data.frozen_state import FrozenState
 from vitmnist.data.samples import Samples
 from vitmnist.errors import ConfigError
-
-NEEDS_COLLATE = (
-    "a DataLoader over it needs collate_fn=loader.collate_fn, of the loader that from_dataloader returned (in a "
-    "Hugging Face Trainer: data_collator=loader.collate_fn and remove_unused_columns=False); .original of it is the "
-    "dataset that gives samples"
-)
-
-
-@dataclass(frozen=True)
-class Store:
-    """Where decoded samples are kept; see `from_dataloader`."""
-
-    name: str
-    device: torch.device
-    folder: Path
-    fingerprint: str | None
 
 
 class DecodedDataset(Dataset[Any]):
@@ -40,16 +21,15 @@ class DecodedDataset(Dataset[Any]):
 
     Args:
         original: the dataset.
-        state: of the original when it was decoded.
-        size: number of samples.
         sample_nbytes: bytes that a decoded sample takes, on average.
+        others: attributes of a subclass.
     """
 
-    def __init__(self, original: Any, state: FrozenState, size: int, sample_nbytes: float) -> None:
-        self.__dict__.update(original=original, _state=state, _size=size, sample_nbytes=sample_nbytes)
+    def __init__(self, original: Any, sample_nbytes: float = 0, **others: Any) -> None:
+        self.__dict__.update(original=original, sample_nbytes=sample_nbytes, **others)
 
     def __len__(self) -> int:
-        return int(self.__dict__["_size"])
+        return len(self.original)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "original" not in self.__dict__:  # while it is copied or unpickled
@@ -60,32 +40,36 @@ class DecodedDataset(Dataset[Any]):
         setattr(self.__dict__["original"], name, value)
 
 
+class Prepared:
+    """What a decoded dataset gives the collate function of its DataLoader.
+
+    Args:
+        content: a batch, or samples that lack their last transforms.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __getitem__(self, index: int) -> Any:
+        raise ConfigError(
+            "a DataLoader over a DecodedDataset needs collate_fn=loader.collate_fn, of the loader that from_dataloader "
+            "returned (in a Hugging Face Trainer: data_collator=loader.collate_fn and remove_unused_columns=False)"
+        )
+
+
 class GatheredDataset(DecodedDataset):
     """Samples that are rows of tensors, of which `DataLoader` gathers a batch at once."""
 
     def __init__(self, original: Any, state: FrozenState, batches: BatchTensors) -> None:
-        size = len(next(iter(batches.tensors.values())))
-        super().__init__(original, state, size, batches.sample_nbytes)
-        self.__dict__["_batches"] = batches
+        super().__init__(original, batches.sample_nbytes, _state=state, _batches=batches)
 
     def __getitem__(self, index: int) -> Any:
         """A sample of the original; batches do not need it."""
         return self.original[index]
 
-    def __getitems__(self, indices: Sequence[int]) -> GatheredBatch:
-        """The batch of these samples, for the collate function of the replacement."""
+    def __getitems__(self, indices: Sequence[int]) -> Prepared:
         self._state.check()
-        return GatheredBatch(self._batches.gather(indices))
-
-
-class GatheredBatch:
-    """A batch that is collated already."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def __getitem__(self, index: int) -> Any:
-        raise ConfigError(f"a DecodedDataset gives collated batches: {NEEDS_COLLATE}")
+        return Prepared(self._batches.gather(indices))
 
 
 class CollateGathered:
@@ -98,7 +82,7 @@ class CollateGathered:
         self.collate = collate
 
     def __call__(self, samples: Any) -> Any:
-        return samples.batch if isinstance(samples, GatheredBatch) else self.collate(samples)
+        return samples.content if isinstance(samples, Prepared) else self.collate(samples)
 
 
 class TransformedDataset(DecodedDataset):
@@ -117,14 +101,9 @@ class TransformedDataset(DecodedDataset):
         transform: Callable[[Any], Any],
         unfinished: Callable[[Any], Any] | None = None,
     ) -> None:
-        super().__init__(original, state, len(samples), samples.nbytes / len(samples))
-        self.__dict__.update(_samples=samples, _transform=transform, _unfinished=unfinished)
-
-    def like(
-        self, samples: Samples, transform: Callable[[Any], Any], unfinished: Callable[[Any], Any] | None = None
-    ) -> TransformedDataset:
-        """The same with other samples and transforms."""
-        return TransformedDataset(self.original, self._state, samples, transform, unfinished)
+        nbytes = samples.nbytes / len(samples)
+        parts = {"_samples": samples, "_transform": transform, "_unfinished": unfinished}
+        super().__init__(original, nbytes, _state=state, **parts)
 
     def __getitem__(self, index: int) -> Any:
         return self._transform(self._samples[index])
@@ -133,14 +112,4 @@ class TransformedDataset(DecodedDataset):
         self._state.check()
         transform = self._unfinished or self._transform
         samples = [transform(self._samples[index]) for index in indices]
-        return UnfinishedSamples(samples) if self._unfinished else samples
-
-
-class UnfinishedSamples:
-    """Samples that lack their last transforms, for the collate function of the replacement."""
-
-    def __init__(self, samples: list[Any]) -> None:
-        self.samples = samples
-
-    def __getitem__(self, index: int) -> Any:
-        raise ConfigError(f"a DecodedDataset leaves the last transforms to batches: {NEEDS_COLLATE}")
+        return Prepared(samples) if self._unfinished else samples

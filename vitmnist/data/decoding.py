@@ -30,11 +30,7 @@ def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: 
         samples: list[Any] = dataset.__getitems__(indices)
     else:
         samples = read_samples(dataset, indices, seed, epoch)
-    try:
-        batch = collate_samples(samples)
-    except (TypeError, RuntimeError) as error:
-        advice = "; give them the same shape, in a transform of the dataset" if isinstance(error, RuntimeError) else ""
-        raise DataError(f"samples {indices[0]} to {indices[-1]} do not make a batch: {error}{advice}") from error
+    batch = collate_named(samples, indices)
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
         found = f"a {type(samples[0]).__name__}"
         if isinstance(samples[0], (tuple, list)):
@@ -44,6 +40,18 @@ def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: 
             "such samples are delivered by disk, and by prefetch of disk"
         )
     return batch[0], batch[1]
+
+
+def collate_named(samples: Sequence[Any], indices: Sequence[int]) -> Any:
+    """A batch of samples with these indices; raises `DataError` if they make none."""
+    try:
+        return collate_samples(samples)
+    except (TypeError, RuntimeError) as error:
+        first = ", ".join(map(str, indices[:3]))
+        raise DataError(
+            f"samples {first}, … do not make a batch: {error}; give them the same shape in a transform of the dataset, "
+            "or use a DataLoader with a collate_fn that pads them"
+        ) from error
 
 
 def iter_pairs(dataset: Dataset[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -86,8 +94,7 @@ def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:
     if random := find_random(dataset, collate_samples, seed):
         raise ConfigError(
             f"{loader}: {random} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
-            "choose disk or prefetch of disk, or augment batches on the device (data/augment); frozen=True keeps the "
-            "version of epoch 0"
+            "choose disk or prefetch of disk, or augment batches on the device (data/augment)"
         )
 
 

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
-from vitmnist.data.dataloaders import check_replaceable, workers_needed
-from vitmnist.data.decoded_dataset import DecodedDataset, Store
+from vitmnist.data.dataloaders import check_replaceable
+from vitmnist.data.decoded_dataset import DecodedDataset
 from vitmnist.data.decoding import find_random
 from vitmnist.data.frozen_state import FrozenState, preserved_own_generators
 from vitmnist.data.gathering import gathered
+from vitmnist.data.keep_samples import Store
 from vitmnist.data.loaders.cache import CacheOptions
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.transforming import Form, GivenHalves, transformed
@@ -35,7 +36,6 @@ def from_dataloader(
     device: torch.device | str | None = None,
     folder: str = CacheOptions.folder,
     fingerprint: str | None = None,
-    num_workers: int | None = None,
     transforms: Literal["exact", "tensor"] = "exact",
     tolerance: float = 8.0,
     max_side: int | None = None,
@@ -44,10 +44,10 @@ def from_dataloader(
 ) -> DataLoader[Any]:
     """A `DataLoader` with the same batches, in the same order, over samples that are decoded once.
 
-    It is built from the arguments of the original: its sampler or batch sampler, generator, workers. So everything
-    that takes a `DataLoader` takes it, and Accelerate or Lightning give each rank its part. Its `dataset` is a
-    `DecodedDataset`. If `dataloader` is such a replacement already, it is returned. As long as it exists, freed memory
-    is kept on a machine without CUDA: see `vitmnist.keep_memory`.
+    It is built from the arguments of the original, so Accelerate or Lightning give each rank its part. Its `dataset` is
+    a `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a
+    batch takes less time than receiving one. As long as it exists, freed memory is kept on a machine without CUDA: see
+    `vitmnist.keep_memory`. A replacement is returned as it is.
 
     If samples are random, the transforms of the dataset are divided at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original. The transforms are the
@@ -63,9 +63,6 @@ def from_dataloader(
         folder: of the files of cache.
         fingerprint: names the decoded contents, so that later processes find them in `folder`; by default that of a
             Hugging Face dataset with torch's own collate function. Without one, the file is for this process only.
-        num_workers: of the result, if samples are not random. None: 0, because gathering a batch takes less time than
-            receiving one; or those of the original, where its order depends on them: persistent workers, a sampler or
-            generator of your own.
         transforms: of random samples. exact: they get what they got before, such as PIL images, and batches are equal
             bit for bit. tensor: they get uint8 tensors `[C, H, W]`, and conversion to float and normalisation at their
             end are applied to whole batches; the same random transforms, but resizing and colours round differently.
@@ -84,30 +81,26 @@ def from_dataloader(
     """
     _check_options(loader, device, transforms, decode, transform, max_side)
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
-        if transforms != "exact" or max_side is not None or decode is not None:
-            raise ConfigError("dataloader: is a replacement already; give the original, with these options")
         return dataloader
-    try:
+    if not isinstance(dataloader, DataLoader):
         check_replaceable(dataloader)
-    except UserError as error:
-        if loader != "auto" or not isinstance(dataloader, DataLoader):
-            raise
-        return _unchanged(dataloader, error)
     target = choose_device("auto" if device is None else str(device))
-    given = GivenHalves(decode, transform, len(dataloader.dataset)) if decode and transform else None  # type: ignore[arg-type]
+    given = GivenHalves(decode, transform, dataloader.dataset) if decode and transform else None
     form = Form(transforms, max_side, tolerance, None if device is None else target)
     with_gpu = device is not None and target.type == "cuda" and not given and transforms == "exact"
-    for name in (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,):
-        store = Store(name, target, Path(folder).expanduser(), fingerprint)
+    stores = (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,)
+    for name in stores:
         try:
-            return _replaced(dataloader, store, num_workers, form, given)  # type: ignore[no-any-return]
+            return _replaced(dataloader, Store(name, target, Path(folder).expanduser(), fingerprint), form, given)
         except UserError as error:
-            if loader != "auto" or (transforms != "exact" and not isinstance(error, DoesNotFitError)):
-                raise
             reason = error
+            must_succeed = transforms != "exact" and not isinstance(error, DoesNotFitError)
+            if loader != "auto" or must_succeed:
+                raise
             if not isinstance(error, DoesNotFitError) and name != "gpu_slice":  # true of the others too
                 break
-    return _unchanged(dataloader, reason)
+    warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {reason}", stacklevel=2)
+    return dataloader
 
 
 def _check_options(
@@ -118,62 +111,35 @@ def _check_options(
     if transforms not in FORMS:
         raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, FORMS)}")
     if device is not None and loader in ("ram", "cache") and transforms == "exact":
-        raise ConfigError(
-            f"device={device}: {loader} delivers batches on the host; leave device out, or use gpu_slice or "
-            "transforms='tensor'"
-        )
+        raise ConfigError(f"device={device}: {loader} delivers batches on the host; leave device out, or use gpu_slice")
     if (decode is None) != (transform is None):
         raise ConfigError("decode= and transform= are the two steps of a sample; give both")
     if decode is not None and (transforms == "tensor" or max_side is not None):
         raise ConfigError("transforms='tensor' and max_side= are for transforms of the dataset; leave decode= out")
-    if max_side is not None and (not isinstance(max_side, int) or max_side < 1):
-        raise ConfigError(f"max_side={max_side}: must be a whole number of pixels, at least 1")
 
 
-def _unchanged(dataloader: DataLoader[Any], reason: UserError) -> DataLoader[Any]:
-    """Warn with the reason, and return the DataLoader as it is."""
-    warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {reason}", stacklevel=3)
-    return dataloader
-
-
-def _replaced(
-    dataloader: DataLoader[Any], store: Store, num_workers: int | None, form: Form, given: GivenHalves | None
-) -> Any:
+def _replaced(dataloader: DataLoader[Any], store: Store, form: Form, given: GivenHalves | None) -> DataLoader[Any]:
     """The replacement that keeps its samples in `store`; raises as `from_dataloader`."""
+    check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
     if hasattr(dataset, "set_epoch"):
-        raise ConfigError(f"{store.name}: the dataset has set_epoch: its samples change; use the DataLoader as it is")
+        raise ConfigError("dataloader: its dataset has set_epoch: its samples change; use the DataLoader as it is")
     state = FrozenState(dataset, dataloader.collate_fn)
     try:
         with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
             random = None if given else find_random_transform(dataset) or find_random(dataset, dataloader.collate_fn)
-            if given or random:
-                _check_random(store, dataloader, num_workers, random)
-                replaced = transformed(dataloader, store, form, given)
+            state.ignore_changes()
+            if not (given or random):
+                replaced = gathered(dataloader, store, state)
+            elif store.name == "gpu_slice":
+                raise ConfigError(f"gpu_slice: {random or 'a sample'} is random, and transformed on the host; use ram")
             else:
-                workers = workers_needed(dataloader) if num_workers is None else num_workers
-                replaced = gathered(dataloader, store, workers, state)
+                replaced = transformed(dataloader, store, state, form, given)
     except ConfigError:
         raise
     except Exception as error:  # samples and collate function may fail in any way
-        reason = described(error)
-        if not isinstance(error, DataError):
-            reason += "; raised by the dataset or the collate function, for samples read one after another"
-        raise DataError(f"{store.name}: {reason}") from error
+        raise DataError(f"{store.name}: {described(error)}") from error
     state.ignore_changes()
     if not torch.cuda.is_available():
         keep_memory_for(replaced.dataset)
-    return replaced
-
-
-def _check_random(store: Store, dataloader: DataLoader[Any], num_workers: int | None, random: str | None) -> None:
-    """Raise `ConfigError` if random samples cannot be kept in `store`, or would get other random numbers."""
-    if store.name == "gpu_slice":
-        raise ConfigError(
-            f"gpu_slice: {random or 'a sample'} is random, and transforms are applied on the host; use ram"
-        )
-    if num_workers not in (None, dataloader.num_workers):
-        raise ConfigError(
-            f"num_workers={num_workers}: {random or 'a sample'} is random, and another number of workers draws other "
-            f"random numbers; leave it out, or give the DataLoader itself num_workers={num_workers}"
-        )
+    return replaced  # type: ignore[no-any-return]

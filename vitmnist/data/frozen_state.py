@@ -17,11 +17,10 @@ import torch
 from vitmnist.errors import ConfigError
 
 PLAIN = (int, float, str, bytes, type(None))
-ABSENT = object()
 LEAVES = (*PLAIN, torch.Tensor, np.ndarray, ModuleType, type)
-SMALL = 64  # elements of a container that are compared with each batch
-MAX_OWNERS = 100
-MAX_VISITED = 20_000  # objects; a generator is near the dataset, and a list of a million files is not searched
+SMALL = 64  # elements of a container that are compared
+MAX_COMPARED = 500  # values, with each batch
+MAX_SEARCHED = 20_000  # objects; a generator is near the dataset, and a list of a million files is not searched
 CALLED = ("__getitem__", "__getitems__", "__call__", "forward")  # methods whose global names are searched
 STATES: dict[type, tuple[Any, Any]] = {  # how the state of a generator is read and written
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
@@ -35,68 +34,62 @@ STATES: dict[type, tuple[Any, Any]] = {  # how the state of a generator is read 
 
 
 class FrozenState:
-    """The attributes of objects, such as a dataset and a collate function, and of what they refer to by attributes.
+    """The attributes of a dataset and a collate function, and of the objects in them, such as transforms.
 
-    Objects are compared by identity, and so are the elements of small lists, tuples and dicts, such as the transforms
-    of a `Compose`. What is written into a tensor or an array is not noticed.
-
-    Args:
-        live: objects whose own attributes may change, such as transforms that are still applied to each sample.
+    Numbers and text are compared by value, anything else by identity: what is written into a tensor is not noticed.
     """
 
-    def __init__(self, *roots: Any, live: Iterable[Any] = ()) -> None:
-        self._owners = [
-            (owner, {name: (value, _elements(value)) for name, value in vars(owner).items()})
-            for owner in _owners(roots, live)
-        ]
-        self._ignored: list[str] = []
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+        self._roots = {"dataset": dataset, "collate_fn": collate_fn}
+        self._ignored: set[str] = set()
+        self._live: list[Any] = []
+        self._before = self._values()
 
-    def ignore_changes(self) -> None:
-        """Leave out attributes that have changed by now: reading samples changes them, such as a counter or a file."""
-        self._ignored = list(self._changed())
+    def ignore_changes(self, live: Iterable[Any] = ()) -> None:
+        """Leave out what reading samples has changed by now, such as a counter or an open file.
+
+        Args:
+            live: objects to leave out too, such as transforms that are still applied to each sample.
+        """
+        self._ignored.update(self._changed())
+        self._live += live
+        self._before = self._values()
 
     def check(self) -> None:
-        """Raise `ConfigError` if an attribute is another one now."""
+        """Raise `ConfigError` if an attribute has changed."""
         for name in self._changed():
-            if name not in self._ignored:
-                raise ConfigError(
-                    f"{name} has changed since the samples were decoded, and they do not follow it; set it before "
-                    "from_dataloader, or use the DataLoader as it is"
-                )
+            raise ConfigError(
+                f"{name} has changed since the samples were decoded, and they do not follow it; set it before "
+                "from_dataloader, or use the DataLoader as it is"
+            )
 
     def _changed(self) -> Iterator[str]:
-        for owner, before in self._owners:
-            now = vars(owner)
-            for name in before.keys() | now.keys():
-                old, elements = before.get(name, (ABSENT, ()))
-                found = _elements(new := now.get(name, ABSENT))
-                if not _is_same(old, new) or len(found) != len(elements) or not all(map(_is_same, found, elements)):
-                    yield f"{type(owner).__name__}.{name}"
+        before, now = self._before, self._values()
+        for name in before | now:
+            is_same = name in before and name in now and _is_same(before[name], now[name])
+            if not is_same and name not in self._ignored:
+                yield name
+
+    def _values(self) -> dict[str, Any]:
+        """What is reached by attributes and elements, breadth first, by names such as `dataset.transforms[0].size`."""
+        found: dict[str, Any] = {}
+        seen, waiting = set(map(id, self._live)), deque(self._roots.items())
+        while waiting and len(found) < MAX_COMPARED:
+            name, value = waiting.popleft()
+            found[name] = value
+            if isinstance(value, LEAVES) or id(value) in seen or name in self._ignored:
+                continue
+            seen.add(id(value))
+            if not isinstance(value, list | tuple | dict):
+                waiting += [(f"{name}.{key}", part) for key, part in getattr(value, "__dict__", {}).items()]
+            elif len(value) <= SMALL:
+                parts = value.items() if isinstance(value, dict) else enumerate(value)
+                waiting += [(f"{name}[{key!r}]", part) for key, part in parts]
+        return found
 
 
 def _is_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
-
-
-def _elements(value: Any) -> tuple[Any, ...]:
-    """Those of a small list, tuple or dict."""
-    if not isinstance(value, list | tuple | dict) or len(value) > SMALL:
-        return ()
-    return tuple(value.values() if isinstance(value, dict) else value)
-
-
-def _owners(roots: Iterable[Any], live: Iterable[Any]) -> Iterator[Any]:
-    """The objects with attributes that are reached by attributes, breadth first, without `live`."""
-    reached = set(map(id, live))
-    waiting = deque(roots)
-    while waiting and len(reached) < MAX_OWNERS:
-        owner = waiting.popleft()
-        if id(owner) in reached or isinstance(owner, LEAVES) or not hasattr(owner, "__dict__"):
-            continue
-        reached.add(id(owner))
-        yield owner
-        for value in vars(owner).values():
-            waiting += (value, *_elements(value))
 
 
 @contextmanager
@@ -115,14 +108,13 @@ def preserved_own_generators(root: Any) -> Iterator[Callable[[], bool]]:
             write(one, state)
 
 
-def _reachable(root: Any) -> Iterator[Any]:
-    reached = {id(root): root}
-    waiting = [root]
-    while waiting and len(reached) < MAX_VISITED:
+def _reachable(root: Any) -> Iterable[Any]:
+    reached, waiting = {id(root): root}, [root]
+    while waiting and len(reached) < MAX_SEARCHED:
         others = {id(other): other for one in waiting for other in _referents(one) if not isinstance(other, LEAVES)}
         waiting = [other for key, other in others.items() if key not in reached]
         reached |= others
-    return iter(reached.values())
+    return reached.values()
 
 
 def _referents(one: Any) -> list[Any]:

@@ -28,7 +28,7 @@ class RowPairs(Dataset[tuple[Any, Any]]):
         feature = rows.features[self.columns[0]]
         while hasattr(feature, "feature"):  # of nested lists
             feature = feature.feature
-        self._dtype = None if type(feature).__name__ == "Image" else feature.dtype
+        self._dtype = None if type(feature).__name__ == "Image" or self.is_transformed else feature.dtype
         # Columns that are not needed are neither read nor decoded.
         self._rows = rows if self.is_transformed else rows.with_format(self._dtype and "numpy", columns=self.columns)
 
@@ -41,19 +41,15 @@ class RowPairs(Dataset[tuple[Any, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
         """These samples in one query, which saves most of the time of small images."""
         rows = self._rows[indices]
-        for column in self.columns:
-            if column not in rows:
-                raise DataError(f"row {indices[0]}: the transform has removed the column {column}")
-            for index, value in zip(indices, rows[column], strict=True):
-                if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):  # NumPy's None
-                    raise DataError(f"row {index}: the column {column} has no value; leave the row out with filter()")
-        images, labels = (rows[column] for column in self.columns)
-        return list(zip(map(self._image, images), map(_label, labels), strict=True))
+        pairs = list(zip(*(rows[column] for column in self.columns), strict=True))
+        if any(image is None or label is None or np.isnan(label) for image, label in pairs):  # NumPy's None is NaN
+            raise DataError(f"rows from {indices[0]} on: one has no image or no label; leave it out with filter()")
+        return [(self._image(image), _label(label)) for image, label in pairs]
 
     def _image(self, image: Any) -> Any:
         if isinstance(image, Image.Image):
             return to_tensor(image.convert(PIXEL_MODES.get(image.mode, image.mode)))
-        if self.is_transformed:
+        if not self._dtype:
             return image
         array = torch.from_numpy(np.array(image, self._dtype))
         return array.unsqueeze(0) if array.dim() == 2 else array  # two dimensions get a channel
@@ -69,8 +65,7 @@ def _column(rows: Any, kind: str, name: str | None, feature: str) -> str:
     if len(found) == 1:
         return str(found[0])
     columns = ", ".join(f"{key} ({value})" for key, value in types.items())
-    number = f"no column {name}" if name else f"{len(found) or 'no'} columns for the {kind}"
     raise DataError(
-        f"the dataset has {number}; its columns are {columns}; name one with make_loader(…, {kind}=COLUMN), or "
-        f"rename_column() it to {kind}"
+        f"{len(found) or 'no'} columns for the {kind}; the dataset has {columns}; name one with {kind}=COLUMN of "
+        f"make_loader, or rename_column() it to {kind}"
     )

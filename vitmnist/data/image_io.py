@@ -12,13 +12,22 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from vitmnist.errors import DataError, printable
 
 # As torchvision.datasets.ImageFolder; importing that module takes 2 s.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+UPRIGHT = {  # how an image of an EXIF orientation is turned
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
 
 
@@ -41,21 +50,26 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode, draft: bool = Fa
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
-        with Image.open(path) as image:
-            box = _draft(image, size) if draft else None
-            # In place, and converted only if necessary: a copy holds Python's lock, for which other threads wait.
-            ImageOps.exif_transpose(image, in_place=True)
-            upright: Image.Image = image
-            if upright.mode[0] in "IF":
-                upright = _to_8_bit(upright)
-            if upright.has_transparency_data:
-                background = Image.new("RGBA", upright.size, "white")
-                upright = Image.alpha_composite(background, upright.convert("RGBA"))
+        with Image.open(path) as opened:
+            orientation = opened.getexif().get(ExifTags.Base.Orientation)
+            stored_size = size[::-1] if orientation in (5, 6, 7, 8) else size
+            drafted = opened.draft(None, (2 * stored_size[0], 2 * stored_size[1])) if draft else None
+            image: Image.Image = opened
+            if image.mode[0] in "IF":
+                image = _to_8_bit(image)
+            if image.has_transparency_data:
+                background = Image.new("RGBA", image.size, "white")
+                image = Image.alpha_composite(background, image.convert("RGBA"))
             target = "L" if mode == Mode.grey else "RGB"
-            converted = upright if upright.mode == target else upright.convert(target)
-            if box and box != (0, 0, *converted.size):
-                return converted.resize(size, Image.Resampling.BILINEAR, box)
-            return _resized(converted, size)
+            if image.mode != target:  # a copy holds Python's lock, for which other threads wait
+                image = image.convert(target)
+            # 375 rows at half the scale are 187.5 of 188: as 188, pictures of 500×375 differ at 64×64 by 1.2 from full
+            # decoding in place of 0.3.
+            if drafted and drafted[1] != (0, 0, *image.size):
+                resized = image.resize(stored_size, Image.Resampling.BILINEAR, drafted[1])
+            else:
+                resized = _resized(image, stored_size)
+            return resized.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else resized
     except Exception as error:  # Pillow's decoders raise the errors of many libraries
         reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
         raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
@@ -73,9 +87,9 @@ def to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1)
 
 
-def is_colour(path: Path, draft: bool = False) -> bool:
-    """Whether an image shows colour; many grey ones are stored with three channels. `draft` as in `read_picture`."""
-    pixels = np.asarray(read_picture(path, (64, 64), Mode.rgb, draft))
+def is_colour(path: Path) -> bool:
+    """Whether an image shows colour; many grey ones are stored with three channels."""
+    pixels = np.asarray(read_picture(path, (64, 64), Mode.rgb, draft=True))
     return bool(np.ptp(pixels, axis=2).max() > COLOUR_THRESHOLD)
 
 
@@ -117,27 +131,6 @@ def list_images(folder: Path) -> list[Path]:
 def is_picture(path: Path) -> bool:
     """Whether the name is that of a picture: one of `EXTENSIONS`, and not hidden, as the `._NAME` of macOS are."""
     return path.name.lower().endswith(EXTENSIONS) and not path.name.startswith(".")
-
-
-def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, float, float, float] | None:
-    """Choose the scale of a JPEG for a target of (width, height); the part of the upright image that it fills.
-
-    None for other formats, which are decoded in full.
-    """
-    orientation = image.getexif().get(ExifTags.Base.Orientation)
-    is_turned = orientation in (5, 6, 7, 8)
-    width, height = size[::-1] if is_turned else size
-    drafted = image.draft(None, (2 * width, 2 * height))  # None: the mode stays
-    if drafted is None:
-        return None
-    # 375 rows at half the scale are 187.5 of 188: as 188, pictures of 500×375 differ at 64×64 by 1.2 from full decoding
-    # in place of 0.3.
-    (outer_width, outer_height), (_, _, inner_width, inner_height) = image.size, drafted[1]
-    if is_turned:
-        outer_width, outer_height, inner_width, inner_height = outer_height, outer_width, inner_height, inner_width
-    left = outer_width - inner_width if orientation in (2, 3, 6, 7) else 0
-    top = outer_height - inner_height if orientation in (3, 4, 7, 8) else 0
-    return left, top, left + inner_width, top + inner_height
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:

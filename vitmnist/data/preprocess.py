@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any
@@ -107,20 +108,28 @@ class Preprocess(nn.Module):
         finished = torch.empty(*images.shape[:2], *size)
 
         def finish(rows: slice) -> None:
-            finished[rows] = self._finished(images[rows], None if keys is None else keys[rows])
+            part = finished[rows]
+            result = self._finished(images[rows], None if keys is None else keys[rows], part)
+            if result is not part:
+                part.copy_(result)
 
-        in_parts(finish, len(images), images.numel())
+        in_parts(finish, len(images), math.ceil(images.numel() / (PART * torch.get_num_threads())))
         return finished
 
-    def _finished(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        floats = self._unit_range(images)
+    def _finished(self, images: Tensor, keys: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """The images augmented and normalised; in `out`, if nothing but normalising is left to do."""
+        floats = self._unit_range(images, out)
         if self.augment is not None and keys is not None:
             floats = self.augment(floats, keys, self.augment.number_on_bytes(images))
         return floats.sub_(self.mean).div_(self.std)
 
-    def _unit_range(self, images: Tensor) -> Tensor:
-        """A copy of images as floats of 0…1."""
-        return images.float().div_(self.white) if images.dtype == torch.uint8 else images * self.std + self.mean
+    def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """Images as floats of 0…1, in `out` if it fits."""
+        if images.dtype != torch.uint8:
+            return images * self.std + self.mean
+        if out is not None and out.shape == images.shape:
+            return out.copy_(images).div_(self.white)
+        return images.float().div_(self.white)
 
     def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitmnist.config.schema import Shuffle
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.errors import ConfigError
 
 
@@ -62,22 +61,18 @@ class RankSampler(EpochSampler):
             parent=global_sampler, rank=rank, ranks=ranks,
         )  # fmt: skip
 
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
+        for batch in self.parent.batches(epoch, start, device):
+            if isinstance(batch, slice):
+                rows = self._rows(batch.stop - batch.start)
+                yield slice(batch.start + rows.start, batch.start + rows.stop)
+            else:
+                yield batch[self._rows(len(batch))]
+
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-        if self.shuffle != Shuffle.sample:
-            return super().indices(epoch, start, device)
-        indices = self.parent.indices(epoch, start)
-        size = self.parent.batch_size
-        full = len(indices) - len(indices) % size
-        last = indices[full:]
-        rows = indices[:full].view(-1, size)[:, self._rows(size)].flatten()
-        return torch.cat([rows, last[self._rows(len(last))]]).to(device)
+        return torch.cat([as_tensor(slice(0, 0)), *map(as_tensor, self.batches(epoch, start))]).to(device)
 
     def _rows(self, size: int) -> slice:
         """The rows of a batch of `size` images that are delivered: at least one."""
         rows = split_evenly(size, self.rank, self.ranks) or range(1)
         return slice(rows.start, rows.stop)
-
-    def _spans(self, epoch: int, start: int) -> Iterator[slice]:
-        for span in self.parent._spans(epoch, start):
-            rows = self._rows(span.stop - span.start)
-            yield slice(span.start + rows.start, span.start + rows.stop)

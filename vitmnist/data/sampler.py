@@ -88,8 +88,7 @@ class EpochSampler:
             stop = len(self) * self.batch_size  # beyond the end, unless the short batch is dropped
             # A copy, because the next caller gets the same permutation.
             return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
-        spans = [torch.arange(span.start, span.stop, device="cpu") for span in self._spans(epoch, start)]
-        return torch.cat([torch.arange(0, device="cpu"), *spans]).to(device)
+        return torch.cat([as_tensor(slice(0, 0)), *map(as_tensor, self._spans(epoch, start))]).to(device)
 
     def _spans(self, epoch: int, start: int) -> Iterator[slice]:
         """The contiguous batches where the order is not a permutation of the samples."""
@@ -106,10 +105,15 @@ class EpochSampler:
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 
 
+def as_tensor(batch: slice | Tensor) -> Tensor:
+    """The indices of a batch as int64 `[B]`."""
+    return torch.arange(batch.start, batch.stop, device="cpu") if isinstance(batch, slice) else batch
+
+
 def whole_number(name: str, value: Any, least: int) -> int:
     """`value` as an int, also one of NumPy; raises `ConfigError` if it is below `least`, or no whole number."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name}={value}: must be a whole number")
+        raise ConfigError(f"{name}={value!r}: must be a whole number")
     if value < least:
         raise ConfigError(f"{name}={value}: must be at least {least}")
     return index(value)

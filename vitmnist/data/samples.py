@@ -63,17 +63,18 @@ class Samples:
 
     def with_tensors(self) -> Samples:
         """The same samples, with pictures as tensors; raises `DataError` if some are not of 8-bit channels."""
-        modes = self.shapes[..., 1][self.shapes[..., 0] == PICTURE].unique().tolist()
-        if others := [MODES[mode] for mode in modes if MODES[mode] not in BYTES]:
+        if others := self._other_modes():
             raise DataError(f"pictures of mode {', '.join(others)} are no tensors of bytes; convert them to L or RGB")
         return replace(self, as_tensors=True)
 
     @property
     def are_bytes(self) -> bool:
         """Whether all pictures have 8 bits per channel."""
-        rows = self.shapes.view(-1, COLUMNS)
-        modes = rows[rows[:, 0] == PICTURE, 1].unique().tolist()
-        return all(MODES[mode] in BYTES for mode in modes)
+        return not self._other_modes()
+
+    def _other_modes(self) -> list[str]:
+        modes = self.shapes[..., 1][self.shapes[..., 0] == PICTURE].unique().tolist()
+        return [MODES[mode] for mode in modes if MODES[mode] not in BYTES]
 
     @property
     def nbytes(self) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.collate import map_tensors
-from vitmnist.data.decoded_dataset import UnfinishedSamples
+from vitmnist.data.decoded_dataset import Prepared
 from vitmnist.data.frozen_state import preserved_own_generators
 from vitmnist.data.image_io import to_tensor
 from vitmnist.data.samples import BYTES, Samples
@@ -48,18 +47,6 @@ class ToBytes:
         if not isinstance(image, Image.Image) or image.mode not in BYTES:
             raise DataError(f"{getattr(image, 'mode', type(image).__name__)} is no picture of mode {', '.join(BYTES)}")
         return to_tensor(image)
-
-
-@dataclass(frozen=True)
-class NormalizeInPlace:
-    """`Normalize` after `ToFloat`, whose result is a copy already."""
-
-    transform: Any
-
-    def __call__(self, image: Tensor) -> Tensor:
-        from torchvision.transforms.functional import normalize
-
-        return normalize(image, self.transform.mean, self.transform.std, inplace=True)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -100,9 +87,7 @@ class FinishBatch:
         for part in images.split(max(1, PART * len(images) // max(1, images.numel()))):
             (result,) = apply(self.transforms, (part,))
             if not filled:
-                # NumPy asks Linux for huge pages: in pages of 4 KiB, getting the memory takes longer than transforming.
-                empty = np.empty(len(images) * result[0].numel() * result.element_size(), np.uint8)
-                finished = torch.from_numpy(empty).view(result.dtype).view(len(images), *result.shape[1:])
+                finished = result.new_empty((len(images), *result.shape[1:]))
             finished[filled : filled + len(part)] = result
             filled += len(part)
         return finished
@@ -113,7 +98,7 @@ class CollateFinished:
     """A collate function whose batches are finished.
 
     Args:
-        dataset: of its `UnfinishedSamples`; others are only collated.
+        dataset: whose samples lack their last transforms; others are only collated.
     """
 
     collate: Callable[[Any], Any]
@@ -122,10 +107,10 @@ class CollateFinished:
 
     def unfinished(self, samples: Any) -> Any:
         """The batch without what finishes it."""
-        return self.collate(samples.samples)
+        return self.collate(samples.content)
 
     def __call__(self, samples: Any) -> Any:
-        if not isinstance(samples, UnfinishedSamples):
+        if not isinstance(samples, Prepared):
             return self.collate(samples)
         batch, worker = self.unfinished(samples), get_worker_info()
         # Of another dataset, such as a Subset, the batch may be for code within the worker.
@@ -195,10 +180,7 @@ def _divide(transforms: list[Transform], of_tensors: bool) -> tuple[list[Transfo
     kept = len(always)
     while kept and is_closing[kept - 1]:
         kept -= 1
-    closing = always[kept:]
-    if closing[:1] == [Converted(to_float=True)] and type(closing[-1]).__name__ == "Normalize" and len(closing) == 2:
-        closing[1] = NormalizeInPlace(closing[1])
-    return always[:kept], min(position, kept), closing
+    return always[:kept], min(position, kept), always[kept:]
 
 
 def _native(transform: Transform) -> Transform:

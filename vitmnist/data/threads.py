@@ -40,14 +40,14 @@ def map_in_threads(
         pool.shutdown(cancel_futures=True)
 
 
-def in_parts(function: Callable[[slice], object], rows: int, values: int) -> None:
+def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1) -> None:
     """Call a function with spans of the rows of a batch, in threads that use a core each.
 
     Unlike torch's own threads they do not wait for each other after every operation, which on busy cores takes longer
     than the operation.
 
     Args:
-        values: numbers in the batch.
+        parts: spans for each thread.
     """
     threads, is_inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
 
@@ -55,7 +55,7 @@ def in_parts(function: Callable[[slice], object], rows: int, values: int) -> Non
         with torch.inference_mode(is_inference):  # each thread has a mode of its own
             function(span)
 
-    size = math.ceil(rows / (threads * math.ceil(values / (threads * PART))))
+    size = math.ceil(rows / (threads * parts))
     for _ in _pool(os.getpid(), threads).map(call, [slice(first, first + size) for first in range(0, rows, size)]):
         pass
 

@@ -118,9 +118,9 @@ class DividedDataset(Dataset[Any]):
             yield
         except (AttributeError, TypeError) as error:
             reason = described(error)
-            if "'Output'" in reason or "_record()" in reason:
-                reason = "the dataset uses what its transform returns, or passes it keywords"
-            raise DataError(f"{reason}; if the dataset can read its samples, {ADVICE}") from error
+            raise DataError(
+                f"{reason}; if it uses what its transform returns, or passes it keywords, {ADVICE}"
+            ) from error
         finally:
             for (owner, name), transform in zip(self._places, before, strict=True):
                 vars(owner)[name] = transform

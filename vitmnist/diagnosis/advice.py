@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from math import ceil
 from statistics import median
 from time import perf_counter
@@ -123,7 +123,6 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
     from vitmnist.data.decoded_dataset import DecodedDataset, TransformedDataset
     from vitmnist.data.loaders.timing import reason
     from vitmnist.diagnosis.alternatives import decode_part
-    from vitmnist.errors import UserError
     from vitmnist.runtime.memory import DoesNotFitError
 
     if isinstance(dataset, DecodedDataset):
@@ -137,12 +136,6 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
             if not isinstance(decoded, TransformedDataset):
                 return "", None
             before_s, after_s = (_seconds(one, len(indices)) for one in (decoded.original, decoded))
-            tensor = ""
-            with suppress(UserError):  # such as a transform that takes no tensor
-                of_tensors = decode_part(loader, indices, transforms="tensor")[0].dataset
-                tensor = (
-                    f', or {milliseconds(_seconds(of_tensors, len(indices)))} with transforms="tensor", up to rounding'
-                )
     except DoesNotFitError:  # in memory; there is the disk
         return "", None
     except Exception as error:  # samples and collate function may fail in any way
@@ -151,7 +144,7 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
         return None, None
     return (
         f" (the random transforms are applied each time: a sample takes {milliseconds(after_s)} instead of "
-        f"{milliseconds(before_s)}{tensor}; reading all of them takes about {before_s * len(dataset):.2g} s of a core)"
+        f"{milliseconds(before_s)}; reading all of them takes about {before_s * len(dataset):.2g} s of a core)"
     ), None
 
 

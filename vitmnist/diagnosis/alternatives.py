@@ -74,16 +74,11 @@ def decode_part(
 
 @dataclass
 class Alternatives(Bench):
-    """What else could deliver the batches of a DataLoader.
-
-    Args:
-        is_order_known: whether the batches are compared; nothing is known of the order of a loader of another kind.
-    """
+    """What else could deliver the batches of a DataLoader."""
 
     dataloader: DataLoader[Any] = field(kw_only=True)
     step: Callable[[Any], object] = field(kw_only=True)
     device: torch.device = field(kw_only=True)
-    is_order_known: bool = True
 
     def add_workers(self, workers: int) -> Timed | None:
         """The same DataLoader with another number of workers; None if it failed."""
@@ -115,18 +110,6 @@ class Alternatives(Bench):
         if self._repeats.startswith("no"):
             self.add(TENSORS, build, identical="same transforms, rounding")
 
-    def complete(self) -> list[Alternative]:
-        """The rows, with what was measured; for as many batches per epoch as the DataLoader has."""
-        for timed in self.turns:
-            row, first_batch_s = timed.row, timed.stream.first_batch_s
-            timed.complete_row()
-            if row and row.batch_s:
-                first_s = row.batch_s.median if timed.stream.times_epochs else median(first_batch_s)
-                row.epoch_s = first_s + row.batch_s.median * (len(self.dataloader) - 1)
-                row.set_up_s = first_batch_s[0] if row.set_up_s is None else row.set_up_s
-                row.identical = row.identical if self.is_order_known else "not compared"
-        return self.rows
-
     def _timed(self, loader: DataLoader[Any]) -> Timed:
         return Timed(BatchStream(loader, self.device), self.step)
 
@@ -138,3 +121,13 @@ class Alternatives(Bench):
         except Exception as error:  # the collate function may not take a batch of one
             return f"unknown: {reason(error)}"
         return f"no, {random} is random" if random else "yes"
+
+
+def complete_row(timed: Timed, batches: int) -> None:
+    """Fill in what was measured of an alternative, for an epoch of so many batches."""
+    row, first_batch_s = timed.row, timed.stream.first_batch_s
+    timed.complete_row()
+    if row and row.batch_s:
+        first_s = row.batch_s.median if timed.stream.times_epochs else median(first_batch_s)
+        row.epoch_s = first_s + row.batch_s.median * (batches - 1)
+        row.set_up_s = first_batch_s[0] if row.set_up_s is None else row.set_up_s

@@ -9,13 +9,11 @@ from typing import Any, Literal
 
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.diagnosis.audit_promises import PROMISES, WORKERS
-from vitmnist.diagnosis.audit_subject import Broken, ProbeDataset, Subject, Unchecked, choose_samples
+from vitmnist.diagnosis.audit_subject import Broken, ProbeDataset, Subject, Unchecked
 from vitmnist.errors import ConfigError, first_line
 
 LEAST_SAMPLES = 16  # two permutations of fewer may be equal by chance
 SETTINGS = {"num_workers": WORKERS, "rank": 0, "world_size": 1, "seed": 0}
-
-LoaderFactory = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Audit:
         return "\n".join(map(str, self.properties))
 
 
-def audit(loader_factory: LoaderFactory, *, samples: int = 1009) -> Audit:
+def audit(loader_factory: Callable[..., Any], *, samples: int = 1009) -> Audit:
     """Check a loader for repeated and missing samples, shared random numbers, leaks, …; print a line per property.
 
     Args:
@@ -63,32 +61,23 @@ def audit(loader_factory: LoaderFactory, *, samples: int = 1009) -> Audit:
     if samples < LEAST_SAMPLES:
         raise ConfigError(f"samples={samples}: must be at least {LEAST_SAMPLES}")
     dataset = ProbeDataset(samples)
-    settings = _settings(loader_factory, dataset)
+    try:
+        parameters = inspect.signature(loader_factory).parameters
+        settings = {name: value for name, value in SETTINGS.items() if name in parameters}
+        inspect.signature(loader_factory).bind(dataset, **settings)
+    except TypeError as error:
+        raise ConfigError(
+            f"loader_factory: cannot be called with a dataset and those of {', '.join(SETTINGS)} that it declares: "
+            f"{error}; write lambda dataset: DataLoader(dataset, …), and give other parameters a default"
+        ) from error
     variants = {f"0 and {WORKERS} workers": {"num_workers": 0}} if "num_workers" in settings else {}
     properties = []
     with preserved_generators():
-        subject = choose_samples(Subject(loader_factory, dataset, settings, variants))
+        subject = Subject(loader_factory, dataset, settings, variants).with_samples_that_are_taken()
         for promise in PROMISES:
             properties.append(_report(promise, subject))
             print(properties[-1], flush=True)  # some loaders take seconds to start
     return Audit(tuple(properties))
-
-
-def _settings(factory: LoaderFactory, dataset: ProbeDataset) -> dict[str, int]:
-    """The settings that the factory takes; raises `ConfigError` unless it can be called with them."""
-    names: list[str] = []
-    try:
-        signature = inspect.signature(factory)
-        names = [name for name in list(signature.parameters)[1:] if name in SETTINGS]
-        signature.bind(dataset, **dict.fromkeys(names))
-    except TypeError as error:
-        call = ", ".join(["dataset", *(f"{name}={SETTINGS[name]}" for name in names)])
-        raise ConfigError(
-            f"loader_factory: cannot be called as loader_factory({call}): {error}; write lambda dataset: "
-            f"DataLoader(dataset, …); of {', '.join(SETTINGS)} declare those that it takes, and give other parameters "
-            "a default"
-        ) from error
-    return {name: SETTINGS[name] for name in names}
 
 
 def _report(promise: Callable[[Subject], str], subject: Subject) -> Property:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress, zip_longest
+from itertools import zip_longest
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from vitmnist.data.seeding import GENERATORS, draw_from_generators, seed_generators
-from vitmnist.errors import ConfigError, DataError, first_line
+from vitmnist.errors import ConfigError, DataError
 
 START = (0, 0, 0)  # seeds the global generators before a loader is built, as a training script may
 ENDLESS = 10  # an epoch of so many times the set counts as endless
@@ -34,14 +34,10 @@ class Unchecked(Exception):  # noqa: N818
 
 
 class ProbeDataset(Dataset[tuple[int, Any]]):
-    """Sample i is i, and a number from each of the global generators, `[3]`.
+    """Sample i is i, and a number from each of the global generators, or i if it is not random, `[3]`."""
 
-    Args:
-        refusal: why the loader does not take random samples; then the numbers are constant.
-    """
-
-    def __init__(self, size: int, refusal: str = "") -> None:
-        self.size, self.refusal = size, refusal
+    def __init__(self, size: int, is_random: bool = True) -> None:
+        self.size, self.is_random = size, is_random
 
     def __len__(self) -> int:
         return self.size
@@ -50,7 +46,7 @@ class ProbeDataset(Dataset[tuple[int, Any]]):
         number = index.__index__()
         if not 0 <= number < self.size:
             raise IndexError(f"sample {number} of a dataset of {self.size}")
-        return number, np.full(len(GENERATORS), float(number)) if self.refusal else draw_from_generators()
+        return number, draw_from_generators() if self.is_random else np.full(len(GENERATORS), float(number))
 
 
 def copy_probe(batch: Any) -> Batch:
@@ -59,11 +55,7 @@ def copy_probe(batch: Any) -> Batch:
     if leaves and leaves[0].ndim == 0:  # a list of samples, or a single one
         leaves = [np.stack(column) for column in (leaves[::2], leaves[1::2]) if column]
     if not leaves or leaves[0].ndim != 1 or not np.issubdtype(leaves[0].dtype, np.integer):
-        found = f"{leaves[0].dtype} {list(leaves[0].shape)}" if leaves else "missing"
-        raise DataError(
-            f"the first value of a batch must be the indices of its samples, whole numbers [B], but is {found}; "
-            "let the loader deliver the samples (index, noise) of the dataset as they are"
-        )
+        raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
     has_noise = len(leaves) > 1 and leaves[1].shape == (len(leaves[0]), len(GENERATORS))
     return torch.from_numpy(leaves[0]), torch.from_numpy(leaves[1]) if has_noise else None
 
@@ -85,6 +77,16 @@ class Subject:
     variants: Mapping[str, Mapping[str, Any]]
     define: Callable[..., list[Batch]] | None = None
     copy: Callable[[Any], Batch] = copy_probe
+
+    def with_samples_that_are_taken(self) -> Subject:
+        """The subject over constant samples if the loader refuses random ones."""
+        try:
+            _ = self.epochs
+        except ConfigError:
+            return replace(self, data=ProbeDataset(len(self.data), is_random=False))
+        except Exception:  # each promise reports it
+            return self
+        return self
 
     def new(self, **wanted: Any) -> Any:
         """A new loader, with some other settings; those that `build` does not have are left out."""
@@ -136,38 +138,22 @@ class Subject:
         """
         define = self.define
         expected = define(self.data, number, **{**self.settings, **settings}) if define else self.epochs[number]
-        names = ("labels", "images")[: 2 if define or settings else 1]
-        for batch, pair in enumerate(zip_longest(expected[start:], found), start):
+        for batch, (theirs, ours) in enumerate(zip_longest(expected[start:], found), start):
             where = f"{context}epoch {number}, batch {batch}"
-            if pair[0] is None or pair[1] is None:
-                raise Broken(f"{where} is {'missing' if pair[0] else 'one too many'}")
-            for name, one, other in zip(names, *pair, strict=False):
-                if one is None or other is None:
-                    continue
-                if (one.dtype, one.shape) != (other.dtype, other.shape):
-                    kinds = [f"{part.dtype} {list(part.shape)}" for part in (other, one)]
-                    raise Broken(f"{where}: {name} are {kinds[0]}, not {kinds[1]}")
-                differs = (one != other).view(len(one), -1)
-                if not differs.any():
-                    continue
-                if not isinstance(self.data, ProbeDataset):
-                    raise Broken(f"{where}: {name} differ")
-                row = int(differs.any(1).int().argmax())
-                if name == "labels":
-                    raise Broken(f"{where}: expected index {one[row]}, found index {other[row]}")
-                generators = ", ".join(compress(GENERATORS, differs.any(0).tolist()))
-                raise Broken(f"{where}: the numbers of index {pair[0][0][row]} differ ({generators})")
+            if theirs is None or ours is None:
+                raise Broken(f"{where} is {'missing' if theirs else 'one too many'}")
+            if not _are_equal(ours[0], theirs[0]):
+                raise Broken(f"{where}: expected samples {_first(theirs[0])}, found {_first(ours[0])}")
+            if (define or settings) and not _are_equal(ours[1], theirs[1]):
+                raise Broken(f"{where}: the samples {_first(theirs[0])} have other values")
 
 
-def choose_samples(subject: Subject) -> Subject:
-    """The subject over random samples, or over constant ones if the loader refuses the random ones."""
-    try:
-        _ = subject.epochs
-    except ConfigError as refusal:
-        return replace(subject, data=ProbeDataset(len(subject.data), first_line(refusal)))
-    except Exception:  # each promise reports it
-        return subject
-    return subject
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is None or other is None or (one.dtype == other.dtype and torch.equal(one, other))
+
+
+def _first(labels: Tensor) -> str:
+    return ", ".join(map(str, labels[:3].tolist())) + ", …" * (len(labels) > 3)
 
 
 def start_epoch(loader: Any, number: int) -> Iterator[Any]:

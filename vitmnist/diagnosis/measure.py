@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from itertools import count, repeat
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.dataloaders import check_replaceable, rebuilt
@@ -22,7 +20,7 @@ from vitmnist.data.loaders.base import Loader
 from vitmnist.data.loaders.batch_stream import BatchStream
 from vitmnist.data.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.alternatives import Alternatives
+from vitmnist.diagnosis.alternatives import Alternatives, complete_row
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.runtime.backend import backend_of
@@ -36,7 +34,6 @@ def diagnose(
     batches: int = 50,
     seconds: float = 60.0,
     device: torch.device | str | None = None,
-    data: Dataset[Any] | None = None,
     model: nn.Module | None = None,
     optimizer: Optimizer | None = None,
 ) -> Diagnosis:
@@ -55,7 +52,6 @@ def diagnose(
         seconds: about how long it may take. A step that takes long exceeds it.
         device: whose clock is used: that of the step. By default that of `model`, or else the CUDA device if CUDA is
             in use.
-        data: the map-style dataset behind a loader that is no DataLoader.
         model: its state is restored afterwards, as is that of the random generators in any case.
         optimizer: the same.
 
@@ -72,7 +68,7 @@ def diagnose(
         warnings.filterwarnings("ignore", "This DataLoader will create")
         warnings.filterwarnings("ignore", "transforms='tensor'")  # the table says so
         stack.enter_context(_restored(loader, run_device, model, optimizer))
-        diagnosis = _measure(loader, calling(step), batches, seconds, run_device, data, stack)
+        diagnosis = _measure(loader, calling(step), batches, seconds, run_device, stack)
     if model is None or optimizer is None:
         missing = [name for name, value in (("model", model), ("optimizer", optimizer)) if value is None]
         given = " and ".join(f"{name}=" for name in missing)
@@ -87,14 +83,13 @@ def _measure(
     batches: int,
     seconds: float,
     device: torch.device,
-    data: Dataset[Any] | None,
     stack: ExitStack,
 ) -> Diagnosis:
     deadline = time.perf_counter() + seconds
-    dataloader: DataLoader[Any] | None = None
+    dataloader: Any = None
     with suppress(UserError):  # nothing else can deliver its batches
         check_replaceable(loader)
-        dataloader = loader  # type: ignore[assignment]
+        dataloader = loader
     # A copy, because persistent workers belong to the loop.
     stream = BatchStream(loader if dataloader is None else rebuilt(dataloader), device)
     stack.callback(stream.close)
@@ -110,33 +105,27 @@ def _measure(
     ]
     loading, _, both = turns
     warm_up = [timed.time_block() for timed in turns]
-    others = None
-    if all(warm_up) and (dataloader is not None or data is not None):
-        source = dataloader if dataloader is not None else _dataloader_over(data, first)  # type: ignore[arg-type]
-        is_order_known = dataloader is not None
-        others = Alternatives(stack, dataloader=source, step=step, device=device, is_order_known=is_order_known)
-        add_workers = others.add_workers  # mypy does not narrow `others` in the lambda
-        build = lambda workers: add_workers(workers) if time.perf_counter() < deadline else None  # noqa: E731
-        try_workers(both, source.num_workers, build)
+    rows: list[Alternative] = []
+    if all(warm_up) and dataloader is not None:
+        others = Alternatives(stack, dataloader=dataloader, step=step, device=device)
+        build = lambda workers: others.add_workers(workers) if time.perf_counter() < deadline else None  # noqa: E731
+        try_workers(both, dataloader.num_workers, build)
         others.add_decoded(warm_up[0].batch_s, seconds)  # type: ignore[union-attr]
         turns += others.turns
+        rows = others.rows
     rounds = take_turns(turns, batches, deadline - time.perf_counter())
     if not loading.blocks or not both.blocks:
         raise DataError(
             f"the loader ended after {stream.taken} batches and cannot begin again, which is too few to time it; "
             "give a DataLoader or a list, or a generator of more batches"
         )
-    diagnosis = _diagnosis(turns, next(steps), others.complete() if others else [])
+    for timed in turns[3:]:
+        complete_row(timed, len(dataloader))
+    diagnosis = _diagnosis(turns, next(steps), rows)
     if rounds < BLOCKS:
         ended = f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds"
         diagnosis.notes.append(f"{ended}; the ranges are of these")
     return diagnosis
-
-
-def _dataloader_over(data: Dataset[Any], batch: Any) -> DataLoader[Any]:
-    """A DataLoader over the dataset behind a loader of another kind, which gave this batch."""
-    sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
-    return DataLoader(data, sizes[0] if sizes else 1, shuffle=True, generator=torch.Generator())
 
 
 def _diagnosis(turns: list[Timed], steps: int, rows: list[Alternative]) -> Diagnosis:
@@ -159,7 +148,6 @@ def _diagnosis(turns: list[Timed], steps: int, rows: list[Alternative]) -> Diagn
         cores_busy=Figure.of(block.cores for block in blocks),
         steps=steps,
         device=str(stream.device),
-        batches_per_epoch=len(stream.source) if isinstance(stream.source, Sized) else None,
         alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
         notes=notes,
     )

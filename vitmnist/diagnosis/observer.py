@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -86,23 +85,18 @@ class Observer:
     def _count_processes(self) -> None:
         start, run = BaseProcess.start, subprocess.Popen.__init__
 
-        @wraps(start)
         def counted_start(process: Any) -> None:
             start(process)
             self.processes += not process.daemon  # as workers are
 
-        @wraps(run)
         def counted_run(process: Any, args: Any, *more: Any, **named: Any) -> None:
             run(process, args, *more, **named)
             program, *others = [args] if isinstance(args, str | bytes | os.PathLike) else list(args) or [""]
             is_compiler = any("_inductor" in str(one) for one in others)  # of torch.compile
             self.processes += Path(os.fsdecode(program)).name.startswith("python") and not is_compiler
 
-        for owner, name, counted in (
-            (BaseProcess, "start", counted_start),
-            (subprocess.Popen, "__init__", counted_run),
-        ):
-            setattr(owner, name, counted)
+        BaseProcess.start = counted_start  # type: ignore[method-assign, assignment]
+        subprocess.Popen.__init__ = counted_run  # type: ignore[method-assign, assignment]
 
     def _observation_of(self, loader: Any) -> Observation:
         """The observation of a loader, or of one like it in turn: some scripts build one per epoch."""

@@ -11,8 +11,6 @@ from tabulate import tabulate
 from vitmnist.data.loaders.timing import Alternative, Figure
 from vitmnist.diagnosis.verdict import FEW_STEPS, few, limit, milliseconds
 
-NOTICEABLE_STALL_PCT = 5.0  # of an epoch
-
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -40,13 +38,12 @@ class Diagnosis:
     cores_busy: Figure
     steps: int
     device: str
-    batches_per_epoch: int | None = None
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
-        """Input-bound, compute-bound or balanced, the most that a loader could gain, and the wait for first batches.
+        """Input-bound, compute-bound or balanced, and the most that a loader could gain.
 
         The limit and the gain compare T with the step alone, because workers may take processor time from the step
         without making it wait.
@@ -64,18 +61,11 @@ class Diagnosis:
             best_s, faster = both_s, f"nothing measured is faster than the {milliseconds(both_s)} of a batch"
         # Of the ends of the ranges: with the medians, noise let a loader exceed the bound.
         most = self.batch_s.high / min(self.batch_s.low, *(one.low for one in others.values()))
-        text = (
+        return (
             f"{limit(100 * (1 - best_s / both_s))}: {self.waiting_pct.median:.0f}% of the time is spent waiting for "
             f"data; {faster}; at the "
             f"ends of their ranges, no loader can make it more than {most:.3g} times faster"
         )
-        if self.batches_per_epoch is not None:
-            epoch_s = self.first_batch_s.median + (self.batches_per_epoch - 1) * self.batch_s.median
-            share = 100 * (self.first_batch_s.median - self.waiting_s.median) / epoch_s
-            if share > NOTICEABLE_STALL_PCT:
-                first = milliseconds(self.first_batch_s.median)
-                text += f"; besides, the first batch of an epoch takes {first}, {share:.0f}% of it"
-        return text
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values; times in seconds."""

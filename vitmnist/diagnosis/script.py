@@ -4,20 +4,14 @@
 
 from __future__ import annotations
 
-import builtins
-import io
 import os
+import runpy
 import shlex
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from importlib.abc import InspectLoader
-from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any
 
 from vitmnist.diagnosis.observation import Limits
@@ -26,7 +20,6 @@ from vitmnist.diagnosis.script_report import describe_script
 from vitmnist.errors import DataError
 from vitmnist.runtime.cpu import CpuTime
 
-OWN_FOLDER = str(Path(__file__).parent)
 INTERRUPTED = 130  # what a shell shows after Ctrl-C
 
 
@@ -47,7 +40,7 @@ def observe_script(
     """
     sys.argv = arguments
     observer = Observer(limits)
-    ended = _run(_load_module if is_module else _load_script)
+    ended = _run(is_module)
     at_end = CpuTime.now()
     _join_threads()
     observer.time.end(None if observer.time.is_threaded else at_end)
@@ -60,26 +53,50 @@ def _command_line() -> list[str]:
     return ["vitmnist", *arguments] if Path(program).name == "vitmnist" else ["python", program, *arguments]
 
 
-def _run(load: Callable[[str], tuple[ModuleType, CodeType]]) -> BaseException | None:
-    """Run the script as `__main__`, and return the exception that ended it.
-
-    `__main__` stays in place: the script's threads and exit handlers may need it.
-    """
+def _run(is_module: bool) -> BaseException | None:
+    """Run the script of the command line as `__main__`, and return the exception that ended it."""
+    name = sys.argv[0]
+    if is_module:
+        _set_import_folder(os.getcwd())
+        if not _is_module(name):
+            raise MissingScriptError(f"-m {name}: there is no such module, or package with a __main__.py")
+    elif not os.path.isfile(name):
+        raise MissingScriptError(f"{name}: there is no such file; type the path of a Python file")
+    else:
+        _set_import_folder(os.path.dirname(os.path.realpath(name)))
     try:
-        sys.modules["__main__"], code = load(sys.argv[0])
-        exec(code, sys.modules["__main__"].__dict__)
-    except MissingScriptError:
-        raise
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(os.path.abspath(name), run_name="__main__")
     except SystemExit as error:
         if not isinstance(error.code, int | None):
             with suppress(ValueError):  # the script may have closed stderr
                 print(error.code, file=sys.stderr)
         return error
     except BaseException as error:
-        _remove_own_frames(error)
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback = error.__traceback__
+        while traceback and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
+            traceback = traceback.tb_next
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         return error
     return None
+
+
+def _set_import_folder(folder: str) -> None:
+    """The first folder of imports, which is that of vitmnist's own script until now."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _is_module(name: str) -> bool:
+    try:
+        spec = find_spec(name)
+        return spec is not None and (spec.submodule_search_locations is None or bool(find_spec(f"{name}.__main__")))
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise  # a package that its __init__.py imports
 
 
 def _join_threads() -> None:
@@ -90,62 +107,6 @@ def _join_threads() -> None:
     """
     with suppress(KeyboardInterrupt):  # the report then comes without the rest
         getattr(threading, "_shutdown", lambda: None)()
-
-
-def _load_script(name: str) -> tuple[ModuleType, CodeType]:
-    """`__main__` and the code as of `python NAME`."""
-    path = os.path.abspath(name)
-    try:
-        with io.open_code(path) as file:
-            source = file.read()
-    except OSError as error:
-        raise MissingScriptError(f"{name}: {error.strerror}; type the path of a Python file") from error
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    code = compile(source, path, "exec", dont_inherit=True)  # without the __future__ imports of this file
-    return _main_module(__file__=path, __loader__=SourceFileLoader("__main__", path)), code
-
-
-def _load_module(name: str) -> tuple[ModuleType, CodeType]:
-    """`__main__` and the code as of `python -m NAME`."""
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.getcwd()  # the console script has its own folder here
-    try:
-        spec = find_spec(name)
-        if spec and spec.submodule_search_locations is not None:
-            spec = find_spec(f"{name}.__main__")
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # a package that its __init__.py imports
-            raise
-        spec = None
-    code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
-    if not spec or not code:
-        raise MissingScriptError(f"-m {name}: there is no such module, or package with a __main__.py, in {sys.path[0]}")
-    sys.argv[0] = spec.origin or name
-    return _main_module(__file__=spec.origin, __loader__=spec.loader, __package__=spec.parent, __spec__=spec), code
-
-
-def _main_module(**attributes: Any) -> ModuleType:
-    module = ModuleType("__main__")
-    module.__dict__.update(__builtins__=builtins, **attributes)
-    return module
-
-
-def _remove_own_frames(error: BaseException) -> None:
-    """Make the tracebacks of an exception, and of those that it followed, those of the script alone."""
-    chain = [error]
-    for one in chain:
-        frames, traceback = [], one.__traceback__
-        while traceback:
-            if not traceback.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
-                frames.append(traceback)
-            traceback = traceback.tb_next
-        one.__traceback__ = frames[0] if frames else None
-        for frame, following in zip_longest(frames, frames[1:]):
-            frame.tb_next = following
-        for other in (one.__cause__, one.__context__):
-            if other is not None and all(other is not known for known in chain):
-                chain.append(other)
 
 
 def _exit_code(ended: BaseException | None) -> int:

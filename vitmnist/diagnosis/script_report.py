@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from textwrap import indent
 from typing import Any
 
-import vitmnist
 from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script
 from vitmnist.diagnosis.observation import Timeline
 from vitmnist.diagnosis.observer import Observer
@@ -37,11 +35,6 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
         "rank": _rank(),
         "processes_not_observed": observer.processes,
         "cuda_used": torch is not None and torch.cuda.is_initialized(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": None if torch is None else str(torch.__version__),
-            "vitmnist": vitmnist.__version__,
-        },
         "warm_up": time.skipped,
         "steps": time.steps,
         **dict.fromkeys(("seconds", "after_last_batch_s", "waiting_s", "waiting_pct", "work_s", "cores", "verdict")),
@@ -50,14 +43,11 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
     loaders = [one.figures() | {"waiting_pct": None, "restarts_pct": None, "advice": []} for one in time.observations]
     if time.began and time.ended and any(observation.batches for observation in time.observations):
         cores = time.ended.cores_since(time.began)
-        report |= {
-            "cores": vars(cores),
-            "seconds": time.ended.wall_s - time.began.wall_s,
-            "after_last_batch_s": max(0.0, time.ended.wall_s - time.last_request),
-        }
-        _add_shares(report, loaders, time, cores)
-        if observer.processes:  # which may be what trains
-            report["verdict"] = None
+        seconds = time.ended.wall_s - time.began.wall_s
+        after_s = max(0.0, time.ended.wall_s - time.last_request)
+        report |= {"cores": vars(cores), "seconds": seconds, "after_last_batch_s": after_s}
+        if time.steps and not time.is_threaded:  # another thread may hold batches ahead
+            _add_shares(report, loaders, time, cores)
         if report["verdict"] and time.steps >= FEW_STEPS and exit_code == 0:
             report["advice"] = advise_on_script(report["waiting_pct"], cores)
             for figures, observation in zip(loaders, time.observations, strict=True):
@@ -66,16 +56,14 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
 
 
 def _add_shares(report: dict[str, Any], loaders: list[dict[str, Any]], time: Timeline, cores: Cores) -> None:
-    """Add how long the script waits; not for batches of another thread, which it may hold ahead."""
+    """Add how long the script waits; no verdict if other processes may be what trains."""
     seconds = report["seconds"]
-    if not time.steps or time.is_threaded:
-        return
     waiting_pct = 100 * time.waiting_s / seconds
     report |= {
         "waiting_s": time.waiting_s,
         "waiting_pct": waiting_pct,
         "work_s": max(0.0, seconds - time.waiting_s) / time.steps,
-        "verdict": verdict(waiting_pct, time.steps, cores),
+        "verdict": None if report["processes_not_observed"] else verdict(waiting_pct, time.steps, cores),
     }
     for figures in loaders:
         figures["waiting_pct"] = 100 * figures["waiting_s"] / seconds
@@ -138,9 +126,8 @@ def format_report(report: dict[str, Any]) -> str:
 def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, Any]]]) -> str:
     """One line: the time, the share of it that the script waited for all loaders and for each, and the cores."""
     seconds, cores = report["seconds"], report["cores"]
-    parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s after a warm-up of {report['warm_up']}"]
-    if not report["warm_up"]:  # see `Timeline`
-        parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s, those of the warm-up included"]
+    warm_up = f"after a warm-up of {report['warm_up']}" if report["warm_up"] else "with the warm-up"  # see `Timeline`
+    parts = [f"{plural(report['steps'], 'step')} in {seconds:.3g} s {warm_up}"]
     if report["waiting_pct"] is not None:
         shares = ", ".join(f"loader {number} {figures['waiting_pct']:.0f}%" for number, figures in loaders)
         parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")

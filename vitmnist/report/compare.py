@@ -43,12 +43,6 @@ class Configuration:
         """Its values as overrides."""
         return overrides(self.values)
 
-    @property
-    def batch_size(self) -> int:
-        """The batch size if it varies, else 0."""
-        size = self.values.get("batch_size")
-        return size if type(size) is int else 0
-
     @cached_property
     def rounds(self) -> dict[tuple[str, str], list[Run]]:
         """The ranked runs by round: folder of the sweep, and `repeat`. Empty if no time of this row is compared."""

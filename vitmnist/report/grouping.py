@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, permutations
 from typing import Any
 
 from vitmnist.config.labels import trainer_label
@@ -35,27 +35,17 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 
 def mark_overlapping(runs: Sequence[Run]) -> list[Run]:
     """The runs, with `overlapping` set on those that were active at the same time as another run on their host."""
-    spans = sorted(
-        (str(host), start, end, number)
+    spans = [
+        (number, host, run.result["began_at"], run.result["ended_at"])
         for number, run in enumerate(runs)
         if (host := run.section("environment").get("host"))
-        for start, end in _active_spans(run)
-    )
-    overlapping: set[int] = set()
-    latest: dict[str, tuple[float, int]] = {}  # by host: the end of the span that ends last, and its run
-    for host, start, end, number in spans:
-        other_end, other = latest.get(host, (0.0, number))
-        if start < other_end and other != number:
-            overlapping |= {number, other}
-        latest[host] = max((end, number), (other_end, other))
+    ]
+    overlapping = {
+        number
+        for (number, host, start, end), (_, other_host, other_start, other_end) in permutations(spans, 2)
+        if host == other_host and start < other_end and other_start < end
+    }
     return [replace(run, overlapping=number in overlapping) for number, run in enumerate(runs)]
-
-
-def _active_spans(run: Run) -> list[tuple[float, float]]:
-    """When a run was active, in seconds since 1970: since its latest start, and in each epoch before that."""
-    began = run.result["began_at"]
-    epochs = [(epoch["ended_at"] - epoch["epoch_s"], epoch["ended_at"]) for epoch in run.epochs]
-    return [*(span for span in epochs if span[1] < began), (began, run.result["ended_at"])]
 
 
 def _identity(run: Run) -> tuple[str, ...]:
@@ -136,12 +126,10 @@ def _facts(run: Run) -> dict[str, str]:
 
 def fact_text(value: Any) -> str:
     """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or NOTHING
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
         return value[:12]
-    if isinstance(value, Mapping):
-        value = [f"{key}={fact_text(item)}" for key, item in sorted(value.items())]
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or NOTHING
     if type(value) is int:
         return f"{value:,}"
     return NOTHING if value is None else str(value)

@@ -67,7 +67,11 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
 
 def _timed(comparison: Comparison) -> list[Configuration]:
     """The rows with a time: by batch size; within a batch size the ranked rows first, then by time."""
-    timed = [(row.batch_size, not row.rounds, row.epoch_s.median, row) for row in comparison.rows if row.epoch_s]
+    timed = [
+        (size if isinstance(size := row.values.get("batch_size"), int) else 0, not row.rounds, row.epoch_s.median, row)
+        for row in comparison.rows
+        if row.epoch_s
+    ]
     return [row for *_, row in sorted(timed, key=lambda entry: entry[:3])]
 
 

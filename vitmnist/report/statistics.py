@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist, median
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -73,7 +73,6 @@ def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Rat
     its common rounds, with Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments,
     2017, 3.5 and 4.1). The variance of a configuration is estimated from its differences from the others (Grubbs, JASA
     43, 1948), and is at least the pooled one: a noisy configuration widens its own intervals.
-    `tests/report/test_statistics.py` simulates how often a report is wrong.
 
     Args:
         times: seconds by round, for each configuration.
@@ -102,9 +101,9 @@ def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np
     """Half the widths of the simultaneous intervals of the mean log ratios; infinite with too few rounds.
 
     Args:
-        present: `[configuration, round]`, whether there is a time.
-        squares: `[configuration, configuration]`, squared deviations of the differences from their mean, summed.
-        counts: `[configuration, configuration]`, common rounds.
+        present: whether a configuration (rows) has a time in a round.
+        squares: of each pair, squared deviations of the differences from their mean, summed.
+        counts: of each pair, common rounds.
     """
     number, freedoms = len(present), np.maximum(counts - 1, 0)
     np.fill_diagonal(freedoms, 0)
@@ -132,10 +131,10 @@ def _studentized_range(number: int, freedom: int) -> float:
 
 def wilson(share: float, count: int) -> tuple[float, float]:
     """95% interval of a binomial proportion (Wilson, 1927, doi:10.1080/01621459.1927.10502953)."""
-    z = NormalDist().inv_cdf(1 - ERROR / 2)
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(share * count), count).proportion_ci(1 - ERROR, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def seconds(value: float) -> str:

@@ -162,18 +162,13 @@ def highest_accuracy(comparison: Comparison) -> str:
     """The highest median accuracy over the seeds, with a binomial interval and the range of the seeds."""
     by_row = {row: by_seed for row in comparison.rows if (by_seed := row.by_seed("eval_acc"))}
     medians = {row: median(by_seed.values()) for row, by_seed in by_row.items()}
-    if len(set(medians.values())) < 2:
+    best = max(medians, key=lambda row: medians[row], default=None)
+    images = best and best.runs[0].section("dataset").get("test_size")
+    if not best or not images or len(set(medians.values())) < 2:
         return ""
-    best = max(medians, key=lambda row: medians[row])
-    values, images = by_row[best].values(), best.runs[0].section("dataset").get("test_size")
+    values = by_row[best].values()
     seeds = f"{min(values):.2f}–{max(values):.2f} over {len(values)} seeds" if len(values) > 1 else "one seed"
-    text = f"Highest median accuracy: {best.label}, {medians[best]:.2f}%"
-    if not images:
-        return f"{text} ({seeds})."
     # All seeds evaluate the same images, so more seeds do not narrow this interval.
     low, high = (100 * bound for bound in wilson(min(medians[best] / 100, 1.0), images))
-    within = sum(accuracy >= low for accuracy in medians.values()) - 1
-    return (
-        f"{text} (95% interval {low:.2f}–{high:.2f} for {images:,} images; {seeds}). "
-        f"Other rows within this interval: {within} of {len(medians) - 1}."
-    )
+    interval = f"95% interval {low:.2f}–{high:.2f} for {images:,} images"
+    return f"Highest median accuracy: {best.label}, {medians[best]:.2f}% ({interval}; {seeds})."

@@ -1,11 +1,11 @@
-"""The values of a comparison as a table, as CSV, and in the layout of the articles."""
+"""The values of a comparison as a table and as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from vitmnist.report.compare import LOADER, NOTHING, Comparison, Configuration, value_text
+from vitmnist.report.compare import NOTHING, Comparison, Configuration, value_text
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.metrics import METRICS
@@ -45,25 +45,6 @@ def _median(spread: Spread | None, digits: int | None = None) -> str:
     if spread is None:
         return NOTHING
     return seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
-
-
-def articles_table(comparison: Comparison) -> Table | None:
-    """Median seconds per epoch by batch size (rows) and loader (columns), as in the articles.
-
-    None unless loader and batch size are all that varies.
-    """
-    if set(comparison.columns) != {LOADER, "batch_size"}:
-        return None
-    texts = {
-        # A time that is not compared may not stand next to those that are.
-        (row.batch_size, str(row.values.get(LOADER))): _median(row.epoch_s) if row.rounds else f"{row.status:.60}"
-        for row in comparison.rows
-        if row.batch_size
-    }
-    loaders = list(dict.fromkeys(loader for _, loader in texts))
-    sizes = sorted({size for size, _ in texts})
-    rows = [[f"{size:,}", *(texts.get((size, loader), NOTHING) for loader in loaders)] for size in sizes]
-    return ["batch size", *loaders], rows
 
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:

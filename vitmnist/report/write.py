@@ -16,17 +16,16 @@ from vitmnist.errors import printable
 from vitmnist.report.compare import Comparison
 from vitmnist.report.grouping import compare
 from vitmnist.report.summary import summary
-from vitmnist.report.table import Table, articles_table, as_csv, table
+from vitmnist.report.table import Table, as_csv, table
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.runs import find_runs, read_run
 
 CHART = "![Seconds per epoch](report.png)"  # in Markdown
 LEGEND = """
-An epoch is a training pass and the evaluation after it. Each run counts with its median epoch, without the first one
-after each start or resume; a row shows median and range over its runs. × fastest: geometric mean of the
-ratios to the row with the lowest median, over the rounds that both have; it counts as a difference if its interval lies
-outside 0.99 to 1.01. With a probability of about 95%, the intervals of all pairs of rows are right at once (Tukey's
-studentised range, rounds as blocks). Waiting: time without a batch, as a share of the training pass. Accuracy: after
+An epoch is a training pass and the evaluation after it; a run counts with its median epoch, without the first one after
+each start. × fastest: geometric mean of the ratios to the row with the lowest median, over the rounds that both have,
+with intervals that hold for all pairs at once with a probability of 95% (Tukey's studentised range, rounds as blocks);
+a difference lies outside 0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Accuracy: after
 the last epoch, median over the seeds. Memory: peak resident memory (host), peak tensor memory (GPU).
 """
 
@@ -91,9 +90,6 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
             yield f"## {number}. {comparison.machine_and_data}"
         yield from summary(comparison)
         yield table(comparison)
-        if articles := articles_table(comparison):
-            yield "Median seconds per epoch by batch size and loader:"
-            yield articles
         if with_facts and comparison.facts:
             yield ["machine, software and data", ""], [list(fact) for fact in comparison.facts.items()]
 

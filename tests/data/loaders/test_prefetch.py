@@ -22,7 +22,6 @@ from vitmnist.data.collate import collate_samples
 from vitmnist.data.loaders.base import Batches, Loader
 from vitmnist.data.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import LoadingError
 from vitmnist.runtime.backend import CpuBackend
 
 BATCHES = 6
@@ -59,8 +58,8 @@ def numbers(batches: Batches) -> list[int]:
 
 
 @pytest.mark.parametrize("epochs", [None, 2])  # that are known beforehand, of which the next would be begun
-@pytest.mark.parametrize("fail_at", [0, 3, BATCHES - 1, BATCHES])
-@pytest.mark.parametrize("error", [OSError("the disk is gone"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("fail_at", [0, 3, BATCHES])
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), SystemExit(3)])
 def test_an_exception_arrives_where_its_batch_would_have(
     prefetch: PrefetchLoader, fail_at: int, error: BaseException, epochs: int | None
 ) -> None:
@@ -110,7 +109,7 @@ def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> N
         producer.stop()
         yield torch.zeros(1), torch.zeros(1)
 
-    producer = Producer(source, 1, None, CpuBackend(torch.device("cpu")), None)
+    producer = Producer(source, 1, CpuBackend(torch.device("cpu")), None)
     producer._thread.start()
     producer._thread.join(timeout=5)
     assert not producer._thread.is_alive()
@@ -126,19 +125,6 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 def prefetching() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "vitmnist-prefetch"]
-
-
-def test_a_source_that_blocks_is_an_error_after_the_timeout(prefetch: PrefetchLoader) -> None:
-    prefetch.options.timeout_s = 0.2
-    blocked = threading.Event()
-    prefetch.base.before_batch = {2: blocked.wait}
-    seen = []
-    with pytest.raises(LoadingError, match=r"no batch within 0\.2 s.*data\.loader\.timeout_s"):  # noqa: PT012
-        for images, _ in prefetch.epoch(0):
-            seen.append(int(images))
-    assert seen == [0, 1]
-    blocked.set()
-    assert numbers(prefetch.epoch(1)) == list(range(BATCHES))
 
 
 def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
@@ -183,9 +169,9 @@ for epoch in range(10_000):
 """
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("blocks", "sign"), [("index == 4", "blocked"), pytest.param("False", "batch", marks=pytest.mark.slow)]
+    ("workers", "blocks", "sign"),
+    [(1, "index == 4", "blocked"), pytest.param(0, "False", "batch", marks=pytest.mark.slow)],
 )
 def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
     """In the middle of an epoch, and while the source blocks for ever; no worker survives it."""
@@ -228,16 +214,15 @@ class Nested(Dataset[dict[str, object]]):
     """Samples as a detection model has them."""
 
     def __len__(self) -> int:
-        return 5
+        return 3
 
     def __getitem__(self, index: int) -> dict[str, object]:
+        boxes = [torch.tensor([index, index]), torch.tensor([-index])]
         return {
-            "image": torch.full((2, 2), index),
-            "boxes": [torch.tensor([index, index]), torch.tensor([-index])],
+            "boxes": boxes,
             "point": Point(torch.tensor(index), f"point {index}"),
             "mask": None,
-            "name": f"sample {index}",
-            "pair": (index, index / 2),
+            "pair": (index, ""),
         }
 
 
@@ -245,20 +230,10 @@ def test_nested_samples_pass_through() -> None:
     """Dicts, lists, tuples, named tuples, None and strings, as the article's loader lets them."""
     sampler = {"batch_size": 2, "device": "cpu", "seed": 0, "shuffle": "none"}
     with make_loader("prefetch", Nested(), base={"name": "disk", "num_workers": 0}, **sampler) as loader:
-        batches = list(loader.epoch(0))
-    assert [len(batch["name"]) for batch in batches] == [2, 2, 1]
-    batch = batches[1]
-    assert torch.equal(batch["image"], torch.tensor([2, 3]).view(2, 1, 1).expand(2, 2, 2))
-    assert [array.tolist() for array in batch["boxes"]] == [[[2, 2], [3, 3]], [[-2], [-3]]]
-    assert type(batch["point"]) is Point
-    assert batch["point"].x.tolist() == [2, 3]
-    assert batch["point"].name == ("point 2", "point 3")
+        batch, short = loader.epoch(0)
+    assert [array.tolist() for array in batch["boxes"]] == [[[0, 0], [1, 1]], [[0], [-1]]]
+    assert (batch["point"].x.tolist(), batch["point"].name) == ([0, 1], ("point 0", "point 1"))
     assert batch["mask"] is None
-    assert list(batch["name"]) == ["sample 2", "sample 3"]
-    assert [array.tolist() for array in batch["pair"]] == [[2, 3], [1.0, 1.5]]
-
-
-def test_some_samples_without_a_value_are_an_error() -> None:
-    """And not silently all of them without."""
-    with pytest.raises(TypeError, match="some samples have None where others have a value"):
+    assert (batch["pair"][0].tolist(), short["pair"][0].tolist()) == ([0, 1], [2])
+    with pytest.raises(TypeError, match="some samples have None where others have a value"):  # and not all without
         collate_samples([{"mask": None}, {"mask": torch.tensor(7)}])

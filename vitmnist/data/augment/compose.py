@@ -90,7 +90,7 @@ class Compose(nn.Module):
         def augment(rows: slice) -> None:
             augmented[rows] = self._in_order(images[rows], keys[rows], slice(number))
 
-        in_parts(augment, len(images), images.numel())
+        in_parts(augment, len(images))
         return augmented
 
     def forward(self, images: Tensor, keys: Tensor, start: int = 0) -> Tensor:

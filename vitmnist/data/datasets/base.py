@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,34 +46,25 @@ class Split(TensorSet):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, tensor, dtype, dim in (
-            ("images", self.images, torch.uint8, 4),
-            ("labels", self.labels, torch.int64, 1),
-        ):
-            if tensor.dtype != dtype or tensor.dim() != dim:
-                raise DataError(
-                    f"{name}: must be {dtype} with {dim} dimension{'s' if dim > 1 else ''}, "
-                    f"found {tensor.dtype} {list(tensor.shape)}"
-                )
-        outside = (self.labels < 0) | (self.labels >= len(self.classes))
-        if outside.any():
-            index = int(outside.nonzero()[0])
-            raise DataError(
-                f"labels: must be 0 to {len(self.classes) - 1}, for {len(self.classes)} classes; "
-                f"label {index} is {int(self.labels[index])}"
-            )
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8 or images.dim() != 4:
+            raise DataError(f"images: must be uint8 [N, C, H, W], found {images.dtype} {list(images.shape)}")
+        if labels.dtype != torch.int64 or labels.dim() != 1:
+            raise DataError(f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}")
+        if len(labels) and not 0 <= (least := int(labels.min())) <= (most := int(labels.max())) < len(self.classes):
+            raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
 
     def part(self, span: slice, **changes: Any) -> Split:
         """The images of a span, as views; `changes` replace other fields."""
         rows = range(len(self))[span]
-        parts = {
+        fields = {
             "images": self.images[span],
             "labels": self.labels[span],
             "reader": Subset(self.reader, rows) if self.reader and rows.start else self.reader,
             "sha256": self.sha256 if len(rows) == len(self) else None,
             "files": self.files[span] if self.files else None,
         }
-        return replace(self, **{**parts, **changes})
+        return replace(self, **{**fields, **changes})
 
     def name(self, index: int) -> str | int:
         """The file of an image, or its index if it has none."""
@@ -145,7 +135,7 @@ Options may have `shape`, `[C, H, W]` of the images; a model that does not fit i
 """
 
 
-@dataclass(unsafe_hash=True)  # hashable: part of a cache key
+@dataclass
 class SizeOptions:
     """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
 
@@ -181,17 +171,3 @@ def dataset_in_memory(
         for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
-
-
-def stamp(file: Path) -> tuple[int, int, int]:
-    """Size, time of change and inode of a file; zeros for one that is missing, which is found when it is read."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return 0, 0, 0
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int], ...]:
-    """Changes when one of the files changes."""
-    return tuple(map(stamp, sorted(files)))

@@ -1,4 +1,4 @@
-"""Reading the IDX files of the MNIST family (http://yann.lecun.com/exdb/mnist)."""
+"""Reads the IDX files of the MNIST family (http://yann.lecun.com/exdb/mnist)."""
 
 from __future__ import annotations
 
@@ -31,31 +31,23 @@ def read_idx(path: Path, sha256: str | None = None) -> Tensor:
     """
     try:
         stored = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if sha256 and (found := hashlib.sha256(stored).hexdigest()) != sha256:
-        raise DataError(f"{path} is damaged: expected sha256 {sha256}, found {found}")
-    try:
+        if sha256 and (found := hashlib.sha256(stored).hexdigest()) != sha256:
+            raise ValueError(f"expected sha256 {sha256}, found {found}")
         file = io.BytesIO(stored)
-        return _parse(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, path)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged: {error}; remove it to download it again") from error
+        return _parse(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file)
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
+        raise DataError(f"{path} is damaged or no IDX file of bytes: {error}") from error
 
 
-def _parse(file: gzip.GzipFile | io.BytesIO, path: Path) -> Tensor:
+def _parse(file: gzip.GzipFile | io.BytesIO) -> Tensor:
     """Read at most as much as the header promises, because a file may unpack to any size."""
-    start = file.read(4)
-    zeros, element_type, dimensions = struct.unpack(">HBB", start.ljust(4, b"\xff"))
-    sides = file.read(4 * dimensions)
-    if zeros != 0 or element_type != UINT8 or dimensions not in (1, 2, 3) or len(sides) < 4 * dimensions:
-        raise DataError(f"{path} is not an IDX file of bytes: it begins with {start.hex(' ') or 'nothing'}")
-    shape = struct.unpack(f">{dimensions}I", sides)
-    promised = math.prod(shape)
-    if promised > MAX_NBYTES:
-        raise DataError(f"{path} is damaged: its header promises {promised} bytes")
+    zeros, element_type, dimensions = struct.unpack(">HBB", file.read(4))
+    if zeros != 0 or element_type != UINT8 or dimensions not in (1, 2, 3):
+        raise ValueError(f"its header begins with {zeros}, {element_type}, {dimensions}")
+    shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+    size = math.prod(shape)
     # One more, to notice a longer file; reading to the end also compares gzip's own checksum.
-    content = bytearray(file.read(promised + 1))
-    if len(content) != promised:
-        found = "more" if len(content) > promised else len(content)
-        raise DataError(f"{path} is damaged: its header promises {promised} bytes after it, there are {found}")
+    content = bytearray(file.read(size + 1)) if size <= MAX_NBYTES else b""
+    if len(content) != size:
+        raise ValueError(f"its header promises {size} bytes after it, and there are more or fewer")
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,22 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split, stamp
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, is_colour, read_picture, to_tensor
-from vitmnist.data.tensors import ChannelSums, TensorSet, channel_statistics
+from vitmnist.data.tensors import ChannelSums, channel_statistics
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-VERSION = 2  # of the pixels that decoding makes of a file
+VERSION = 3  # of the pixels that decoding makes of a file, and of the notes about them
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
+COLOUR_SAMPLES = 100  # pictures checked for colour
 SKIP = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
-COLOUR_SAMPLES = 100  # training images checked for colour
 
 
 @dataclass
@@ -54,18 +52,20 @@ class ImageFolderOptions(SizeOptions):
         """`[C, H, W]` of the images."""
         return (1 if self.mode == Mode.grey else 3), self.size, self.size
 
+    def read(self, path: Path) -> Image.Image:
+        """The image in a file, resized and converted."""
+        return read_picture(path, (self.size, self.size), self.mode, self.draft)
+
 
 @dataclass
 class FolderImageReader:
-    """Reads image i of a list of files, resized and converted."""
+    """Reads image i of a list of files."""
 
     paths: list[Path]
-    size: int
-    mode: Mode
-    draft: bool
+    options: ImageFolderOptions
 
     def __getitem__(self, index: int) -> Image.Image:
-        return read_picture(self.paths[index], (self.size, self.size), self.mode, self.draft)
+        return self.options.read(self.paths[index])
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -83,117 +83,121 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = Path(options.path).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    classes, *samples = find_samples(folder, options.test_share, options.skip_unreadable)
-    options.spans(*map(len, samples))  # refused before anything is decoded
-    train, test = parts = [FolderDecoder(folder, classes, part, options, root / CACHE) for part in samples]
-    unreadable = [message for part in parts for _, message in part.unreadable]
-    if unreadable and not options.skip_unreadable:
-        raise _unreadable_error(unreadable, sum(map(len, samples)), root / CACHE, SKIP)
-    sizes = len(train.paths), len(test.paths)
+    classes, train, test = find_samples(folder, options.test_share, options.skip_unreadable)
+    options.spans(len(train), len(test))  # refused before anything is decoded
+    decoder = FolderDecoder(folder, [train, test], options)
+    samples = decoder.samples
+    entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
+    images, labels, notes = *entry.mapped, entry.notes
+    unreadable = dict(notes["unreadable"])
+    _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
+    readable = [index for index in range(len(samples)) if index not in unreadable]
+    paths = [samples[index][0] for index in readable]
+    middle = sum(index < len(train) for index in readable)
+    sizes = middle, len(paths) - middle
     log.info("%s: %d training and %d test pictures of %d classes: %s", folder, *sizes, len(classes), shorten(classes))
-    if unreadable:
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(unreadable), shorten(unreadable))
-    notes = train.entry.notes
-    if notes["coloured"]:
-        log.warning(
-            "%s: %d of the first %d training pictures are in colour, which data.dataset.mode=grey drops; "
-            "data.dataset.mode=rgb keeps it",
-            *(folder, notes["coloured"], min(COLOUR_SAMPLES, sizes[0])),
-        )
     spans = options.spans(*sizes)
     mean, std = tuple(notes["mean"]), tuple(notes["std"])
     if options.train_size:
-        mean, std = channel_statistics(train.entry.tensors.images[spans[0]])
-    train_split, test_split = (part.split(mean, std).part(span) for part, span in zip(parts, spans, strict=True))
+        mean, std = channel_statistics(images[spans[0]])
+    both = Split(
+        *(images, labels, mean, std, tuple(classes)),
+        mapped=True,
+        files=[str(path.relative_to(folder)) for path in paths],
+    )
+    train_split, test_split = (
+        both.part(rows, reader=FolderImageReader(paths[rows], options), sha256=sha256).part(span)
+        for rows, sha256, span in zip((slice(middle), slice(middle, None)), notes["sha256"], spans, strict=True)
+    )
     return Dataset(folder.resolve().name, train_split, test_split, skipped=len(unreadable))
 
 
+def _warn(folder: Path, coloured: int, unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
+    """Announce colours that are dropped, and pictures that are left out or else raise `DataError`."""
+    if coloured:
+        log.warning(
+            "%s: %d of the first %d pictures are in colour, which data.dataset.mode=grey drops; "
+            "data.dataset.mode=rgb keeps it",
+            *(folder, coloured, min(COLOUR_SAMPLES, size)),
+        )
+    if unreadable and not options.skip_unreadable:
+        raise _unreadable_error(unreadable, size, SKIP)
+    if unreadable:
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(unreadable), shorten(unreadable))
+
+
+def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataError:
+    shown = unreadable[:SHOWN_NAMES]
+    if more := len(unreadable) - len(shown):
+        shown.append(f"… and {more} more")
+    return DataError("\n".join([f"{len(unreadable)} of {size} pictures cannot be read:", *shown, advice]))
+
+
 class FolderDecoder:
-    """A part of a folder, decoded on all cores or found decoded in `cache`.
+    """Decodes the training and test samples of a folder on all cores; `notes` is what the splits need to know later."""
 
-    `unreadable` has the indices and messages of the samples that cannot be read.
-    """
-
-    def __init__(
-        self, folder: Path, classes: list[str], samples: Samples, options: ImageFolderOptions, cache: Path
-    ) -> None:
-        self.folder, self.classes, self.samples, self.options, self.cache = folder, classes, samples, options, cache
+    def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
+        self.folder, self.parts, self.options = folder, parts, options
+        self.samples = [sample for part in parts for sample in part]
         self.unreadable: list[tuple[int, str]] = []
-        self.sums = ChannelSums()
-        self.fingerprint = self._fingerprint()
-        self.entry = decode_once(cache, self.fingerprint, len(samples), self._chunks, self._notes, self._is_current)
-        self.unreadable = self.entry.notes["unreadable"]
+        self.coloured = 0
+        self.sums = [ChannelSums() for _ in parts]
+        self.checksums = [hashlib.sha256() for _ in parts]
 
-    @property
-    def paths(self) -> list[Path]:
-        """The files that can be read."""
-        left_out = {index for index, _ in self.unreadable}
-        return [path for index, (path, _) in enumerate(self.samples) if index not in left_out]
-
-    def split(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Split:
-        """The decoded samples, with these statistics."""
-        tensors, paths = self.entry.tensors, self.paths
-        return Split(
-            tensors.images, tensors.labels, mean, std, tuple(self.classes), mapped=True, sha256=self.entry.sha256,
-            reader=FolderImageReader(paths, self.options.size, self.options.mode, self.options.draft),
-            files=[str(path.relative_to(self.folder)) for path in paths],
-        )  # fmt: skip
-
-    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        size = len(self.samples)
-        spans = [range(first, min(first + CHUNK, size)) for first in range(0, size, CHUNK)]
-        # Threads, because Pillow releases Python's lock while it decodes and resizes.
-        with (
-            closing(map_in_threads(self._decode, spans, available_cores())) as chunks,
-            tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
-        ):
-            for span, (images, labels, unreadable, sums) in zip(spans, chunks, strict=True):
-                self.unreadable += unreadable
-                self.sums += sums
-                yield images, labels
-                bar.update(len(span))
-        if len(self.unreadable) == size:
-            advice = "none is left" if self.options.skip_unreadable else SKIP
-            raise _unreadable_error([message for _, message in self.unreadable], size, self.cache, advice)
-
-    def _decode(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, list[tuple[int, str]], ChannelSums]:
-        parts, labels, unreadable = [torch.empty(0, *self.options.shape, dtype=torch.uint8)], [], []
-        for index in indices:
-            path, label = self.samples[index]
-            try:
-                picture = read_picture(path, self.options.shape[1:], self.options.mode, self.options.draft)
-                parts.append(to_tensor(picture)[None])
-                labels.append(label)
-            except DataError as error:
-                unreadable.append((index, str(error)))
-        images = torch.cat(parts)
-        return images, torch.tensor(labels, dtype=torch.int64), unreadable, ChannelSums.of(images)
-
-    def _is_current(self, notes: dict[str, Any]) -> bool:
-        """Whether what could not be read still cannot: a network folder may have been away for a moment."""
-        return not len(self._decode([index for index, _ in notes["unreadable"]])[1])
-
-    def _notes(self, tensors: TensorSet) -> dict[str, Any]:
-        if self._fingerprint() != self.fingerprint:
-            raise DataError(f"{self.folder}: pictures were changed while they were decoded; start again")
-        mean, std = self.sums.statistics()
-        checked = self.paths[: COLOUR_SAMPLES if self.options.mode == Mode.grey else 0]
-        coloured = map_in_threads(partial(is_colour, draft=self.options.draft), checked, available_cores())
-        found = {"unreadable": self.unreadable, "coloured": sum(coloured)}
-        return {"classes": self.classes, "mean": mean, "std": std, **found}
-
-    def _fingerprint(self) -> str:
-        # Everything that changes the pixels, but not the files' contents: reading those would take as long as decoding.
-        files = [(str(path.relative_to(self.folder)), label, *stamp(path)[:2]) for path, label in self.samples]
-        options = VERSION, self.options.size, self.options.mode.value, self.options.draft
+    def fingerprint(self) -> str:
+        """Changes with everything that changes the pixels; by the files' times, since reading them takes too long."""
+        files = []
+        for path, label in self.samples:
+            with suppress(OSError):  # found when it is read
+                stat = path.stat()
+                files.append((str(path.relative_to(self.folder)), label, stat.st_size, stat.st_mtime_ns))
+        options = VERSION, len(self.parts[0]), self.options.size, self.options.mode.value, self.options.draft
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
 
+    def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels in chunks; raises `DataError` at the end if unreadable ones are not to be left out."""
+        middle, size = len(self.parts[0]), len(self.samples)
+        chunks = [
+            range(first, min(first + CHUNK, stop))
+            for start, stop in ((0, middle), (middle, size))
+            for first in range(start, stop, CHUNK)
+        ]
+        # Threads, because Pillow releases Python's lock while it decodes and resizes.
+        with (
+            closing(map_in_threads(self._decode_chunk, chunks, available_cores())) as decoded,
+            tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
+        ):
+            for chunk, (images, labels, unreadable, coloured, sums) in zip(chunks, decoded, strict=True):
+                part = int(chunk.start >= middle)
+                self.unreadable += unreadable
+                self.coloured += coloured
+                self.sums[part] += sums
+                self.checksums[part].update(images.numpy().data)
+                yield images, labels
+                bar.update(len(chunk))
+        if self.unreadable and not (self.options.skip_unreadable and all(sums.pixels for sums in self.sums)):
+            advice = "none is left" if self.options.skip_unreadable else SKIP
+            raise _unreadable_error([message for _, message in self.unreadable], size, advice)  # and keep nothing
 
-def _unreadable_error(messages: list[str], size: int, cache: Path, advice: str) -> DataError:
-    shown = "\n".join(messages[:SHOWN_NAMES])
-    if len(messages) > SHOWN_NAMES:
-        listed = cache / "unreadable.txt"
-        write_atomic(listed, "".join(f"{message}\n" for message in messages).encode(errors="surrogateescape"))
-        shown += f"\n… and {len(messages) - SHOWN_NAMES} more; {listed} lists all"
-    return DataError(f"{len(messages)} of {size} pictures cannot be read:\n{shown}\n{advice}")
+    def notes(self) -> dict[str, Any]:
+        """Plain values to keep with the decoded pictures."""
+        mean, std = self.sums[0].statistics()
+        checksums = [checksum.hexdigest() for checksum in self.checksums]
+        found = {"unreadable": self.unreadable, "coloured": self.coloured}
+        return {**found, "mean": mean, "std": std, "sha256": checksums}
+
+    def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
+        parts, labels, unreadable = [torch.empty(0, *self.options.shape, dtype=torch.uint8)], [], []
+        coloured = 0
+        for index in indices:
+            path, label = self.samples[index]
+            try:
+                parts.append(to_tensor(self.options.read(path))[None])
+                labels.append(label)
+                if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
+                    coloured += is_colour(path)
+            except DataError as error:
+                unreadable.append((index, str(error)))
+        images = torch.cat(parts)
+        return images, torch.tensor(labels, dtype=torch.int64), unreadable, coloured, ChannelSums.of(images)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
 import torch
 
-from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory, stamps
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory
 from vitmnist.data.datasets.idx import read_idx
 from vitmnist.errors import DataError
 
@@ -30,7 +31,7 @@ GARMENTS = (
 HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 
 
-@dataclass(unsafe_hash=True)
+@dataclass
 class CifarOptions(SizeOptions):
     """See `conf/data/dataset/cifar10.yaml`."""
 
@@ -43,59 +44,28 @@ class CifarOptions(SizeOptions):
 @DATASETS.register("mnist", SizeOptions)
 def mnist(sizes: SizeOptions, root: Path) -> Dataset:
     """MNIST (LeCun, Cortes, Burges), from the four official files, which this package contains."""
-    files = tuple(BUNDLED_MNIST / f"{name}.gz" for name in FILES)
-    return _read_idx_files("mnist", files, stamps(files), BUNDLED_SHA256, DIGITS, sizes)
+    files = [BUNDLED_MNIST / f"{name}.gz" for name in FILES]
+    return _read_idx_files("mnist", files, DIGITS, sizes, BUNDLED_SHA256)
 
 
-@DATASETS.register("fashion_mnist", SizeOptions)
-def fashion_mnist(sizes: SizeOptions, root: Path) -> Dataset:
-    """Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747), from `root` or by torchvision's downloader."""
-    return _idx_dataset("fashion_mnist", "FashionMNIST", root, GARMENTS, sizes)
-
-
-@DATASETS.register("kmnist", SizeOptions)
-def kmnist(sizes: SizeOptions, root: Path) -> Dataset:
-    """Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718), from `root` or by torchvision's downloader."""
-    return _idx_dataset("kmnist", "KMNIST", root, HIRAGANA, sizes)
-
-
-@DATASETS.register("cifar10", CifarOptions)
-def cifar10(sizes: CifarOptions, root: Path) -> Dataset:
-    """CIFAR-10 (Krizhevsky, 2009), from `root` or by torchvision's downloader."""
-    return _read_cifar(10, root, stamps(root.glob("cifar-10-*/*")), sizes)
-
-
-@DATASETS.register("cifar100", CifarOptions)
-def cifar100(sizes: CifarOptions, root: Path) -> Dataset:
-    """CIFAR-100 (Krizhevsky, 2009) with its 100 fine labels, from `root` or by torchvision's downloader."""
-    return _read_cifar(100, root, stamps(root.glob("cifar-100-*/*")), sizes)
-
-
-def _idx_dataset(name: str, source: str, root: Path, classes: tuple[str, ...], sizes: SizeOptions) -> Dataset:
+def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
     """The set of a torchvision class, downloaded only if no folder of torchvision's layouts has the four files."""
     raw = root / source / "raw"
     for folder in (raw, raw.parent, root / "raw", root):
-        packed = (folder / f"{file}.gz" for file in FILES)  # preferred, because it has a checksum
-        files = tuple(path if path.is_file() else path.with_suffix("") for path in packed)
+        packed = [folder / f"{file}.gz" for file in FILES]  # preferred, because it has a checksum
+        files = [path if path.is_file() else path.with_suffix("") for path in packed]
         if all(path.is_file() for path in files):
             break
     else:
-        files = tuple(raw / f"{file}.gz" for file in FILES)
+        files = [raw / f"{file}.gz" for file in FILES]
         _download(source, root, [file.name for file in files], raw)
-    return _read_idx_files(name, files, stamps(files), (None,) * len(FILES), classes, sizes)
+    return _read_idx_files(name, files, classes, sizes, [None] * len(FILES))
 
 
-@lru_cache(maxsize=1)  # the jobs of a sweep share one set; keeping more would cost memory
 def _read_idx_files(
-    name: str,
-    files: tuple[Path, ...],
-    stamps: object,
-    checksums: tuple[str | None, ...],
-    classes: tuple[str, ...],
-    sizes: SizeOptions,
+    name: str, files: Sequence[Path], classes: tuple[str, ...], sizes: SizeOptions, sha256: Sequence[str | None]
 ) -> Dataset:
-    """Read the four files, again only if they have changed (`stamps`)."""
-    train_images, train_labels, test_images, test_labels = map(read_idx, files, checksums)
+    train_images, train_labels, test_images, test_labels = map(read_idx, files, sha256)
     train, test = (train_images.unsqueeze(1), train_labels.long()), (test_images.unsqueeze(1), test_labels.long())
     try:
         return dataset_in_memory(name, train, test, classes, sizes)
@@ -103,8 +73,7 @@ def _read_idx_files(
         raise DataError(f"{files[0].parent}: {error}") from error
 
 
-@lru_cache(maxsize=1)
-def _read_cifar(classes: int, root: Path, stamps: object, sizes: SizeOptions) -> Dataset:
+def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
     """Read the set as torchvision does, which compares the files with their published MD5."""
     # Nothing is downloaded if the files are there; an archive that is there is unpacked.
     train = _download(f"CIFAR{classes}", root, [f"cifar-{classes}-python.tar.gz"], root)
@@ -131,3 +100,11 @@ def _download(source: str, root: Path, files: list[str], folder: Path) -> Any:
             f"{source} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
             f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
         ) from error
+
+
+# Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747) and Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718)
+for name, source, classes in (("fashion_mnist", "FashionMNIST", GARMENTS), ("kmnist", "KMNIST", HIRAGANA)):
+    DATASETS.register(name, SizeOptions)(partial(_idx_dataset, name, source, classes))
+# CIFAR-10 and CIFAR-100, the latter with its 100 fine labels (Krizhevsky, 2009)
+for number in (10, 100):
+    DATASETS.register(f"cifar{number}", CifarOptions)(partial(_read_cifar, number))

@@ -59,7 +59,7 @@ def make_loader(
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
         epochs: how many epochs you will ask for, one after the other from 0 on; None if unknown. With the number,
-            prefetch and disk begin the next epoch before it is asked for, and none after the last.
+            prefetch begins the next epoch before it is asked for, and none after the last.
         step: for `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
             (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
@@ -75,13 +75,6 @@ def make_loader(
         ConfigError: an unknown name or option, or a loader that cannot load such data.
         DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
-    if isinstance(batch_size, str):
-        raise ConfigError(f"batch_size={batch_size!r} is a string; give a whole number, such as batch_size=64")
-    if collate := options.keys() & {"collate", "collate_fn"}:
-        raise ConfigError(
-            f"{min(collate)}: loaders stack the samples of a batch, and take no other function for it; give a "
-            "DataLoader with this collate_fn to from_dataloader instead"
-        )
     loaded = loadable(data, image, label)
     sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
     epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
@@ -112,12 +105,9 @@ def loadable(
     if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
-        splits = "; give one of its splits, .train or .test" if hasattr(data, "train") else ""
-        if isinstance(data, Mapping) and any(hasattr(split, "with_format") for split in data.values()):
-            splits = f"; give one of its splits, {', '.join(map(str, data))}"
         raise DataError(
-            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset "
-            f"(with __getitem__ and __len__){splits}"
+            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
+            "__getitem__ and __len__); of a dataset with several splits, give one"
         )
     return RowPairs(data, image, label) if is_hugging_face else data  # type: ignore[return-value]  # torch has no protocol for it
 

@@ -10,11 +10,11 @@ from torch.utils import data
 
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.datasets.base import Split
+from vitmnist.data.decoding import collate_named
 from vitmnist.data.loaders.base import Data
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.seeding import read_samples
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import DataError
 
 
 class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
@@ -53,34 +53,20 @@ class BatchReader(data.Dataset[Any]):
     def __getitem__(self, key: tuple[int, list[int]]) -> Any:
         epoch, indices = key
         if self.is_seeded:
-            samples = read_samples(self.samples, indices, self.seed, epoch)
-            try:
-                return collate_samples(samples)
-            except RuntimeError as error:
-                raise DataError(
-                    f"samples {', '.join(map(str, indices[:3]))}, … do not make a batch: {error}; give them the same "
-                    "shape in a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
-                ) from error
+            return collate_named(read_samples(self.samples, indices, self.seed, epoch), indices)
         return collate_samples([self.samples[index] for index in indices])
 
 
 class BatchKeys(data.Sampler[tuple[int, list[int]]]):
-    """The keys of the batches of consecutive epochs; `numbers` and `start`, of the first, are set before each pass.
+    """The keys of the batches of an epoch; `number` and `start` are set before each pass.
 
     The epoch is part of the key because persistent workers keep the dataset that they were started with.
     """
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self.numbers = range(1)
-        self.start = 0
+        self.number = self.start = 0
 
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        start = self.start
-        for number in self.numbers:
-            for indices in self.sampler.batches(number, start):
-                if isinstance(indices, slice):
-                    yield number, list(range(indices.start, indices.stop))
-                else:
-                    yield number, indices.tolist()
-            start = 0
+        for indices in self.sampler.batches(self.number, self.start):
+            yield self.number, as_tensor(indices).tolist()

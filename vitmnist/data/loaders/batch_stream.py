@@ -27,8 +27,7 @@ class BatchStream:
     Args:
         source: a DataLoader, one of this project's loaders, or any other iterable. A generator has a single epoch.
         device: whose clock is used.
-        epoch: the batches of an epoch of one of our loaders as the step takes them: with a CUDA graph, these may be
-            indices. By default `source.epoch`.
+        epoch: the arguments of the step for an epoch of one of our loaders. By default `source.epoch`.
     """
 
     def __init__(

@@ -24,7 +24,6 @@ class CacheOptions:
 
     folder: str = "~/.cache/vitmnist/vitmnist-cache"
     fingerprint: str | None = None
-    frozen: bool = False
 
 
 @LOADERS.register("cache", CacheOptions)
@@ -32,7 +31,7 @@ class CacheLoader(HostLoader):
     """For sets larger than memory: the system reads pages on demand, and drops them when memory is short.
 
     Raises:
-        ConfigError: the samples of a map-style dataset are random, and `frozen` is not set.
+        ConfigError: the samples of a map-style dataset are random.
         DataError: the folder cannot be written.
         DoesNotFitError: its disk has too little room.
     """
@@ -50,23 +49,20 @@ def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     """
     folder = Path(options.folder).expanduser()
     if not isinstance(data, TensorSet):
-        if not options.frozen:
-            refuse_random("cache", data, seed)
+        refuse_random("cache", data, seed)
         decode, size = partial(iter_pairs, data, seed), len(data)  # type: ignore[arg-type]  # torch has no __len__
         fingerprint = options.fingerprint or (data.fingerprint if isinstance(data, RowPairs) else None)
         if fingerprint is None:
             return TensorSet(*decode_temporarily(folder, size, decode), mapped=True)
-        fingerprint += f", {size} samples"
-        if options.frozen:  # random samples depend on the seed
-            fingerprint += f", seed {seed}"
-        return decode_once(folder, fingerprint, size, decode).tensors
+        entry = decode_once(folder, f"{fingerprint}, {size} samples", size, decode)
+        return TensorSet(*entry.mapped, mapped=True)
     data.check_on_host()
     if data.mapped or not len(data):
         return data
     checksum = (data.sha256 if isinstance(data, Split) else None) or digest(data.images)
     fingerprint = f"{data.images.dtype} {list(data.images.shape)} {checksum}"
-    entry = decode_once(folder, fingerprint, len(data), partial(_chunks, data))
-    return TensorSet(entry.tensors.images, data.labels, mapped=True)
+    images, _ = decode_once(folder, fingerprint, len(data), partial(_chunks, data)).mapped
+    return TensorSet(images, data.labels, mapped=True)
 
 
 def _chunks(tensors: TensorSet, size: int = 1024) -> Chunks:

@@ -17,8 +17,7 @@ from torch.utils import data
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import map_tensors
-from vitmnist.data.loaders.background import EPOCH_END, BackgroundLoader, Run
-from vitmnist.data.loaders.base import LOADERS, Data
+from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
 from vitmnist.data.loaders.batch_reader import BatchKeys, BatchReader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import LoadingError, UserError
@@ -45,37 +44,22 @@ class DiskOptions:
 
 
 @LOADERS.register("disk", DiskOptions)
-class DiskLoader(BackgroundLoader):
-    """A `torch.utils.data.DataLoader`; of a split on disk it delivers normalised float32."""
+class DiskLoader(Loader):
+    """A `torch.utils.data.DataLoader`; of a split on disk it delivers normalised float32.
+
+    A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live epoch has
+    its own DataLoader, and a finished one is kept, with its workers, for the next epoch.
+    """
 
     def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         self.num_workers, self.buffered = options.num_workers, options.num_workers * options.prefetch_factor
-        self.pool = DataLoaderPool(options, BatchReader(source, sampler.seed), sampler, device)
-
-    def run_epochs(self, numbers: range, start: int) -> Run:
-        return self.pool.run_epochs(numbers, start)
-
-    def close(self) -> None:
-        super().close()
-        self.pool.close()
-
-
-class DataLoaderPool:
-    """The DataLoaders of a loader.
-
-    A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live run has
-    its own DataLoader, and a finished one is kept here, with its workers, for the next run.
-    """
-
-    def __init__(self, options: DiskOptions, reader: BatchReader, sampler: EpochSampler, device: torch.device) -> None:
-        self.options, self.reader, self.sampler, self.device = options, reader, sampler, device
+        self.options, self.reader, self.device = options, BatchReader(source, sampler.seed), device
         self.backend = backend_of(device)
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
 
-    def run_epochs(self, numbers: range, start: int) -> Run:
-        """See `BackgroundLoader`. Only persistent workers begin another epoch: the others end with theirs."""
-        workers = self.options.num_workers
+    def batches(self, number: int, start: int) -> Batches:
+        workers = self.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
             workers = 1
             log.info(
@@ -89,11 +73,12 @@ class DataLoaderPool:
                 dataloader, keys = self._idle.pop()
             except IndexError:
                 dataloader, keys = self._build(workers)
-            keys.numbers, keys.start = numbers if dataloader.persistent_workers else numbers[:1], start
+            keys.number, keys.start = number, start
             iterator = iter(dataloader)
         is_finished = False
         try:
-            yield from self._deliver(iterator, keys)
+            while (batch := self._next(iterator)) is not END:
+                yield map_tensors(self.backend.to_device, batch)
             is_finished = True
         except UserError as error:
             # torch raises a worker's error again with the worker's traceback as its message.
@@ -116,19 +101,8 @@ class DataLoaderPool:
                 _shut_down(iterator)
 
     def close(self) -> None:
-        """End the idle workers: nothing else refers to their DataLoader."""
-        self._idle.clear()
-
-    def _deliver(self, iterator: Iterator[Any], keys: BatchKeys) -> Run:
-        """The batches of a DataLoader on the device, with `EPOCH_END` between the epochs."""
-        start = keys.start
-        for number in keys.numbers:
-            if number != keys.numbers.start:
-                yield EPOCH_END
-            for _ in range(start, len(self.sampler)):
-                yield map_tensors(self.backend.to_device, self._next(iterator))
-            start = 0
-        self._next(iterator)  # only at its end are the workers idle, or ended
+        super().close()
+        self._idle.clear()  # nothing else refers to these DataLoaders, so their workers end
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         """The next batch, or `END`.

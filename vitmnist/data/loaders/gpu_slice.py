@@ -14,7 +14,7 @@ from vitmnist.data.loaders.base import LOADERS, Batch, Batches, Data, Loader
 from vitmnist.data.loaders.pinned import PinnedBuffers, gather
 from vitmnist.data.loaders.ram import in_memory
 from vitmnist.data.loaders.residency import UPLOADED_AHEAD, GpuSliceOptions, needed_memory, resident_fraction
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.backend import Backend, backend_of
@@ -45,7 +45,7 @@ class GpuSliceLoader(Loader):
             )
         super().__init__(sampler)
         fraction = resident_fraction(options.resident, [(data, sampler)], device)
-        needs = needed_memory(fraction, data, sampler, device)
+        needs = needed_memory(fraction, data, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
         backend = backend_of(device)
         tensors = in_memory(data, sampler.seed) if device.type == "cpu" else data
@@ -68,7 +68,7 @@ class GpuSliceLoader(Loader):
         """The resident part and the indices of an epoch; only the indices if the set is already on the device."""
         if not isinstance(data, TensorSet):
             return Memory()
-        return needed_memory(resident_fraction(options.resident, [(data, sampler)], device), data, sampler, device)
+        return needed_memory(resident_fraction(options.resident, [(data, sampler)], device), data, device)
 
     def batches(self, number: int, start: int) -> Batches:
         if self._partial:
@@ -102,7 +102,7 @@ class PartialSet:
 
     def batches(self, number: int, start: int) -> Batches:
         """The batches of an epoch."""
-        indices = [_as_tensor(batch) for batch in self._sampler.batches(number, start)]
+        indices = list(map(as_tensor, self._sampler.batches(number, start)))
         if not indices:
             return
         missing = [batch >= len(self._resident[0]) for batch in indices]
@@ -153,7 +153,3 @@ class PartialSet:
     def _gather(self, rows: Tensor) -> Batch:
         images, labels = self._resident
         return images.index_select(0, rows), labels.index_select(0, rows)
-
-
-def _as_tensor(indices: slice | Tensor) -> Tensor:
-    return torch.arange(indices.start, indices.stop, device="cpu") if isinstance(indices, slice) else indices

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, Full, Queue
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -17,15 +15,18 @@ from torch import Tensor
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import map_tensors
-from vitmnist.data.loaders.background import EPOCH_END, BackgroundLoader, Run
-from vitmnist.data.loaders.base import LOADERS, Data, Loader, needs_of
+from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader, needs_of
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.errors import ConfigError, LoadingError
+from vitmnist.errors import ConfigError
 from vitmnist.runtime.backend import Backend, backend_of
 from vitmnist.runtime.memory import Memory
 
-POLL_S = 0.1  # how often a blocked thread looks whether it was stopped
+EPOCH_END = object()
+"""Stands between the batches of two epochs of a run."""
+
+Run = Generator[Any, None, None]
+"""Batches of consecutive epochs, with `EPOCH_END` between two of them."""
 
 
 @dataclass
@@ -33,13 +34,15 @@ class PrefetchOptions:
     """See `conf/data/loader/prefetch.yaml`. Without a base, tensors are taken from `ram` and samples from `disk`."""
 
     queue_size: int = bounded(2, at_least=1)
-    timeout_s: float | None = bounded(300.0, above=0, at_most=1e6)
     base: dict[str, Any] = field(default_factory=dict)
 
 
 @LOADERS.register("prefetch", PrefetchOptions)
-class PrefetchLoader(BackgroundLoader):
+class PrefetchLoader(Loader):
     """Wraps any other loader: the time of a step falls from loading + computing to the larger of the two.
+
+    If `epochs` is known, a run makes the batches of all of them, so that its queue does not drain at the end of an
+    epoch. Between epochs the run is kept: the next epoch continues it, and a call for any other one closes it.
 
     Each run has its own thread and queue, so no batch of an abandoned epoch can appear in another one. With CUDA the
     copies of the base loader go to a stream of this loader.
@@ -60,20 +63,33 @@ class PrefetchLoader(BackgroundLoader):
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._ahead: tuple[int, Run] | None = None
+        """The number of an epoch, and the run that has arrived at its beginning."""
 
     @classmethod
     def needs(cls, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
         return needs_of(_base_values(options, data), data, sampler, device)
 
-    def run_epochs(self, numbers: range, start: int) -> Run:
-        options, source = self.options, partial(_epochs_of, self.base, numbers, start)
-        producer = Producer(source, options.queue_size, options.timeout_s, self.backend, self.stream)
-        with self._lock:
-            self._producers.add(producer)
-        return producer.run()
+    def batches(self, number: int, start: int) -> Batches:
+        run = self._take_ahead(number, start) or self._begin(range(number, max(number + 1, self.epochs or 0)), start)
+        is_kept = False
+        try:
+            for batch in run:
+                if batch is EPOCH_END:
+                    is_kept = True
+                    self._take_ahead(None)
+                    with self._lock:
+                        self._ahead = number + 1, run
+                        self._live.add(run)  # closed with the loader
+                    return
+                yield batch
+        finally:
+            if not is_kept:
+                run.close()
 
     def close(self) -> None:
+        self._take_ahead(None)
         with self._lock:
             producers = list(self._producers)
         for producer in producers:
@@ -81,9 +97,30 @@ class PrefetchLoader(BackgroundLoader):
         super().close()
         self.base.close()
 
+    def _begin(self, numbers: range, start: int) -> Run:
+        """A run of the epochs `numbers`, the first of them from batch `start` on.
+
+        It must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would keep its
+        thread until the next garbage collection.
+        """
+        source = partial(_epochs_of, self.base, numbers, start)
+        producer = Producer(source, self.options.queue_size, self.backend, self.stream)
+        with self._lock:
+            self._producers.add(producer)
+        return producer.run()
+
+    def _take_ahead(self, number: int | None, start: int = 0) -> Run | None:
+        """The run that was kept for this epoch; one for another epoch is closed."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead and (number, start) == (ahead[0], 0):
+            return ahead[1]
+        if ahead:
+            ahead[1].close()
+        return None
+
 
 def _epochs_of(base: Loader, numbers: range, start: int) -> Run:
-    """A run of a loader. The loader itself is asked for one epoch after the other, and begins none of them ahead."""
     for number in numbers:
         if number != numbers.start:
             yield EPOCH_END
@@ -110,42 +147,34 @@ END = Item()
 class Producer:
     """A thread that puts the batches of an iterator into a bounded queue.
 
+    Python may collect an abandoned iterator in any thread, also in this one amid a queue operation. So both queues are
+    `SimpleQueue`, whose `put` is reentrant: the batches, and the free places that bound their number.
+
     Args:
         source: called in the thread; returns the iterator.
         size: the most finished batches that wait in the queue.
-        timeout_s: how long the consumer waits for a batch, in seconds; None is for ever.
         backend: of the device that the batches go to.
         stream: the stream for the thread's work.
     """
 
-    def __init__(
-        self,
-        source: Callable[[], Iterator[Any]],
-        size: int,
-        timeout_s: float | None,
-        backend: Backend,
-        stream: Any,
-    ) -> None:
-        self._source = source
-        self._timeout_s = timeout_s
-        self._backend = backend
-        self._stream = stream
-        self._queue: Queue[Item] = Queue(size)
-        self._stopped = threading.Event()
+    def __init__(self, source: Callable[[], Iterator[Any]], size: int, backend: Backend, stream: Any) -> None:
+        self._source, self._backend, self._stream = source, backend, stream
+        self._items: SimpleQueue[Item] = SimpleQueue()
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(size):
+            self._places.put(None)
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._produce, name="vitmnist-prefetch", daemon=True)
 
     def run(self) -> Run:
-        """Start the thread and yield its batches; raises an exception of the source in place of its batch.
-
-        Raises:
-            LoadingError: no batch came in time.
-        """
+        """Start the thread and yield its batches; raises an exception of the source in place of its batch."""
         self._started_after = self._backend.record_event()
         try:
             self._thread.start()
-            while (item := self._get()) is not END:
+            while (item := self._items.get()) is not END and not self._is_stopped:  # by `close` in another thread
                 if item.error is not None:
                     raise item.error
+                self._places.put(None)
                 self._backend.wait_event(item.event)
                 # The memory belongs to the producer's stream, which must not reuse it while another stream reads it.
                 yield map_tensors(self._record_stream, item.batch)
@@ -157,32 +186,11 @@ class Producer:
 
         Python cannot interrupt a source that blocks for ever: its thread is a daemon and ends with the process.
         """
-        self._stopped.set()
-        # Python may collect an abandoned iterator in any thread: also in this one, in the middle of a queue operation.
-        if threading.current_thread() is self._thread:
-            return
-        with suppress(Empty):
-            while True:
-                self._queue.get_nowait()
-        if self._thread.is_alive():
+        self._is_stopped = True
+        self._places.put(None)  # the thread may wait for one
+        self._items.put(END)  # and a consumer in another thread for a batch
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(timeout=1)
-
-    def join(self) -> None:
-        """Wait for the end of a thread that was stopped, however long its current batch takes."""
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _get(self) -> Item:
-        started = time.monotonic()
-        while not self._stopped.is_set():  # by `close` in another thread
-            with suppress(Empty):
-                return self._queue.get(timeout=POLL_S)
-            if self._timeout_s is not None and time.monotonic() - started >= self._timeout_s:
-                raise LoadingError(
-                    f"prefetch: its base loader gave no batch within {self._timeout_s:g} s; look for what blocks it, "
-                    "or raise data.loader.timeout_s (null waits for ever)"
-                )
-        return END
 
     def _record_stream(self, tensor: Tensor) -> Tensor:
         self._backend.record_stream(tensor)
@@ -194,15 +202,11 @@ class Producer:
                 # The set itself may still be on its way to the device on the consumer's stream.
                 self._backend.wait_event(self._started_after)
                 for batch in self._source():
-                    self._put(Item(batch, self._backend.record_event()))
-                    if self._stopped.is_set():
+                    item = Item(batch, self._backend.record_event())
+                    self._places.get()
+                    if self._is_stopped:
                         return
-            self._put(END)
+                    self._items.put(item)
+            self._items.put(END)
         except BaseException as error:  # SystemExit too: the consumer would wait for ever
-            self._put(Item(error=error))
-
-    def _put(self, item: Item) -> None:
-        while not self._stopped.is_set():
-            with suppress(Full):
-                self._queue.put(item, timeout=POLL_S)
-                return
+            self._items.put(Item(error=error))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from vitmnist.data.decoding import iter_pairs, load_chunks, read_pairs, refuse_random
@@ -11,33 +9,27 @@ from vitmnist.data.loaders.base import LOADERS, Data
 from vitmnist.data.loaders.pinned import HostLoader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
+from vitmnist.registry import NoOptions
 from vitmnist.runtime.memory import Memory, check_fits
 
 
-@dataclass
-class RamOptions:
-    """See `conf/data/loader/ram.yaml`."""
-
-    frozen: bool = False
-
-
-@LOADERS.register("ram", RamOptions)
+@LOADERS.register("ram")
 class RamLoader(HostLoader):
     """Reads a map-style dataset into memory first, sample by sample.
 
     Raises:
-        ConfigError: its samples are random, and `frozen` is not set.
+        ConfigError: its samples are random.
         DoesNotFitError: host memory is too small for what must be read into it.
     """
 
-    def __init__(self, options: RamOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
         check_fits("ram", self.needs(options, data, sampler, device), device, others=("cache", "disk"))
-        if not isinstance(data, TensorSet) and not options.frozen:
+        if not isinstance(data, TensorSet):
             refuse_random("ram", data, sampler.seed)
         super().__init__(in_memory(data, sampler.seed), sampler, device)
 
     @classmethod
-    def needs(cls, options: RamOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
+    def needs(cls, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """The size of the set, unless it is in memory already; estimated from the first sample if it is not decoded."""
         if isinstance(data, TensorSet):
             return Memory(host=data.nbytes if data.mapped else 0)

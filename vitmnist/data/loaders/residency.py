@@ -19,8 +19,9 @@ from vitmnist.runtime.memory import DoesNotFitError, Memory, free_memory_at, mib
 UPLOADED_AHEAD = 2  # batches whose missing rows are on their way to the device while another is consumed
 BATCHES = UPLOADED_AHEAD + 3  # on the device at a time: these, the one being merged, the consumer's and the one before
 MODEL_SHARE = 0.2  # of the free memory, left by `auto` for activations and gradients where they were not measured
+INDEX_NBYTES = 16  # of a row: an int64 for its place in the epoch, and one for that in its batch if it is missing
 
-Sets = Sequence[tuple[TensorSet, EpochSampler]]
+Sets = Sequence[tuple[Data, EpochSampler]]
 """Sets that will be loaded on the same device, each with its sampler."""
 
 
@@ -41,59 +42,51 @@ def resident_fraction(resident: float | str, sets: Sets, device: torch.device, r
     Raises:
         DoesNotFitError: a fraction that does not fit.
     """
-    nbytes = sum(tensors.nbytes for tensors, _ in sets)
-    typed = None if isinstance(resident, str) else resident
-    if not backend_of(device).is_async or all(not len(one) or is_on(device, one) for one, _ in sets):
+    copied = [
+        (data, sampler)
+        for data, sampler in sets
+        if isinstance(data, TensorSet) and len(data) and not is_on(device, data)
+    ]
+    if not backend_of(device).is_async or not copied:
         return 1.0
     free = free_memory_at(device)
-    guess = MODEL_SHARE if typed is None else 0.0  # a number is taken as it was typed
+    guess = MODEL_SHARE if resident == AUTO else 0.0  # a number is taken as it was typed
     reserved = reserve.at(device) if reserve else int(guess * free)
-    largest = _largest_fraction(sets, free - reserved)
-    if typed is None:
+    nbytes = sum(data.nbytes for data, _ in copied)
+    batch = max(data.nbytes // len(data) * min(sampler.batch_size, len(data)) for data, sampler in copied)
+    room = free - reserved - INDEX_NBYTES * sum(len(data) for data, _ in copied)
+    largest = 1.0 if nbytes <= room else max(room - BATCHES * batch, 0) / nbytes
+    if isinstance(resident, str):
         return largest
-    if typed > largest:
+    if resident > largest:
         model = f", and the model needs {mib(reserved)} too" if reserved else ""
         suggested = math.floor(1000 * largest) / 1000  # rounded down, so that it fits
         raise DoesNotFitError(
-            f"data.loader.resident={resident}: takes {mib(int(typed * nbytes))} of memory on {device}, where "
+            f"data.loader.resident={resident}: takes {mib(int(resident * nbytes))} of memory on {device}, where "
             f"{mib(free)} are free{model}; type data.loader.resident={suggested:g}, the largest that fits, or "
             "data.loader.resident=auto"
         )
-    return typed
+    return resident
 
 
 def with_resident_fraction(
-    values: Mapping[str, Any],
-    sets: Sequence[tuple[Data, EpochSampler]],
-    device: torch.device,
-    reserve: Memory | None = None,
-    key: str = "data.loader",
+    values: Mapping[str, Any], sets: Sets, device: torch.device, reserve: Memory | None = None
 ) -> dict[str, Any]:
-    """The options of a loader, where `resident` of `gpu_slice`, also as a base, is decided for all sets together.
+    """The options of a loader, where `resident` of `gpu_slice` is decided for all sets together.
 
-    Otherwise the first of the loaders that are built for them would leave no room for the others.
-
-    Args:
-        reserve: the memory that the model needs, if it was measured.
-        key: where `values` stand in the configuration.
-
-    Raises:
-        ConfigError: options that do not fit.
-        DoesNotFitError: as `resident_fraction`.
+    Otherwise the first of the loaders that are built for them would leave no room for the others. Raises as
+    `resident_fraction`.
     """
-    if isinstance(base := values.get("base"), Mapping) and base:
-        return {**values, "base": with_resident_fraction(base, sets, device, reserve, f"{key}.base")}
-    tensors = [(data, sampler) for data, sampler in sets if isinstance(data, TensorSet)]
-    if values["name"] != "gpu_slice" or len(tensors) < len(sets):
+    if values["name"] != "gpu_slice":
         return dict(values)
-    _, options = LOADERS.member(values, key)
-    return {**values, "resident": resident_fraction(options.resident, tensors, device, reserve)}
+    _, options = LOADERS.member(values)
+    return {**values, "resident": resident_fraction(options.resident, sets, device, reserve)}
 
 
-def needed_memory(fraction: float, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> Memory:
+def needed_memory(fraction: float, tensors: TensorSet, device: torch.device) -> Memory:
     """The resident rows, unless they are on the device already, and the indices of an epoch."""
     rows = 0 if is_on(device, tensors) else int(fraction * tensors.nbytes)
-    indices = _index_nbytes(fraction, sampler) if device.type != "cpu" else 0  # on the CPU every loader has them
+    indices = INDEX_NBYTES * len(tensors) if device.type != "cpu" else 0  # on the CPU every loader has them
     return Memory(device=rows + indices)
 
 
@@ -101,22 +94,3 @@ def is_on(device: torch.device, tensors: TensorSet) -> bool:
     """Whether a set is in the memory of `device`."""
     found = tensors.images.device
     return found.type == device.type and device.index in (None, found.index) and not tensors.mapped
-
-
-def _largest_fraction(sets: Sets, room: int) -> float:
-    """The largest fraction of all sets that takes at most `room` bytes, with the indices and a few batches."""
-    nbytes = sum(tensors.nbytes for tensors, _ in sets)
-    if nbytes + sum(_index_nbytes(1.0, sampler) for _, sampler in sets) <= room:
-        return 1.0
-    room -= sum(_index_nbytes(0.0, sampler) for _, sampler in sets)
-    room -= BATCHES * max(
-        tensors.nbytes // len(tensors) * min(sampler.batch_size, len(tensors))
-        for tensors, sampler in sets
-        if len(tensors)
-    )
-    return max(room, 0) / nbytes
-
-
-def _index_nbytes(fraction: float, sampler: EpochSampler) -> int:
-    """An int64 for each row of an epoch, and another for the position in its batch of each row that is missing."""
-    return 8 * sampler.size + 8 * math.ceil((1 - fraction) * sampler.size)

@@ -1,0 +1,128 @@
+"""The export of a trained model, as its users start it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import CallHere
+from tests.support.pages import blocks
+from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
+from vitmnist.cli.export import main
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.export import FORMATS, Exported, export_model
+from vitmnist.models import MODELS
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def trained(tmp_path: Path, runs: Path) -> Path:
+    """The folder of a completed run: a CNN and the 7 test images of the tiny `kmnist`."""
+    return shutil.copytree(runs / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_does(
+    name: str, trained: Path, tiny: Dataset, call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in FORMATS[name].packages:
+        pytest.importorskip(package)
+    before = content(trained)
+    ended = call_here(main, "run", f"--format={name}", "data.dataset.test_size=3")
+    assert ended.returncode == 0, ended.stderr
+    model, card, summary = ended.stdout.splitlines()
+    assert summary.startswith("kmnist, test split, 3 images: accuracy ")
+    file, text = Path(model), Path(card).read_text()
+    new = {path: data for path, data in content(trained).items() if path not in before}
+    assert content(trained) == before | new, "the records of the run are as they were"
+    assert {*map(str, new)} == {file.name, f"{file.name}.md"}
+    for line in (
+        hashlib.sha256(file.read_bytes()).hexdigest(),
+        "uint8 `[B, 1, 28, 28]`",
+        "transparent pixels on white, converted to grey, resized to 28×28 by a bilinear filter",
+        f"**Classes**: `{json.dumps(tiny.train.classes, ensure_ascii=False)}`",
+        "python train.py data/dataset=kmnist ",
+        summary,
+    ):
+        assert line in text
+    original, predict = load_inference_model(trained, torch.device("cpu")), FORMATS[name].load(file.read_bytes())
+    for size in (1, 2, 7):
+        images = tiny.test.images[:size]
+        with torch.inference_mode():
+            expected, logits = original.model(Preprocess(tiny.train)(images)), predict(images)
+        assert logits.shape == (size, 10)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "vitmnist"]:
+        monkeypatch.setitem(sys.modules, module, None)  # an import of it raises
+    monkeypatch.chdir(trained)
+    (usage,) = blocks("python", Path(file.name + ".md"))
+    exec(usage, {})
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_the_card_says_how_jpegs_are_decoded(trained: Path, draft: bool) -> None:
+    model = replace(load_inference_model(trained, torch.device("cpu")), draft=draft)
+    card = Exported(FORMATS["torch"], b"", model, "").card("model.pt2", [])
+    assert ("**Image files**: JPEG decoded at the smallest of the scales" in card) == draft
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nowhere", "error: nowhere: holds no run"),
+        ("run --weights=best", "error: run: holds no best weights"),
+        ("run --output=no/model.pt2", "error: no/model.pt2: "),
+        ("run --output=other.pt2", "error: other.pt2: exists; "),
+        ("run --output=notes.pt2", "error: notes.pt2.md: exists; "),
+        ("run data.dataset.test_size=8", "data.dataset.test_size=8: the set has 7 images"),
+        ("run --format=onnx", "error: onnx is not installed; type pip install 'vitmnist[export]'\n"),
+        ("run", "error: the exported model predicts another class than "),
+    ],
+)
+def test_bad_input_and_other_predictions_are_one_message_and_change_nothing(
+    call_here: CallHere, tmp_path: Path, arguments: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other.pt2").touch()
+    (tmp_path / "notes.pt2.md").touch()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    if arguments == "run":
+        right = FORMATS["torch"]
+        wrong = replace(right, load=lambda exported: lambda images: -right.load(exported)(images))
+        monkeypatch.setitem(FORMATS, "torch", wrong)
+    before = content(tmp_path)
+    ended = call_here(main, "--format=torch", *arguments.split())
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(message) or message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "patch_size"),
+    [
+        ("torch", 7),
+        pytest.param("onnx", 7, marks=pytest.mark.slow),
+        pytest.param("onnx", 2, marks=pytest.mark.slow),  # so many tokens that attention is fused
+    ],
+)
+def test_the_transformer_is_exported_for_any_batch_size(name: str, patch_size: int, tiny: Dataset) -> None:
+    for package in FORMATS[name].packages:
+        pytest.importorskip(package)
+    options = {"name": "vit", "patch_size": patch_size, "dim": 16, "depth": 2, "heads": 2, "head_dim": 8, "mlp_dim": 16}
+    model, split = MODELS.build(options, (1, 28, 28), 10).eval(), tiny.test
+    trained = InferenceModel(model, Path("final.safetensors"), (1, 28, 28), split.classes, split.mean, split.std)
+    summary = export_model(FORMATS[name], trained, tiny, batch_size=3).summary
+    assert float(re.search(r"logits (\S+)$", summary)[1]) < 1e-4

@@ -1,0 +1,150 @@
+"""Exports a model as a file that other programs can load, checked against the original, with a model card."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+import vitmnist
+from vitmnist.checkpoint.inference import InferenceModel
+from vitmnist.data.datasets import Dataset
+from vitmnist.data.preprocess import Preprocess
+from vitmnist.errors import ExportError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Args:
+        packages: those of the extra `export` that it needs.
+        usage: Python code that loads the file `{name}` and classifies a batch of the shape `{shape}`.
+        load: a function from uint8 `[B, C, H, W]` to logits, from the content of the file.
+    """
+
+    suffix: str
+    packages: tuple[str, ...]
+    usage: str
+    serialize: Callable[[ExportedProgram], bytes]
+    load: Callable[[bytes], Callable[[Tensor], Tensor]]
+
+
+def _to_onnx(program: ExportedProgram) -> bytes:
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "dynamic_shapes": ({0: "batch"},)}
+    exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    return bytes(exported.model_proto.SerializeToString())
+
+
+def _load_onnx(content: bytes) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def _to_pt2(program: ExportedProgram) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(io.BytesIO(content)).module()
+
+
+ONNX_USAGE = """\
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession({name})
+images = np.zeros({shape}, dtype=np.uint8)  # your images
+print(session.run(None, {{"images": images}})[0].argmax(axis=1))"""
+TORCH_USAGE = """\
+import torch
+
+model = torch.export.load({name}).module()
+images = torch.zeros({shape}, dtype=torch.uint8)  # your images
+print(model(images).argmax(dim=1))"""
+FORMATS = {
+    "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), ONNX_USAGE, _to_onnx, _load_onnx),
+    "torch": Format(".pt2", (), TORCH_USAGE, _to_pt2, _load_pt2),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model that predicts the same classes as the original.
+
+    Args:
+        content: of its file.
+        summary: its accuracy, and how far its logits are from those of the original.
+    """
+
+    kind: Format
+    content: bytes
+    trained: InferenceModel
+    summary: str
+
+    def card(self, name: str, overrides: Sequence[str]) -> str:
+        """The model card in Markdown, for a file name and the overrides of the run."""
+        channels, height, width = self.trained.shape
+        draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
+        return f"""# Model card: {name}
+
+An image classifier, trained with vitmnist {vitmnist.__version__}, exported with torch {torch.__version__}.
+
+- **Input**: `images`, uint8 `[B, {channels}, {height}, {width}]`, any B. The normalisation is in the model.
+- **Image files**: {draft * self.trained.draft}upright, transparent pixels on white, converted to \
+{"grey" if channels == 1 else "RGB"}, resized to {width}×{height} by a bilinear filter with antialiasing
+- **Output**: `logits`, float32 `[B, {len(self.trained.classes)}]`
+- **Check**: {self.summary}
+- **Classes**: `{json.dumps(self.trained.classes, ensure_ascii=False)}`
+- **Trained by**: `{shlex.join(["python", "train.py", *overrides])}`
+- **SHA-256**: `{hashlib.sha256(self.content).hexdigest()}`
+
+```python
+{self.kind.usage.format(name=json.dumps(name), shape=(1, *self.trained.shape))}
+```
+"""
+
+
+def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:
+    """Export a model that is on the CPU, with its normalisation, and compare the two on `dataset.test`.
+
+    Raises:
+        ConfigError: the images or classes of the dataset do not fit the model.
+        ExportError: the exported model predicts another class for some image.
+    """
+    split = trained.normalized(dataset.test)
+    original = nn.Sequential(Preprocess(split), trained.model).eval()
+    # Two images, because torch.export takes a batch of one for a constant.
+    example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
+    program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = kind.serialize(program)
+    reloaded = kind.load(content)  # what is compared comes from the bytes of the file
+    with torch.inference_mode():
+        pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
+    expected, found = (torch.cat(logits) for logits in zip(*pairs, strict=True))
+    predicted, checked_on = found.argmax(dim=1), f"{dataset.name}, {dataset.evaluated_on()}"
+    if differing := int((predicted != expected.argmax(dim=1)).sum()):
+        raise ExportError(
+            f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
+            "nothing is written"
+        )
+    accuracy = 100 * int((predicted == split.labels).sum()) / len(split)
+    return Exported(
+        kind,
+        content,
+        trained,
+        f"{checked_on}: accuracy {accuracy:.2f}%; same predictions as {trained.path.name}, largest difference of the "
+        f"logits {(found - expected).abs().max().item():.2g}",
+    )
