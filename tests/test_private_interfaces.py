@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -22,17 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import hydra
-import optuna
 import pytest
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.utils.data import DataLoader, Dataset
 
 import hydra_plugins.vitmnist_rounds  # noqa: F401  # imports what pydoc looks up
 from tests.conftest import REPOSITORY
-from vitmnist.cli.messages import describe
-from vitmnist.config import CONF
 from vitmnist.data.huggingface import RowPairs
 from vitmnist.diagnosis import script
 from vitmnist.runtime.failures import classify
@@ -44,7 +38,6 @@ PRIVATE = {  # of what, names: what the user sees without them
     # Tells Hydra's options from overrides.
     ("hydra._internal.utils", "get_args_parser"): SENTENCE,
     ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper"): "a sweep with `repeats` is refused; all else works",
-    ("omegaconf.DictConfig", "_get_root"): "an unknown key gets suggestions of its own section only",
     # One kernel for all averaged weights; torch's own optimizers use them.
     ("torch", "_foreach_add_ _foreach_mul_ _foreach_sub"): "ema_decay ends at its first step; all else works",
     # The tensors of nested samples and batches.
@@ -89,25 +82,8 @@ def said(action: Callable[[], Any]) -> str:
     return str(raised_by(action))
 
 
-def frames_of(action: Callable[[], Any]) -> str:
-    return str(traceback.extract_tb(raised_by(action).__traceback__))
-
-
 def of_worker(act: Callable[[], Any]) -> str:
     return said(lambda: list(DataLoader(Acting(act), num_workers=1, timeout=2)))
-
-
-def of_hydra(override: str) -> str:
-    return said(lambda: compose(override))
-
-
-def compose(override: str) -> None:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        hydra.compose("config", [override])
-
-
-def empty_range() -> Any:
-    return OverridesParser.create().parse_override("seed=range(0,1,0)")
 
 
 def crowd() -> None:
@@ -135,14 +111,6 @@ MESSAGES: dict[str, tuple[str, Callable[[], str] | None]] = {
         "`diagnose` counts torch's compiling processes as the script's",
         lambda: str(find_spec("torch._inductor.compile_worker.__main__")),
     ),
-    "Ambiguous value for argument": ("Hydra's message", lambda: of_hydra("epochs=1,2")),
-    "Could not override '": ("Hydra's message", lambda: of_hydra("date/loader=ram")),
-    "but config group '": ("Hydra's message", lambda: of_hydra("date/loader@data=ram")),
-    "Config group override must be": (TRACEBACK, lambda: of_hydra("model=null")),
-    "override_parser": (TRACEBACK, lambda: frames_of(lambda: list(empty_range().sweep_string_iterator()))),
-    "_apply_overrides_to_config": (TRACEBACK, lambda: frames_of(lambda: compose("~data.augment.operations.0"))),
-    "No trials are completed yet.": (TRACEBACK, lambda: said(lambda: optuna.create_study().best_trial)),
-    "Could not determine home directory": (TRACEBACK, lambda: said(Path("~nobody-here").expanduser)),
 }
 
 
@@ -215,12 +183,6 @@ def test_a_missing_interface_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ImportError) as raised:  # of a script of the user
         exec("import no_such_module")
     assert not classify(raised.value).is_user_error
-
-
-def test_an_unknown_key_without_its_root_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised = raised_by(lambda: compose("bach_size=7"))
-    monkeypatch.delattr("omegaconf.base.Node._get_root")
-    assert describe(raised).message.startswith("bach_size: there is no such key")
 
 
 def test_without_a_fingerprint_rows_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:

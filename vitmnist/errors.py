@@ -18,9 +18,9 @@ class ConfigError(UserError):
 class UnknownKeyError(ConfigError):
     """A key that the configuration does not have."""
 
-    def __init__(self, key: str, siblings: Iterable[str], value: object) -> None:
-        self.key, self.siblings, self.value = key, list(siblings), value
-        super().__init__(key, self.siblings, value)  # all arguments, so that it can be pickled
+    def __init__(self, key: str, siblings: list[str]) -> None:
+        self.key, self.siblings = key, siblings
+        super().__init__(key, siblings)  # all arguments, so that it can be pickled
 
     def __str__(self) -> str:
         return f"{self.key}: there is no such key; {allowed_names(self.key.rpartition('.')[2], self.siblings)}"
@@ -45,12 +45,9 @@ class ExportError(UserError):
 class MissingExtraError(UserError):
     """A package that only an extra installs is missing; the message has the command that installs it."""
 
-    def __init__(self, missing: str, extra: str) -> None:
-        self.missing, self.extra = missing, extra
-        super().__init__(missing, extra)  # all arguments, so that it can be pickled
-
     def __str__(self) -> str:
-        return f"{self.missing} is not installed; type pip install 'vitmnist[{self.extra}]'"
+        missing, extra = self.args
+        return f"{missing} is not installed; type pip install 'vitmnist[{extra}]'"
 
 
 class UnsupportedStepError(RuntimeError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -17,16 +16,13 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
-from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.errors import DataError, TrainingError
-from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.hardware import HardwareFigures
-from vitmnist.tracking.heartbeat import Heartbeat
 from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
 from vitmnist.tracking.metrics import EpochRecord, epoch_record
 from vitmnist.tracking.outcome import recording_outcome
@@ -75,7 +71,7 @@ def run(
             context = RunContext(config, folder, result, stop, world, stack)
             result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # the first batch is added later
             # From here on a signal takes effect after a step, when the run can be saved; before, nothing can be lost.
-            until_recorded.enter_context(stop.listening(config.stop_signal, deadline))
+            until_recorded.enter_context(stop.listening(deadline))
             setup = context.setup
             for epoch in range(len(result.epochs), config.epochs):
                 progress = context.start_epoch(epoch)
@@ -110,9 +106,6 @@ class RunContext:
         device = agree_on_device(config, world)
         result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
         result.distributed = {"ranks": world.size} if world.size > 1 else None
-        self.heartbeat = Heartbeat(folder, config.epochs)
-        if world.is_main:
-            stack.enter_context(self.heartbeat)
         checkpoint = load_checkpoint(config, folder, world) if config.resume else None
         if checkpoint:
             result.epochs, result.resumed = checkpoint.epochs, True
@@ -127,7 +120,7 @@ class RunContext:
         log_setup(config, setup, result, device, world)
         self.board = stack.enter_context(TensorBoard(folder, result)) if world.is_main else None
         if world.is_main:
-            prepare_folder(folder, setup, result)
+            prepare_folder(folder, result)
 
     def start_epoch(self, epoch: int) -> EpochProgress:
         """The progress of an epoch: that of the checkpoint if it was saved in the middle, else a new one."""
@@ -144,7 +137,6 @@ class RunContext:
             if self.config.profile and self.is_first_epoch and self.world.is_main:
                 profiler = profiled(self.folder, len(loader) - done, self.setup.step.device)
         label = f"epoch {progress.epoch + 1} {name}"
-        self.heartbeat.begin_pass("training" if is_training else "evaluating", progress.epoch, done, len(loader))
         disable = None if self.world.is_main else True  # None: show it only if stderr is a terminal
         with (
             profiler as next_step,
@@ -155,7 +147,6 @@ class RunContext:
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()
-                self.heartbeat.batch += 1
                 next_step()
                 self.checkpoints.after_step(progress, timer)
 
@@ -183,10 +174,7 @@ class RunContext:
             **evaluation,
             "epoch_s": train["train_s"] + evaluation["eval_s"] + save_s,
             "save_s": save_s,
-            "host_peak_mib": self.hardware.host_peak_mib(),
-            "gpu_peak_mib": self.hardware.gpu_peak_mib(),
-            "cores_busy": self.hardware.cores_busy(),
-            "gpu_util_pct": self.hardware.gpu_util_pct(),
+            **self.hardware.metrics(),
         }
         record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
         if self.is_first_epoch and self.result.setup_s is not None:
@@ -229,11 +217,9 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
     result.environment = describe_environment(device) if world.is_main else None
 
 
-def prepare_folder(folder: Path, setup: TrainSetup, result: Result) -> None:
+def prepare_folder(folder: Path, result: Result) -> None:
     """Write what is known at the start, then remove the results of an earlier start."""
     result.write_config(folder)
     result.write_epochs(folder)  # drops what was recorded after the checkpoint
-    if files := setup.dataset.test.files:
-        write_atomic(folder / EVAL_FILES, b"".join(os.fsencode(f"{file}\n") for file in files))
     (folder / "result.json").unlink(missing_ok=True)
     (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)

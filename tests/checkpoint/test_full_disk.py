@@ -85,14 +85,10 @@ def test_a_run_whose_disk_was_full_at_any_call_ends_with_the_same_weights(
 def test_a_record_that_cannot_be_written_is_named_after_the_run_is_saved(
     pattern: str, tiny_root: Path, start: Start, tmp_path: Path
 ) -> None:
-    """Also where `progress.json` and `status.tfevents` cannot be written either."""
     settings = ["epochs=100000", "checkpoint.min_interval_s=null", "hydra.run.dir=run"]
     run = tmp_path / "run"
     started = start(*overrides_for(tiny_root, *settings)).until("epoch 2/100000")
     assert not (run / "checkpoints").exists()
-    for name in ("progress.json", "status.tfevents"):
-        (run / name).unlink(missing_ok=True)
-        (run / name).mkdir()
     (failing,) = run.glob(pattern)
     (tmp_path / "taken").mkdir()
     failing.rename(tmp_path / "moved")

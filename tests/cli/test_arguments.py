@@ -17,7 +17,7 @@ def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
     quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
     first = train_here(*quick, "resume=auto", "max_minutes=0")
-    assert "no unfinished run of this configuration; a new one begins" in first.stdout
+    assert "no unfinished run of this configuration in outputs/runs; a new one begins" in first.stdout
     assert train_here(*quick, "seed=1", "max_minutes=0").returncode == UNFINISHED
     folders = {result_of(folder)["seed"]: folder for folder in (tmp_path / "outputs" / "runs").glob("*/*")}
     again = succeed(*quick, "resume=auto", "max_minutes=null")
@@ -35,7 +35,8 @@ def test_auto_finds_the_newest_unfinished_run_of_the_same_configuration(
         (["resume=cut", "optimizer.lr=1"], "optimizer.lr=1 (it was 0.003)"),
         (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
         (["resume=nowhere"], "nowhere: holds no run; name a folder such as outputs/runs/"),
-        (["resume=cut", "-m"], "resume=cut: resumes one run, and -m starts several"),
+        (["resume=cut", "-m"], "resume=cut: resumes one run; a sweep is resumed by its own command"),
+        (["resume=~nobody-here"], "~nobody-here: holds no run"),
         (["resume=cut", "experiment=smoke"], "experiment=smoke: cannot be typed with resume=; keys such as epochs=10"),
         (["resume=cut", "~optimizer.lr"], "~optimizer.lr: cannot be typed with resume="),
         (["resume=cut", "epochs=3,4"], "epochs=3,4: a list of values is a sweep"),

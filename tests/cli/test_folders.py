@@ -116,7 +116,6 @@ def test_a_run_under_way_is_left_alone(quick: list[str], refuse: Printed, start:
         assert "batch_size=0" in typed or "in use by another process" in printed
     assert running.is_alive()
     assert is_in_use(tmp_path / "here")
-    assert (tmp_path / "here" / "progress.json").exists()
 
 
 def test_a_job_whose_folder_is_in_use_fails_and_the_sweep_goes_on(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import CallHere, Printed, Train
 from vitmnist.checkpoint import storage
 from vitmnist.cli import evaluate, report, status
-from vitmnist.cli.arguments import for_hydra
+from vitmnist.cli.arguments import Resume, for_hydra
 
 
 def popen(marker: Path) -> str:
@@ -63,74 +67,41 @@ def test_a_copied_run_executes_nothing(
     assert not (tmp_path / "marker").exists()
 
 
-HOSTILE = (
-    "hydra/callbacks=evil",
-    "hydra.searchpath=[file:///tmp]",
-    "+hydra.launcher._target_=psutil.Popen",
-    "hydra.launcher._target_=1",
-    "+hydra.sweeper.params.hydra.verbose=1",
-    "hydra.launcher.setup=[reboot]",
-    "hydra.launcher.python=reboot",
-    "hydra.sweeper.custom_search_space=os.abort",
-    "hydra/launcher=../../evil",
-    "hydra/launcher@hydra.callbacks.x=basic",
-    "hydra.job_logging.handlers.file.class=os.abort",
-    "hydra.output_subdir=../..",
-)
-HOSTILE_TO_JOBS = (
-    "model=../../evil",
-    "experiment=/tmp/evil",
-    "model@hydra.callbacks.x=vit",
-    "experiment@hydra.callbacks=smoke",
-    "data.root=${oc.env:SECRET}",
-    r"data.root=$\{oc.env:SECRET\}",
-    r"seed=choice(1,$\{oc.env:SECRET\})",
-    "seed=glob(*)",
-    "resume=/tmp",
-    "--config-dir=/tmp",
-    "--help",
-    "-m",
-)
-
-
-def test_a_sweep_takes_only_its_own_keys_from_its_record(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
+def test_a_sweep_takes_nothing_from_its_record(
+    swept: Path, stateful: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
 ) -> None:
+    """It is resumed by its own command; `multirun.yaml` and the records of its jobs only name what they hold."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(swept, tmp_path / "swept")
     file = tmp_path / "swept" / "multirun.yaml"
+    hostile = ["hydra/launcher=../../evil", "+hydra.sweeper.params.seed=9", popen(tmp_path / "marker"), "--help"]
     recorded = yaml.safe_load(file.read_text())
-    task, of_hydra = (recorded["hydra"]["overrides"][key] for key in ("task", "hydra"))
-    taken = [*task, "hydra/launcher=basic", "hydra.launcher.n_jobs=2"]
-    recorded["hydra"]["overrides"] = {
-        "task": task,
-        "hydra": [*of_hydra, *taken[-2:], *HOSTILE, popen(tmp_path / "marker")],
-    }
+    recorded["hydra"]["overrides"] = {"task": ["seed=9", *hostile], "hydra": hostile}
     file.write_text(yaml.safe_dump(recorded))
-    again = ["hydra.sweep.dir='swept'", "hydra.mode=MULTIRUN"]
-    assert for_hydra(["sweep.resume=swept"])[0] == [*taken, *again]
-    for line in (*HOSTILE_TO_JOBS, popen(tmp_path / "marker")):
-        recorded["hydra"]["overrides"] = {"task": [*task, line], "hydra": of_hydra}
-        file.write_text(yaml.safe_dump(recorded))
-        ended = train_here("sweep.resume=swept")
-        assert "Traceback" not in ended.stderr
-        refused = ("cannot be resumed; start a new sweep", "note: ignored")
-        assert any(one in ended.stderr for one in refused), line
+    job = next((tmp_path / "swept").glob("0-*"))
+    replace_overrides(job, hostile)
+    add_hydra_section(job, hostile[2:])
+    (job / "result.json").unlink()
+    again = [*stateful, "seed=1,2", "resume=auto", "hydra.sweep.dir=swept"]
+    ended = train_here("-m", *again)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(list((tmp_path / "swept").glob("[0-9]-*"))) == 2
+    typed = [*stateful, "seed=1,2", "hydra.sweep.dir='swept'"]
+    assert for_hydra(["-m", *again]) == ([*typed, "-m"], Resume(typed))
     assert not (tmp_path / "marker").exists()
 
 
 def test_the_name_of_a_folder_is_not_resolved(
-    runs: Path, swept: Path, stateful: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
+    runs: Path, stateful: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_here: Train
 ) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     folder = tmp_path / "outputs" / "runs" / "a" / "${oc.env:SECRET}"
     shutil.copytree(runs / "cut", folder)
-    shutil.copytree(swept, tmp_path / "${oc.env:SECRET}")
-    named = [train_here(f"resume={folder}"), train_here("sweep.resume=${oc.env:SECRET}")]
-    assert all("must not contain control characters or ${; rename it" in one.stderr for one in named)
+    named = train_here(f"resume={folder}")
+    assert "must not contain control characters or ${; rename it" in named.stderr
     begun = train_here(*stateful, "resume=auto", "max_minutes=0")
     assert "a new one begins" in begun.stdout
-    assert "hunter2" not in "".join(one.stdout + one.stderr for one in (*named, begun))
+    assert "hunter2" not in "".join(one.stdout + one.stderr for one in (named, begun))
     assert not [path for path in tmp_path.rglob("*") if "hunter2" in path.name]
 
 
@@ -170,16 +141,19 @@ def test_a_run_writes_through_no_link(name: str, runs: Path, refuse: Printed, tm
     assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.glob("*"))} == before
 
 
-def test_a_sweep_writes_through_no_link_and_waits_for_no_fifo(swept: Path, tmp_path: Path, refuse: Printed) -> None:
+def test_a_sweep_writes_through_no_link_and_waits_for_no_fifo(
+    swept: Path, stateful: list[str], tmp_path: Path, refuse: Printed
+) -> None:
     """Hydra opens the log of a job before the job can check anything."""
     copied, elsewhere = tmp_path / "swept", tmp_path / "elsewhere"
+    again = ["-m", *stateful, "seed=1,2", "resume=auto", "hydra.sweep.dir=swept"]
     job = next(folder.name for folder in swept.glob("0-*"))
     for file in ("optimization_results.yaml", "multirun.yaml", job, f"{job}/vitmnist.log"):
         shutil.copytree(swept, copied)
         (copied / job / "result.json").unlink()
         as_link(copied / file, elsewhere)
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        printed = refuse("sweep.resume=swept")
+        printed = refuse(*again)
         assert printed.endswith(f"error: swept/{file}: is a symbolic link; replace it by what it points to\n")
         changed = [path for path, content in before.items() if path.read_bytes() != content]
         assert [path.name for path in changed if path.is_relative_to(elsewhere)] == []
@@ -189,7 +163,7 @@ def test_a_sweep_writes_through_no_link_and_waits_for_no_fifo(swept: Path, tmp_p
     shutil.copytree(swept, copied)
     (copied / job / "vitmnist.log").unlink()
     os.mkfifo(copied / job / "vitmnist.log")
-    assert "is neither a file nor a folder; remove it" in refuse("sweep.resume=swept")
+    assert "is neither a file nor a folder; remove it" in refuse(*again)
 
 
 def test_a_damaged_configuration_is_taken_from_the_checkpoint(runs: Path, tmp_path: Path, train_here: Train) -> None:
@@ -200,3 +174,63 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(runs: Path, tmp_pa
     assert ended.returncode == 0, ended.stderr
     assert "is missing; type" in ended.stderr
     assert "its checkpoint has the configuration" in ended.stderr
+
+
+class Command:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch marker",)
+
+
+OBEYED = "\x1b[31mred\x9b\x07"  # by a terminal
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": OBEYED},
+        {"config": {"device": OBEYED}},
+        {"config": {OBEYED: 1}},
+        {"step_config": {OBEYED: 1}},
+        {"step": {OBEYED: 1}},
+        {"epochs": [{OBEYED: 1}]},
+        {OBEYED: 1},
+        {"epochs": Command()},
+    ],
+)
+@pytest.mark.parametrize("record", ["there", "lost"])
+def test_a_terminal_obeys_nothing_of_a_checkpoint(
+    change: dict[str, Any], record: str, runs: Path, tmp_path: Path, train_here: Train
+) -> None:
+    folder = shutil.copytree(runs / "cut", tmp_path / "cut")
+    state = storage.load(folder)
+    assert state is not None
+    values = state["config"] | change["config"] if "config" in change else None
+    storage.save(folder, state | change | ({"config": values} if values else {}))
+    (folder / "checkpoints" / "previous.pt").unlink(missing_ok=True)
+    if record == "lost":
+        (folder / ".hydra" / "config.yaml").unlink()
+    ended = train_here("resume=cut")
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    printed = ended.stdout + ended.stderr
+    assert not [one for one in "\x1b\x9b\x07" if one in printed], printed
+    assert "weights_only" not in printed
+    if isinstance(change.get("epochs"), Command):
+        assert "its content is not only plain values and tensors" in printed
+        assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("change", [{"model": {"name": OBEYED}}, {"std": [0.0]}, {"std": [float("nan")]}])
+def test_weights_with_impossible_metadata_are_damaged(
+    change: dict[str, Any], runs: Path, tmp_path: Path, call_here: CallHere
+) -> None:
+    folder = shutil.copytree(runs / "whole", tmp_path / "run")
+    file = folder / "checkpoints" / "final.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        info = json.loads(opened.metadata()["vitmnist"])
+    save_file(load_file(file), file, {"vitmnist": json.dumps(info | change)})
+    ended = call_here(evaluate.main, "run")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: run/checkpoints/final.safetensors: is damaged, or not of this version")
+    assert ended.stderr[:-1].isprintable()

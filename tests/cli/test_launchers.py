@@ -20,7 +20,8 @@ from tests.conftest import PLAIN, result_of, start_program
 def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{module}")
     data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=80", PLAIN]
-    ended = start_program(tmp_path, "-m", f"hydra/launcher={launcher}", *data, "seed=1,2", "hydra.sweep.dir=here")
+    typed = ["-m", f"hydra/launcher={launcher}", *data, "seed=1,2", "hydra.sweep.dir=here"]
+    ended = start_program(tmp_path, *typed)
     assert ended.returncode == 0, ended.stderr
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))]
     assert [(result["status"], result["seed"], len(result["epochs"])) for result in results] == [
@@ -30,7 +31,7 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     rows = list(csv.DictReader((tmp_path / "here" / "report.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == ["completed, overlapping"]
     assert "completed, overlapping" in ended.stdout
-    again = start_program(tmp_path, "sweep.resume=here")
+    again = start_program(tmp_path, *typed, "resume=auto")
     assert again.returncode == 0, again.stderr
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
 

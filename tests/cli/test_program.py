@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CallHere, Printed
+from tests.conftest import CallHere
 from vitmnist.__main__ import COMMANDS, load, main
 from vitmnist.errors import DataError
 from vitmnist.runtime import failures
@@ -146,15 +146,3 @@ def test_audit_checks_the_loaders_that_functions_of_a_script_build(
     ended = call_here(main, "audit", "audited.py:biuld")
     assert ended.stderr.startswith("error: audited.py:biuld: there is no such function; did you mean 'build'?")
     monkeypatch.delitem(sys.modules, "audited")
-
-
-def test_a_sweep_is_resumed_with_what_it_was_started_with(
-    succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
-) -> None:
-    experiment = tmp_path / "mine" / "experiment" / "smooth.yaml"
-    experiment.parent.mkdir(parents=True)
-    experiment.write_text("# @package _global_\nlabel_smoothing: 0.1\n")
-    options = ["--config-dir", "mine"]
-    succeed(*options, "-m", "experiment=smooth", *quick, "epochs=1", "hydra.sweep.dir=here")
-    assert f"was started with {options[0]} {tmp_path / 'mine'}; type that as well" in refuse("sweep.resume=here")
-    succeed(*options, "sweep.resume=here")

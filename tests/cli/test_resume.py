@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import (
@@ -133,28 +132,6 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole: Path, start: Start, tmp
     assert "Traceback" not in output
     assert last.read_bytes() == before
     assert result_of(tmp_path / "cut")["status"] == "failed"
-
-
-def test_a_folder_that_is_removed_under_the_run_is_named(quick: list[str], start: Start, tmp_path: Path) -> None:
-    started = start(*quick, "epochs=100000", "hydra.run.dir=gone").until("epoch 1/")
-    while (tmp_path / "gone").exists():
-        subprocess.run(["rm", "-rf", str(tmp_path / "gone")], check=False)
-    code, output = started.ended()
-    assert code == 1
-    assert re.search(r"error: cannot write .*gone", output)
-    assert "Traceback" not in output
-
-
-def test_an_event_file_that_lost_its_tail_still_reads_and_is_mended(
-    whole: Path, succeed: Printed, tmp_path: Path
-) -> None:
-    shutil.copytree(whole, tmp_path / "cut")
-    (file,) = (tmp_path / "cut").glob("events*")
-    os.truncate(file, file.stat().st_size - 300)
-    assert steps(tmp_path / "cut")["train/loss"] == [*range(1, 7)]
-    succeed("resume=cut", "epochs=7")
-    tag = "gpu/util_pct" if torch.cuda.is_available() else "memory/host_mib"
-    assert steps(tmp_path / "cut")[tag] == [*range(1, 8)]
 
 
 def test_saves_within_an_epoch_are_timed_apart(quick: list[str], whole: Path, succeed: Printed, tmp_path: Path) -> None:

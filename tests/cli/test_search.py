@@ -58,14 +58,14 @@ def test_trials_that_fail_do_not_end_the_search(refuse: Printed, quick: list[str
 
 def test_a_search_without_a_single_good_trial_says_so(refuse: Printed, quick: list[str]) -> None:
     printed = refuse("hparams_search=accuracy", *quick, "optimizer.lr=choice(1e30,1e31)", "hydra.sweeper.n_trials=1")
-    assert printed.endswith("error: no trial of the search completed; the report in the sweep's folder says why\n")
+    assert printed.endswith("error: No trials are completed yet. (HYDRA_FULL_ERROR=1 shows the traceback)\n")
 
 
 def test_a_stored_search_ends_after_its_trials_in_all(
     succeed: Printed, refuse: Printed, start: Start, quick: list[str], tmp_path: Path
 ) -> None:
     stored = ["hparams_search=accuracy", *quick[:-1], "hydra.sweeper.storage=sqlite:///study.db"]
-    # Killed in its first trial, which does not count; until then, no other process can use the study.
+    # Killed in its first trial, which does not count. Until then, no other process can use the study.
     killed = start(*stored, "epochs=100000", "hydra.sweep.dir=killed").until("epoch 2/")
     assert "in use by another search" in refuse(*stored, "hydra.sweep.dir=refused")
     killed.kill_group()

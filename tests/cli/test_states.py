@@ -79,27 +79,28 @@ def test_each_command_does_the_right_thing_in_each_state(
         assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_auto_names_the_runs_that_it_does_not_resume(
-    runs: Path, stateful: list[str], succeed: Printed, tmp_path: Path
+def test_auto_takes_only_a_run_that_can_be_resumed(
+    runs: Path, stateful: list[str], train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
-    folders = {name: tmp_path / "outputs" / "runs" / "2026-01-01" / name for name in ("a", "b", "c", "d", "e")}
-    make("completed", runs, folders["a"])
-    make("damaged records", runs, folders["b"])
-    make("killed before a checkpoint", runs, folders["c"])
-    make("resumable", runs, folders["d"])
-    make("empty", runs, folders["e"])
-    printed = succeed(*stateful, "resume=auto", "max_minutes=null")
-    for name, reason in {
-        "a": "it is completed",
-        "b": "its .hydra/config.yaml is damaged",
-        "c": "it has no checkpoint",
-        "e": "it holds no run",
-    }.items():
-        assert f"resume=auto: not outputs/runs/2026-01-01/{name}: {reason}" in printed
-    assert "resume=auto: resuming outputs/runs/2026-01-01/d" in printed
-    assert_same_run(runs / "whole", folders["d"])
-    other = succeed(*stateful, "seed=7", "optimizer.lr=0.1", "resume=auto", "epochs=1")
-    assert "not outputs/runs/2026-01-01/a: it has another epochs, seed, optimizer.lr" in other
+    group = tmp_path / "outputs" / "runs" / "2026-01-01"
+    for name in ("completed", "damaged records", "killed before a checkpoint", "empty"):
+        (group / name).parent.mkdir(parents=True, exist_ok=True)
+        make(name, runs, group / name)
+    for name in ("linked", "gone", "${x}", "\x1bx"):
+        shutil.copytree(runs / "cut", group / name)
+    (group / "linked" / "vitmnist.log").unlink(missing_ok=True)
+    (group / "linked" / "vitmnist.log").symlink_to(tmp_path / "elsewhere")
+    (group / "gone" / "checkpoints" / "last.pt").unlink()
+    (group / "gone" / "checkpoints" / "last.pt").symlink_to("nowhere")
+    begun = train_here(*stateful, "resume=auto", "max_minutes=0").stdout
+    assert "resume=auto: no unfinished run of this configuration in outputs/runs; a new one begins" in begun
+    shutil.rmtree(next(folder for folder in (tmp_path / "outputs" / "runs").iterdir() if folder != group))
+    make("resumable", runs, group / "d")
+    assert "a new one begins" in train_here(*stateful, "seed=7", "resume=auto", "max_minutes=0").stdout
+    assert f"resume=auto: resuming {group / 'd'}".replace(f"{tmp_path}/", "") in succeed(
+        *stateful, "resume=auto", "max_minutes=null"
+    )
+    assert_same_run(runs / "whole", group / "d")
 
 
 @pytest.mark.parametrize("is_auto", [False, True])

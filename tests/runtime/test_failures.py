@@ -61,11 +61,6 @@ def test_each_failure_has_its_message_code_and_status(error: BaseException, mess
     assert (failure.exit_code, failure.status, failure.is_user_error) == expected
 
 
-def test_a_failed_gpu_is_shown_with_its_operation_if_kernels_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert not classify(RuntimeError("CUDA error: device-side assert triggered")).is_user_error
-
-
 def test_a_gpu_that_fails_in_the_middle_ends_the_run_with_one_message(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

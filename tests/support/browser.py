@@ -59,12 +59,6 @@ def open_hparams(page: Page, address: str) -> None:
     expect(page.get_by_text("Trial ID").first).to_be_visible()
 
 
-def open_custom_scalars(page: Page, address: str) -> None:
-    """Show the charts that compare all runs."""
-    _open(page, f"{address}#custom_scalars")
-    expect(page.get_by_text("epoch time, s").first).to_be_visible()
-
-
 def _open(page: Page, url: str) -> None:
     page.goto("about:blank")  # a change of the fragment alone does not reload the page
     page.goto(url)

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from torch import nn
 
 from vitmnist.checkpoint import storage
-from vitmnist.data.datasets import Split
+from vitmnist.config.schema import Config
+from vitmnist.data.datasets.base import DATASETS, Split
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
@@ -48,6 +49,15 @@ class InferenceModel:
                 f"{list(split.images.shape[1:])} of {len(split.classes)}"
             )
         return replace(split, mean=self.mean, std=self.std)
+
+
+def model_info(config: Config, train: Split) -> dict[str, Any]:
+    """What is needed to use the weights: model, image shape, classes, statistics and draft, as JSON values."""
+    shape = list(train.images.shape[1:])
+    draft = DATASETS.complete(config.data.dataset).get("draft") is True
+    info = {"model": config.model, "shape": shape, "classes": train.classes, "mean": train.mean, "std": train.std}
+    as_json: dict[str, Any] = json.loads(json.dumps({**info, "draft": draft}))
+    return as_json
 
 
 def load_inference_model(folder: Path, device: torch.device, weights: str | None = None) -> InferenceModel:

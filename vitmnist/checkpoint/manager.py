@@ -12,10 +12,10 @@ from typing import Any, NoReturn, get_origin, get_type_hints
 from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.inference import model_info
 from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten, is_under, to_plain_dict
-from vitmnist.data.datasets.base import DATASETS, Split
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import refuse_control_characters
@@ -31,7 +31,7 @@ from vitmnist.training.step_options import StepConfig
 log = logging.getLogger(__name__)
 
 MAY_CHANGE = (
-    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes", "stop_signal"),
+    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes"),
     *("resume", "repeats", "repeat", "sweep", "tensorboard", "profile", "trainer", "distributed"),
 )
 """Keys that may change when a run is resumed; all others determine what is learned."""
@@ -83,15 +83,6 @@ class Checkpoint:
         before = self.config.get("trainer"), self.device, len(self.rng)
         is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
         return StepConfig.from_dict(self.step_config) if is_same else None
-
-
-def model_info(config: Config, train: Split) -> dict[str, Any]:
-    """What is needed to use the weights: model, image shape, classes, statistics and draft, as JSON values."""
-    shape = list(train.images.shape[1:])
-    draft = DATASETS.complete(config.data.dataset).get("draft") is True
-    info = {"model": config.model, "shape": shape, "classes": train.classes, "mean": train.mean, "std": train.std}
-    as_json: dict[str, Any] = json.loads(json.dumps({**info, "draft": draft}))
-    return as_json
 
 
 class CheckpointManager:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from vitmnist.runtime.failures import Failure
+from vitmnist.runtime.files import display_path
 
 Main = Callable[[], None]
 PIPE_CLOSED = 141  # as of a program that SIGPIPE ends
@@ -52,7 +53,8 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     Args:
         failure: how the exception is reported; None: as `describe` says.
     """
-    if isinstance(error, BrokenPipeError) and _stdout_is_closed():
+    if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would fail to flush it at its end
         sys.exit(PIPE_CLOSED)
     if failure is None:
         from vitmnist.cli.messages import describe  # imports Hydra
@@ -67,10 +69,10 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     sys.exit(failure.exit_code)
 
 
-def _stdout_is_closed() -> bool:
-    """Whether the reader of stdout has gone, as `| head` does; then nothing more is written there."""
-    stdout = select.poll()
-    stdout.register(1, select.POLLERR)
-    if is_closed := bool(stdout.poll(0)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return is_closed
+def program(ranks: int = 1) -> str:
+    """`vitmnist`, `python -m vitmnist` or `python train.py`, as it was started; with several ranks by torchrun."""
+    script = Path(sys.argv[0])
+    started = f"torchrun --nproc-per-node={ranks}" if ranks > 1 else "python"
+    if script.suffix == ".py" and script.name != "__main__.py":
+        return f"{started} {display_path(script)}"
+    return f"{started} -m vitmnist" if ranks > 1 or script.suffix == ".py" else script.name

@@ -10,9 +10,7 @@ images. data.holdout=null evaluates such a run on the test split.
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -29,7 +27,6 @@ from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets import Dataset, Split, build_dataset
-from vitmnist.data.datasets.base import EVAL_FILES
 from vitmnist.data.loaders import make_loader
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError, printable
@@ -37,6 +34,7 @@ from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
+from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
 from vitmnist.training.metrics import Predictions
 
@@ -74,15 +72,6 @@ class Evaluation:
         columns = ("image", "true_class", "predicted_class", "probability")
         return csv_text(columns, rows).encode(errors="surrogateescape")
 
-    def grid_png(self) -> bytes | None:
-        """The mistakes with the highest confidence, captioned; None if there are none."""
-        picture = worst_mistakes(self.split, self.predictions)
-        if picture is None:
-            return None
-        png = io.BytesIO()
-        picture.save(png, format="png")
-        return png.getvalue()
-
 
 def load_run(
     folder: Path, overrides: list[str], weights: str | None
@@ -107,7 +96,7 @@ def load_run(
     if config.data.holdout:
         dataset = dataset.held_out(config.data.holdout)
     if not any(override.startswith("data") for override in overrides):
-        _warn_if_files_changed(folder, dataset)
+        _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset
 
 
@@ -121,17 +110,10 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
     return Evaluation(trained.path, dataset, split, predictions)
 
 
-def _warn_if_files_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = folder / EVAL_FILES
-    if not dataset.test.files or not recorded.is_file():
-        return
-    before, now = set(os.fsdecode(recorded.read_bytes()).splitlines()), set(dataset.test.files)
-    if before != now:
-        print(
-            f"warning: the images have changed since training: {len(now - before)} are new in the "
-            f"{dataset.eval_split} split, {len(before - now)} are no longer in it; {recorded} lists the original ones",
-            file=sys.stderr,
-        )
+def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
+    recorded = read_run(folder).section("dataset").get("sha256")
+    if isinstance(recorded, dict) and recorded.get("test_images") != dataset.sha256["test_images"]:
+        print(f"warning: the images of the {dataset.eval_split} split have changed since training", file=sys.stderr)
 
 
 def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -173,14 +155,6 @@ def _table(metrics: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _write(path: Path, content: bytes | None) -> str:
-    """Write a file and return the line to print about it."""
-    if content is None:
-        return f"no mistakes: {path} is not written"
-    write_atomic(path, content)
-    return f"written: {path}"
-
-
 def add_run(parser: ArgumentParser) -> None:
     """The arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
@@ -203,9 +177,14 @@ def _parse(parser: ArgumentParser) -> Namespace:
 @command(_parse)
 def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights)
-    outputs = ((options.mistakes, evaluation.mistakes_csv), (options.grid, evaluation.grid_png))
-    written = [_write(path, content()) for path, content in outputs if path]
     dataset, split = evaluation.dataset, evaluation.split
+    if options.mistakes:
+        write_atomic(options.mistakes, evaluation.mistakes_csv())
+    if options.grid:
+        if picture := worst_mistakes(split, evaluation.predictions):
+            picture.save(options.grid, format="png")
+        else:
+            print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     metrics = class_metrics(evaluation.predictions.confusion_matrix(split.labels, len(split.classes)), split.classes)
     if options.json:
         printed = {"weights": str(evaluation.weights), "split": dataset.eval_split, **metrics}
@@ -213,4 +192,4 @@ def main(options: Namespace) -> None:
             printed["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(printed))
     else:
-        print("\n".join([str(evaluation.weights), dataset.evaluated_on(), _table(metrics), *written]))
+        print("\n".join([str(evaluation.weights), dataset.evaluated_on(), _table(metrics)]))

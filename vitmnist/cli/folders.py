@@ -6,7 +6,6 @@ Hydra creates the folder before it calls the task, so this runs in a Hydra callb
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Resume
+from vitmnist.cli.command import program
 from vitmnist.cli.overrides import check_name, key_of
 from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides, started_before
 from vitmnist.cli.search import continue_search
@@ -30,7 +30,6 @@ from vitmnist.config.validation import validate
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, has_checkpoint, locked
-from vitmnist.runtime.program import program
 from vitmnist.runtime.world import launched
 from vitmnist.tracking.runs import Run, read_run
 
@@ -42,39 +41,27 @@ RECORDS = ("result.json", "checkpoints/*.pt")
 class OutputFolder:
     """The folder of a run or sweep, created and locked until `release`.
 
+    Args:
+        key: by which the folder is named on the command line.
+        refused: files of an earlier run or sweep that must not be there.
+
     Raises:
-        ConfigError: it cannot be created, or is in use.
+        ConfigError: it cannot be created, is in use, or holds records.
     """
 
-    def __init__(self, path: Path, is_sweep: bool = False, is_search: bool = False) -> None:
-        self.path, self.is_sweep, self.is_search, self._lock = path.absolute(), is_sweep, is_search, ExitStack()
-        advice = f"name another folder with hydra.{'sweep' if is_sweep else 'run'}.dir=FOLDER"
-        check_name(path, advice)
+    def __init__(self, path: Path, key: str, refused: tuple[str, ...] = ()) -> None:
+        self.path, self._lock = path.absolute(), ExitStack()
+        check_name(path, f"name another folder with {key}=FOLDER")
         try:
             self._lock.enter_context(locked(self.path))
         except OSError as error:
-            hint = "" if path.is_dir() else f"; {advice}"  # of a run that is resumed, no other can be named
+            hint = "" if path.is_dir() else f"; name another folder with {key}=FOLDER"
             raise ConfigError(f"{display_path(path)}: {error.strerror}{hint}") from error
-
-    def refuse_records(self) -> None:
-        """Raise `ConfigError` if a run has left a result or a checkpoint here, or a job of a sweep has."""
-        prefix, kind, resume = ("**/", "sweep", "sweep.resume") if self.is_sweep else ("", "run", "resume")
-        if any(any(self.path.glob(f"{prefix}{pattern}")) for pattern in RECORDS):
-            hint = "" if self.is_search else f", or resume with {resume}=FOLDER"
+        if any(any(self.path.glob(pattern)) for pattern in refused):
             raise ConfigError(
-                f"hydra.{kind}.dir={display_path(self.path)}: holds records already, which would be overwritten; "
-                f"name another folder{hint}"
+                f"{key}={display_path(path)}: holds records already, which would be overwritten; name another folder, "
+                "or resume with resume=auto"
             )
-
-    def resume_hint(self, ranks: int) -> str:
-        """The end of a message about an interrupted run or sweep: where its results are, and how to resume it."""
-        shown = display_path(self.path)
-        if self.is_search:
-            return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
-        if not self.is_sweep and not has_checkpoint(self.path):
-            return f"; results: {shown}"
-        override = shlex.quote(f"{'sweep.resume' if self.is_sweep else 'resume'}={shown}")
-        return f"; results: {shown}, resume with\n    {program(ranks)} {override}"
 
     def release(self) -> None:
         """Let other processes use the folder."""
@@ -87,11 +74,26 @@ class Command:
 
     typed: list[str] = field(default_factory=list)
     resume: Resume | None = None
-    composed: DictConfig | None = None
     config: Config | None = None
-    overrides: list[str] | None = None
+    overrides: list[str] = field(default_factory=list)
     output: OutputFolder | None = None
+    kind: Literal["run", "sweep", "search"] = "run"
     stage: Literal["starting", "training", "completed"] = "starting"
+
+    def resume_hint(self, ranks: int) -> str:
+        """The end of a message about an interruption: where the results are, and the command that resumes."""
+        if not self.output:
+            return ""
+        shown = display_path(self.output.path)
+        if self.kind == "search":
+            return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
+        if self.kind == "sweep":  # whose command is typed again
+            kept = [one for one in self.typed if key_of(one) not in ("resume", "hydra.sweep.dir")]
+            same = shlex.join([*kept, "resume=auto", f"hydra.sweep.dir={shown}"])
+            return f"; results: {shown}, resume with\n    {program()} {same}"
+        if not has_checkpoint(self.output.path):
+            return f"; results: {shown}"
+        return f"; results: {shown}, resume with\n    {program(ranks)} {shlex.quote(f'resume={shown}')}"
 
 
 command = Command()  # not in the callback, which launchers pickle
@@ -105,10 +107,8 @@ class Outputs(Callback):
     """Begins and ends a run or sweep; `conf/config.yaml` names this class."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the configuration of a single run, and lock its folder. Other ranks get both from rank 0."""
-        if launched() and os.environ["RANK"] != "0":
-            return
-        with _past_hydra(config):
+        """Check the configuration of a single run, and lock its folder."""
+        with _past_hydra():
             command.overrides = OmegaConf.to_container(config.hydra.overrides.task)  # type: ignore[assignment]
             if config.repeats > 1:
                 raise ConfigError(f"repeats={config.repeats}: repeats the jobs of a sweep; type -m as well")
@@ -122,37 +122,33 @@ class Outputs(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the command line of a sweep, and lock its folder."""
-        with _past_hydra(config):
+        with _past_hydra():
+            command.kind = "search" if is_search(config) else "sweep"
             if launched():
                 raise ConfigError(
                     "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
                     "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
                 )
-            if command.resume:
+            if command.resume and command.resume.config:
                 raise ConfigError(
                     "resume: resumes one run, and this command is a sweep (-m, or an experiment that is one)"
                 )
-            resumes = any(key_of(one) == "sweep.resume" for one in command.typed)
-            if resumes and is_search(config):  # Hydra's own sweeper wrote the record
-                raise ConfigError("sweep.resume: resumes a sweep over listed values, not a search; start a new one")
-            if (size := config.hydra.sweeper.get("max_batch_size")) is not None and size < 1:
-                raise ConfigError(f"hydra.sweeper.max_batch_size={size}: must be at least 1")
+            if command.resume and command.kind == "search":
+                raise ConfigError("resume=auto: a search continues by hydra.sweeper.storage=sqlite:///FILE instead")
             apply_repeats(config)
             continue_search(config)
             unrecorded.clear()
-            command.output = OutputFolder(Path(config.hydra.sweep.dir), is_sweep=True, is_search=is_search(config))
-            if not resumes:
-                command.output.refuse_records()
+            refused = () if command.resume else tuple(f"**/{pattern}" for pattern in RECORDS)
+            command.output = OutputFolder(Path(config.hydra.sweep.dir), "hydra.sweep.dir", refused)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show the report; the program ends with 1 if a job failed."""
-        with _past_hydra(config):
-            report_sweep(Path(config.hydra.sweep.dir))
+        with _past_hydra():
+            report_sweep(Path(config.hydra.sweep.dir), command.resume_hint(1))
 
 
 @contextmanager
-def _past_hydra(config: DictConfig) -> Iterator[None]:
-    command.composed = config
+def _past_hydra() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -169,12 +165,11 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
     folder = Path(composed.hydra.run.dir)
     if resume is None or started_before(folder, resume.since):
         config = new_config(composed)
-        command.output = OutputFolder(folder)
-        command.output.refuse_records()
+        command.output = OutputFolder(folder, "hydra.run.dir", RECORDS)
         return config
     run, is_auto, config = read_run(folder), resume.config is None, resume.config or new_config(composed)
     if is_auto and run.status == "completed":
-        config = recorded_config(folder, resume.typed, composed)
+        config = recorded_config(folder, resume.typed)
     config = replace(config, resume=str(folder))
     if run.status == "completed" and len(run.epochs) == config.epochs:
         _end_completed(run, config)
@@ -183,14 +178,14 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
             f"{display_path(folder)}: is completed, and has no checkpoint to continue from; start a new run in another "
             "folder, with hydra.run.dir=FOLDER"
         )
-    command.output = OutputFolder(folder)
+    command.output = OutputFolder(folder, "hydra.run.dir")
     if not is_auto:
         keys = [key_of(one) for one in resume.typed]
         command.overrides = [one for one in recorded_overrides(folder) if key_of(one) not in keys] + resume.typed
         return config
     if is_resumable(folder):  # asked under the lock: another process may have trained here meanwhile
         print(f"resume=auto: resuming {display_path(folder)}")
-        return replace(recorded_config(folder, resume.typed, composed), resume=str(folder))
+        return replace(recorded_config(folder, resume.typed), resume=str(folder))
     print(f"resume=auto: nothing to resume in {display_path(folder)}; a new run begins")
     return replace(config, resume=None)
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from vitmnist.errors import ConfigError
 
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "resume", "sweep.resume")
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "resume")
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -5,7 +5,6 @@ vitmnist preview data/augment=crops data/dataset=image_folder data.dataset.path=
 
 from __future__ import annotations
 
-import io
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from vitmnist.data.datasets import build_dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.runtime.files import display_path, write_atomic
+from vitmnist.runtime.files import display_path
 from vitmnist.tracking.images import GRID_COLUMNS, grid, model_inputs
 from vitmnist.training.setup import check_augment, check_config
 
@@ -51,10 +50,8 @@ def preview(overrides: list[str], output: Path) -> None:
     train = build_dataset(config.data.dataset, config.data.root).train
     augment = build_augment(config.data.augment)
     check_augment(augment, *train.images.shape[-2:])
-    picture, png = draw(train, Preprocess(train, augment), config.seed), io.BytesIO()
-    picture.save(png, "PNG")
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(output, png.getvalue())
+    draw(train, Preprocess(train, augment), config.seed).save(output, "PNG")
 
 
 def _parse(parser: ArgumentParser) -> Namespace:

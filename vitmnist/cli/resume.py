@@ -31,17 +31,16 @@ from vitmnist.tracking.runs import read_run
 
 RUNS = Path("outputs/runs")
 SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
-NOT_COMPARED = ("resume", "max_minutes", "stop_signal")  # may differ between two starts of the same configuration
+NOT_COMPARED = ("resume", "max_minutes")  # may differ between two starts of the same configuration
 
 
-def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None = None) -> Config:
+def recorded_config(folder: Path, typed: list[str]) -> Config:
     """The configuration of a run's last start, with overrides on top of it.
 
     An override of a group replaces that section, unless it names the member that is recorded.
 
     Args:
         typed: overrides as for `train.py`; those of `hydra` only serve to find the members of groups.
-        composed: what Hydra made of them, while it runs; it cannot be initialised twice.
 
     Raises:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
@@ -50,16 +49,16 @@ def recorded_config(folder: Path, typed: list[str], composed: DictConfig | None 
     config = OmegaConf.create(values)
     OmegaConf.set_struct(config, True)
     try:
-        _apply(config, typed, composed)
+        _apply(config, typed)
         return validate(Config, OmegaConf.to_container(config))  # type: ignore[arg-type]
     except Exception as error:
-        failure = describe(error, config)
+        failure = describe(error)
         if not failure.is_user_error:
             raise
         raise ConfigError(failure.message) from error
 
 
-def _apply(config: DictConfig, typed: list[str], composed: DictConfig | None) -> None:
+def _apply(config: DictConfig, typed: list[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(typed)
     for override in sorted(overrides, key=_order):  # a member first, then its keys
         key = override.key_or_group
@@ -72,7 +71,7 @@ def _apply(config: DictConfig, typed: list[str], composed: DictConfig | None) ->
                 f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
             )
         if is_group(key):
-            if member := _new_member(config, override, typed, composed):
+            if member := _new_member(config, override, typed):
                 _set_value(config, override.package or key.replace("/", "."), member, merge=False)
         else:
             _set_value(config, key, override.value())
@@ -88,14 +87,11 @@ def is_group(key: str) -> bool:
     return "/" in key or (CONF / key).is_dir()
 
 
-def _new_member(recorded: DictConfig, override: Override, typed: list[str], composed: DictConfig | None) -> Any:
+def _new_member(recorded: DictConfig, override: Override, typed: list[str]) -> Any:
     """The keys of the member that an override chooses; None if it is the recorded one."""
     section = override.key_or_group.replace("/", ".")
-    package = override.package or section
-    if OmegaConf.select(recorded, f"{package}.name") == override.value():
+    if OmegaConf.select(recorded, f"{override.package or section}.name") == override.value():
         return None
-    if composed is not None:
-        return OmegaConf.select(composed, package)
     searchpath = [one for one in typed if one.startswith("hydra.")]
     return OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={override.value()}"]), section)
 
@@ -106,7 +102,7 @@ def _set_value(config: DictConfig, key: str, value: Any, merge: bool = True) -> 
     except (ConfigKeyError, ConfigAttributeError, ConfigTypeError) as error:
         parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
         siblings = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
-        raise UnknownKeyError(key, siblings, value) from error
+        raise UnknownKeyError(key, siblings) from error
 
 
 def _recorded_values(folder: Path) -> dict[str, Any]:
@@ -126,9 +122,7 @@ def _recorded_values(folder: Path) -> dict[str, Any]:
     if not has_checkpoint(folder):
         if problem != "is missing":
             raise ConfigError(f"{display_path(source)}: {problem}; start a new run")
-        is_sweep = (folder / "multirun.yaml").is_file()
-        hint = "sweep.resume= resumes a sweep" if is_sweep else f"name a folder such as {RUNS}/DATE/TIME-…"
-        raise ConfigError(f"{display_path(folder)}: holds no run; {hint}")
+        raise ConfigError(f"{display_path(folder)}: holds no run; name a folder such as {RUNS}/DATE/TIME-…")
     from vitmnist.checkpoint import storage  # imports torch
 
     print(f"{display_path(source)}: {problem}; its checkpoint has the configuration", file=sys.stderr)
@@ -187,47 +181,32 @@ def is_resumable(folder: Path) -> bool:
 
 
 def newest_unfinished(typed: list[str], since: float = 0.0) -> Path | None:
-    """The folder of the newest run with the same values that can be resumed. Prints why others cannot.
+    """The folder of the newest unfinished run with the same values that has a checkpoint.
 
     Args:
         since: Unix time in seconds; runs that were last started earlier do not count.
     """
     own = _comparable(to_plain_dict(validate(Config, compose(typed))))
-    found = []
-    for folder in sorted(path for path in RUNS.glob("*/*") if path.is_dir()):
-        if reason := _not_resumable(folder, own, since):
-            print(f"resume=auto: not {display_path(folder)}: {reason}")
-        else:
-            found.append((max(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")), folder))
-    return next((folder for _, folder in sorted(found, reverse=True) if is_resumable(folder)), None)
+    folders = [folder for folder in RUNS.glob("*/*") if _is_unfinished(folder, own, since)]
+    folders.sort(key=lambda folder: max(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")))
+    return next((folder for folder in reversed(folders) if is_resumable(folder)), None)
 
 
-def _not_resumable(folder: Path, own: dict[str, Any], since: float) -> str | None:
-    """Why `resume=auto` does not take a run; None if it does."""
-    record, by_name = folder / CONFIG, f"resume={display_path(folder)} reads the checkpoint instead"
+def _is_unfinished(folder: Path, own: dict[str, Any], since: float) -> bool:
     try:
-        values = read_yaml(record)
-    except FileNotFoundError:
-        return f"its {CONFIG} is missing; {by_name}" if has_checkpoint(folder) else "it holds no run"
-    except UnreadableError:
-        values = None
-    if not isinstance(values, dict):
-        return f"its {CONFIG} is damaged; {by_name}"
-    recorded = _comparable(values)
-    if differing := [key for key in {**own, **recorded} if own.get(key) != recorded.get(key)]:
-        return f"it has another {', '.join(differing[:3])}{', …' * (len(differing) > 3)}"
-    if started_before(folder, since):
-        return "it is older than this torchrun"
-    if read_run(folder).status == "completed":
-        return "it is completed"
-    if is_in_use(folder):
-        return "it is in use by another process"
-    try:
+        recorded = read_yaml(folder / CONFIG)
         check_name(folder)
         check_content(folder)
-    except ConfigError as error:
-        return str(error)
-    return None if has_checkpoint(folder) else "it has no checkpoint"
+    except (FileNotFoundError, UnreadableError, ConfigError):
+        return False
+    return (
+        isinstance(recorded, dict)
+        and _comparable(recorded) == own
+        and has_checkpoint(folder)
+        and not started_before(folder, since)
+        and read_run(folder).status != "completed"
+        and not is_in_use(folder)
+    )
 
 
 def _comparable(values: dict[str, Any]) -> dict[str, Any]:

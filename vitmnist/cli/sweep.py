@@ -9,24 +9,24 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from vitmnist.cli.messages import describe
 from vitmnist.config.schema import Config, Objective
 from vitmnist.config.validation import validate
-from vitmnist.config.values import flatten, resolved, to_plain_dict
+from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint
-from vitmnist.runtime.program import program
 from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached, interruption
+from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.runs import Run, find_runs, read_run
 
 log = logging.getLogger(__name__)
@@ -102,17 +102,18 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     except TimeLimitReached as error:
         log.info("job %s: %s", number, error)
     except Exception as error:
-        failure = describe(error, composed)
+        failure = describe(error)
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
-        if failure.is_user_error:
-            _log_traceback(error)
         # The records of an earlier start stay, and so do those of the process that uses the folder.
         if isinstance(error, InUseError) or read_run(folder).status == "completed":
             unrecorded.append(folder.name)
         elif not (folder / "result.json").exists():
-            _record_refusal(composed, folder, overrides, failure.message)
+            config: Any = OmegaConf.to_container(composed, enum_to_str=True)
+            refused = Result(overrides=overrides, choices=choices_of(config), error=failure.message, config=config)
+            with suppress(OSError):
+                refused.write(folder)
     finally:
-        _refresh_report(sweep_folder)
+        _write_report(sweep_folder, with_chart=False)
 
 
 def objective(composed: DictConfig, job: Run) -> float | None:
@@ -129,30 +130,21 @@ def objective(composed: DictConfig, job: Run) -> float | None:
     return math.inf if seconds is None else seconds
 
 
-def report_sweep(folder: Path) -> None:
+def report_sweep(folder: Path, resume_hint: str) -> None:
     """Write and log the report of a sweep. Exits with `UNFINISHED` if a job has reached its max_minutes.
 
     Raises:
         TrainingError: names the jobs that failed.
     """
-    from vitmnist.report.write import as_text, write_report
-
-    try:
-        text = as_text(write_report([folder], folder))
+    if text := _write_report(folder, with_chart=True):
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
-    except Exception as error:
-        log.error("the report could not be written: %s", error)
     jobs = [read_run(job) for job in find_runs([folder])]
     failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted")]
     failed += unrecorded
     if failed:
         raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
     if unfinished := [job.folder.name for job in jobs if job.status == "interrupted"]:
-        override = shlex.quote(f"sweep.resume={display_path(folder)}")
-        log.info(
-            "%d of %d jobs are unfinished: %s; resume with\n    %s %s",
-            *(len(unfinished), len(jobs), ", ".join(unfinished), program(), override),
-        )
+        log.info("%d of %d jobs are unfinished: %s%s", len(unfinished), len(jobs), ", ".join(unfinished), resume_hint)
         sys.exit(UNFINISHED)
 
 
@@ -166,33 +158,15 @@ def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     return [key for key, value in recorded.items() if key in now and key != "resume" and now[key] != value]
 
 
-def _record_refusal(composed: DictConfig, folder: Path, overrides: list[str], reason: str) -> None:
-    """Write the records of a job that was refused before it began: its result and its row in HParams."""
-    from vitmnist.tracking.result import Result, choices_of
-    from vitmnist.tracking.tensorboard import TensorBoard
+def _write_report(folder: Path, with_chart: bool) -> str | None:
+    """Write the report of a sweep so far; returns it as text, or None if it could not be written.
 
-    config = resolved(composed)
-    result = Result(overrides=overrides, choices=choices_of(config), error=reason, config=config)
-    with suppress(OSError):
-        result.write(folder)
-        with suppress(ConfigError), TensorBoard(folder, result):
-            raise ConfigError(reason)  # TensorBoard records how the block ended
-
-
-def _log_traceback(error: Exception) -> None:
-    """Write a traceback to the job's log file only; on the terminal the message says enough."""
-    raised = (type(error), error, error.__traceback__)
-    record = log.makeRecord(log.name, logging.ERROR, "", 0, "traceback", (), raised)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
-
-
-def _refresh_report(folder: Path) -> None:
-    """Write the report of a sweep so far, without its chart: importing matplotlib can take longer than a short job."""
-    from vitmnist.report.write import write_report
+    The chart is drawn once, at the end: importing matplotlib can take longer than a short job.
+    """
+    from vitmnist.report.write import as_text, write_report
 
     try:
-        write_report([folder], folder, with_chart=False)
-    except Exception as error:
-        log.warning("the report could not be written: %s", error)
+        return as_text(write_report([folder], folder, with_chart=with_chart))
+    except Exception as error:  # `vitmnist report` can write it later
+        log.error("the report could not be written: %s", error)
+        return None

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -19,13 +20,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+import vitmnist
 from vitmnist.cli import command, folders, sweep
-from vitmnist.cli.messages import describe
-from vitmnist.cli.torchrun import connect_ranks, hydra_arguments, start_ranks
+from vitmnist.cli.arguments import for_hydra
+from vitmnist.cli.messages import describe, refuse_flags
+from vitmnist.cli.torchrun import check_restarts, connect_ranks, follow_rank_0, start_other_ranks
 from vitmnist.config import CONF
 from vitmnist.runtime.files import display_path, locked
 from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
@@ -39,17 +43,7 @@ _world: World = SINGLE_PROCESS
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
     began_at = time.time()
-    gc.disable()  # it would examine the objects of an import again and again
-    import torch  # here, because --help does not need it
-
-    from vitmnist.run import run
-
-    torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
-
-    if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
-    gc.enable()
+    run = import_run()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
@@ -60,15 +54,31 @@ def train(composed: DictConfig) -> float | None:
             run(sweep.job_config(composed, folder), folder, overrides, _stop, began_at=began_at)
             return sweep.objective(composed, read_run(folder))
         return None
+    this, began_at = folders.command, process_began_at()
     try:
-        start_ranks(_world, folders.command)
-        config = folders.command.config or folders.new_config(composed)  # the second on a rank with other arguments
-        folders.command.stage = "training"
-        run(config, folder, folders.command.overrides or [], _stop, _world, began_at=process_began_at())
-        folders.command.stage = "completed"
+        start_other_ranks(_world, this)
+        assert this.config is not None
+        this.stage = "training"
+        run(this.config, folder, this.overrides, _stop, _world, began_at=began_at)
+        this.stage = "completed"
     except Exception as error:
         raise folders.TaskError from error
     return None
+
+
+def import_run() -> Callable[..., Result]:
+    """Import `run`, and with it torch; not before, because `--help` needs neither."""
+    gc.disable()  # it would examine the objects of an import again and again
+    import torch
+
+    from vitmnist.run import run
+
+    torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
+    if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
+    gc.enable()
+    return run
 
 
 def main() -> None:
@@ -79,14 +89,19 @@ def main() -> None:
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
     failed: BaseException | None = None
-    arguments: list[str] | None = None
     try:
         with handled_by(end_at_once, signal.SIGINT):
             _world = connect_ranks()
-            arguments = hydra_arguments(_world, folders.command)
-            if arguments is not None:
-                sys.argv[1:] = arguments
+            if not _world.is_main:
+                train_as_rank_0_says()
+            elif "--version" in folders.command.typed:
+                print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
+            else:
+                check_restarts()
+                refuse_flags(folders.command.typed)
+                sys.argv[1:], folders.command.resume = for_hydra(folders.command.typed)
                 train()
+        sys.stdout.flush()
     except SystemExit as ended:
         if ended.code:
             raise
@@ -100,15 +115,18 @@ def main() -> None:
             folders.command.output.release()
         # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
         atexit.register(ignore_stopping)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError as error:
-        failed = failed or error
     if failed:
         _end(failed)
-    if arguments is not None and not folders.command.output:  # after --help, or nothing was left to do
-        start_ranks(_world, None)
+    if _world.is_main and not folders.command.output:  # after --help, or nothing was left to do
+        start_other_ranks(_world, folders.command)
     _world.disconnect()
+
+
+def train_as_rank_0_says() -> None:
+    """Train as another rank, with the folder and the configuration of rank 0; returns if that ends without a run."""
+    if followed := follow_rank_0(_world, folders.command.typed):
+        folders.command.stage = "training"
+        import_run()(*followed, [], _stop, _world, began_at=process_began_at())
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
@@ -119,7 +137,7 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
     """
     if folders.command.stage == "completed":
         return
-    hint = folders.command.output.resume_hint(_world.size) if folders.command.output else ""
+    hint = folders.command.resume_hint(_world.size)
     os.write(2, os.fsencode(f"interrupted{hint}\n"))  # a print could be what was interrupted
     os._exit(130)
 
@@ -137,10 +155,11 @@ def process_began_at() -> float:
 def _end(error: BaseException) -> NoReturn:
     """Exit with one message, on the first rank that fails; says where the results are and how to resume."""
     error, output = _world.root_cause(error), folders.command.output
-    failure = describe(error, folders.command.composed)
+    failure = describe(error)
     if failure.status == "interrupted":
-        hint = output.resume_hint(_world.size) if output else ""
-        log.warning("%s%s", failure.message, hint)  # to stderr if Hydra has not configured logging yet
+        log.warning(
+            "%s%s", failure.message, folders.command.resume_hint(_world.size)
+        )  # to stderr if Hydra has not configured logging yet
         sys.exit(failure.exit_code)
     if output and folders.command.stage == "training" and (output.path / "result.json").exists():
         log.info("failed; results: %s", display_path(output.path))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.config import CONF
@@ -22,5 +24,8 @@ OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_c
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration with these overrides; raises the exceptions of Hydra and OmegaConf."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    hydra_context: AbstractContextManager[None] = nullcontext()
+    if not GlobalHydra.instance().is_initialized():  # it is while Hydra runs a command, and cannot be twice
+        hydra_context = initialize_config_dir(str(CONF), version_base="1.3")
+    with hydra_context:
         return hydra.compose("config", list(overrides))

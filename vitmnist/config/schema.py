@@ -25,7 +25,7 @@ class Shuffle(str, Enum):
 
 NOT_COMPARED = (
     *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume"),
-    *("stop_signal", "sweep", "tensorboard"),
+    *("sweep", "tensorboard"),
 )
 """Keys, and sections of them, that affect neither the result nor the timing."""
 
@@ -85,13 +85,6 @@ class DistributedConfig:
     timeout_s: float = bounded(above=0, at_most=1e6)
 
 
-class UserSignal(str, Enum):
-    """A signal that has no other meaning."""
-
-    SIGUSR1 = "SIGUSR1"
-    SIGUSR2 = "SIGUSR2"
-
-
 class Objective(str, Enum):
     """What a search optimises; see `vitmnist.cli.sweep`."""
 
@@ -101,9 +94,8 @@ class Objective(str, Enum):
 
 @dataclass
 class SweepConfig:
-    """`sweep`: resuming a sweep, and the objective of a search."""
+    """`sweep`: the objective of a search."""
 
-    resume: str | None = MISSING
     objective: Objective = MISSING
     target_acc: float = bounded(above=0, at_most=100)
 
@@ -126,7 +118,6 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     max_minutes: float | None = bounded(at_least=0)
-    stop_signal: UserSignal | None = MISSING
     resume: str | None = MISSING
     repeats: int = bounded(at_least=1)
     repeat: int = bounded(at_least=1)

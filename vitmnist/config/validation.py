@@ -59,8 +59,7 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
         raise ConfigError(wrong_type(schema, error, key)) from error
     except ConfigKeyError as error:
         known = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
-        value = OmegaConf.select(given, str(error.full_key))
-        raise UnknownKeyError(join(key, error.full_key), known, value) from error
+        raise UnknownKeyError(join(key, error.full_key), known) from error
     except MissingMandatoryValue as error:
         full, siblings = join(key, error.full_key), getattr(error.object_type, "__dataclass_fields__", {})
         is_group = error.key in siblings and str(siblings[error.key].type).startswith("dict")

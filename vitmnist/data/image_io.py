@@ -81,15 +81,6 @@ def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy())
 
 
-def has_alpha(path: Path) -> bool:
-    """Whether an image has transparent pixels, which become white. Raises `OSError` if it cannot be opened."""
-    with Image.open(path) as image:
-        if not image.has_transparency_data:
-            return False
-        alpha = image.convert("RGBA").getchannel("A")
-        return alpha.tobytes() != b"\xff" * (alpha.width * alpha.height)
-
-
 def to_tensor(image: Image.Image) -> Tensor:
     """The pixels `[C, H, W]` of an image, a copy; uint8 for 8-bit modes."""
     # As torchvision's pil_to_tensor; importing that takes 2 s.

@@ -21,33 +21,32 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     Raises:
         ConfigError: this machine does not have that device, or not enough of them.
     """
-    count = torch.cuda.device_count()
-    if count and not torch.cuda.is_available() and name == "auto":
-        log.warning("device=auto: no GPU can be used: %s", _why_unavailable())
-    if world.size > 1 and (name == "cuda" or (name == "auto" and torch.cuda.is_available())):
+    count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
+    if name == "auto":
+        if count and not is_available:
+            log.warning("device=auto: no GPU can be used: %s", _why_unavailable())
+        name = "cuda" if is_available else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
+    if device.type == "cpu":
+        return device
+    if world.size > 1:
+        if device.index is not None:
+            raise ConfigError(f"device={name}: names one device for {world.size} processes; type device=cuda")
         if world.local_rank >= count:
             raise ConfigError(
                 f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here; start as many "
                 "processes as there are GPUs with torchrun --nproc-per-node, or type device=cpu"
             )
         return torch.device("cuda", world.local_rank)
-    if world.size > 1 and name.startswith("cuda:"):
-        raise ConfigError(f"device={name}: names one device for {world.size} processes; type device=cuda")
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if not is_available:
         raise ConfigError(f"device={name}: {_why_unavailable()}; type device=auto or device=cpu")
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(
-            f"device={name}: torch sees {count} CUDA device{'' if count == 1 else 's'} here; "
-            "type device=auto or device=cpu"
-        )
+    if (device.index or 0) >= count:
+        raise ConfigError(f"device={name}: torch sees {count} CUDA devices here; type device=auto or device=cpu")
     return device
 
 

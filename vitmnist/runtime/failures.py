@@ -6,7 +6,6 @@ Runs, sweeps, ranks and the command line all ask `classify`. A new failure is a 
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +31,8 @@ def classify(error: BaseException) -> Failure:
     """The first row of `FAILURES` that fits."""
     for kind, describe in FAILURES:
         if isinstance(error, kind) if isinstance(kind, type) else kind(error):
-            return describe(error)
+            found = describe(error)
+            return found if isinstance(found, Failure) else Failure(found)
     return Failure(str(error) or type(error).__name__, is_user_error=False)
 
 
@@ -57,14 +57,13 @@ def worker_error(error: BaseException) -> LoadingError | None:
             "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
             f"(null waits forever): {message}"
         )
-    if message.startswith("DataLoader worker (pid") and is_shared_memory_full(error):
-        return LoadingError(_shared_memory_full(error).message)
-    if message.startswith("DataLoader worker (pid"):
-        return LoadingError(
-            f"disk: {message}. A killed worker often exceeded the memory limit; "
-            "try fewer with data.loader.num_workers=N"
-        )
-    return None
+    if not message.startswith("DataLoader worker (pid"):
+        return None
+    if is_shared_memory_full(error):
+        return LoadingError(_shared_memory_full(error))
+    return LoadingError(
+        f"disk: {message}. A killed worker often exceeded the memory limit; try fewer with data.loader.num_workers=N"
+    )
 
 
 def is_shared_memory_full(error: BaseException) -> bool:
@@ -80,7 +79,7 @@ def are_too_many_files_open(error: BaseException) -> bool:
     return re.search(r"Too many open files|received \d+ items of ancdata", str(error)) is not None
 
 
-def _is_missing_interface(error: BaseException) -> bool:
+def is_missing_interface(error: BaseException) -> bool:
     """Whether a part of torch or Hydra is not where the supported versions have it; the bounds of versions are open."""
     return isinstance(error, ImportError) and _package(error) in ("hydra", "omegaconf", "optuna", "torch")
 
@@ -89,21 +88,21 @@ def _package(error: ImportError) -> str:
     return (error.name or "").partition(".")[0]
 
 
-def _missing_interface(error: ImportError) -> Failure:
+def _missing_interface(error: ImportError) -> str:
     package, advice = _package(error), "type pip install --upgrade vitmnist, or install an older"
-    return Failure(f"{first_line(error)}: this version of {package} is not supported; {advice} {package}")
+    return f"{first_line(error)}: this version of {package} is not supported; {advice} {package}"
 
 
-def _shared_memory_full(error: BaseException) -> Failure:
-    return Failure(
+def _shared_memory_full(error: BaseException) -> str:
+    return (
         f"the shared memory /dev/shm, through which workers hand over their batches, is full: {_last_line(error)}; "
-        "start the container with more, as in docker run --shm-size=2g (the default is 64 MB), or type fewer workers "
-        "with data.loader.num_workers=N (0 needs none)"
+        "start the container with more, as in docker run --shm-size=2g, or type fewer workers with "
+        "data.loader.num_workers=N (0 needs none)"
     )
 
 
-def _too_many_files(error: BaseException) -> Failure:
-    return Failure(
+def _too_many_files(error: BaseException) -> str:
+    return (
         f"too many open files: {_last_line(error)}; allow more with ulimit -n 4096, or type fewer workers with "
         "data.loader.num_workers=N (0 needs none)"
     )
@@ -114,36 +113,31 @@ def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[-1]
 
 
-def _out_of_memory(error: BaseException) -> Failure:
+def _out_of_memory(error: BaseException) -> str:
     advice = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
-    return Failure(f"out of memory: {first_line(error) or type(error).__name__}; {advice}")
+    return f"out of memory: {first_line(error) or type(error).__name__}; {advice}"
 
 
-def _device_error(error: BaseException) -> Failure:
-    # Kernels run behind the host, so a traceback shows the right line only with this variable.
-    is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
-    return Failure(
-        f"the GPU failed: {first_line(error)}; start again in a new process. If it fails again, set "
-        "CUDA_LAUNCH_BLOCKING=1 to see the operation, and look at `nvidia-smi` and the system log",
-        is_user_error=not is_blocking,
-    )
+def _device_error(error: BaseException) -> str:
+    advice = "start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 HYDRA_FULL_ERROR=1 shows where"
+    return f"the GPU failed: {first_line(error)}; {advice}"
 
 
-def _os_error(error: OSError) -> Failure:
-    return Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__)
+def _os_error(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__
 
 
-FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], Callable[[Any], Failure]], ...] = (
+FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], Callable[[Any], Failure | str]], ...] = (
     (RunInterrupted, lambda error: Failure(str(error), UNFINISHED, "interrupted")),
     (KeyboardInterrupt, lambda error: Failure("interrupted", 130, "interrupted")),
     (is_shared_memory_full, _shared_memory_full),
     (are_too_many_files_open, _too_many_files),
-    (UserError, lambda error: Failure(str(error))),
+    (UserError, str),
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),
-    (worker_error, lambda error: Failure(str(worker_error(error)))),
-    (_is_missing_interface, _missing_interface),
+    (worker_error, lambda error: str(worker_error(error))),
+    (is_missing_interface, _missing_interface),
     (OSError, _os_error),  # a full disk, a folder that was removed during the run
 )
-"""What to recognise (a type or a predicate), and its `Failure`. The first row that fits counts, so a subclass of
-`UserError` must come before it."""
+"""What to recognise (a type or a predicate), and its `Failure` or the message of an error that the user can fix. The
+first row that fits counts, so a subclass of `UserError` must come before it."""

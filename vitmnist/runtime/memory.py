@@ -46,7 +46,8 @@ class Memory:
 
 def free_memory(device: torch.device) -> Memory:
     """Free host memory, within the limits of the container, and free device memory, including torch's cache."""
-    host = min([psutil.virtual_memory().available, *_container_free()])
+    used = psutil.Process().memory_info().rss
+    host = min([psutil.virtual_memory().available, *(max(limit - used, 0) for limit in _container_limits())])
     if device.type != "cuda":
         return Memory(host)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -58,15 +59,13 @@ def free_memory_at(device: torch.device) -> int:
     return free_memory(device).at(device)
 
 
-def _container_free() -> Iterator[int]:
-    """What each control group (version 2) of this process has left; file cache that the kernel can drop is free."""
+def _container_limits() -> Iterator[int]:
+    """The limits of the control groups (version 2) of this process, from its own up to the root's."""
     path = PROCESS_GROUPS.read_text().partition("0::/")[2].partition("\n")[0] if PROCESS_GROUPS.exists() else ""
     # In a container the path is often that of the host, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
-        with suppress(OSError, ValueError, KeyError):  # no such file, or no limit ("max")
-            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            yield max(limit - used + int(stat["inactive_file"]), 0)
+        with suppress(OSError, ValueError):  # no such file, or no limit ("max")
+            yield int((folder / "memory.max").read_text())
 
 
 def reset_host_peak() -> bool:

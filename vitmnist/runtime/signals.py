@@ -1,4 +1,4 @@
-"""Turns SIGINT, SIGTERM, SIGHUP, another signal and a time limit into a clean stop after the current step."""
+"""Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 and a time limit into a clean stop after the current step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import FrameType
 UNFINISHED = 75
 """Exit code of a run that was asked to stop: EX_TEMPFAIL of BSD's sysexits.h, "try again later"."""
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""The signals that can stop a run. SIGUSR1 and SIGUSR2 do only if `stop_signal` names them."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""The signals that stop a run; SIGUSR1 is for batch systems, as Slurm's `--signal=USR1@60`."""
 
 
 def ignore_stopping() -> None:
@@ -57,18 +57,13 @@ class StopSignal:
         self._deadline = math.inf
 
     @contextmanager
-    def listening(self, name: str | None, deadline: float) -> Iterator[None]:
+    def listening(self, deadline: float) -> Iterator[None]:
         """Within, signals are recorded; outside of it they keep the action that they had.
 
         Args:
-            name: another signal that stops the run, such as SIGUSR1.
             deadline: when the time limit is reached, by `time.monotonic`.
         """
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-            numbers.append(signal.SIGHUP)
-        if name:
-            numbers.append(signal.Signals[name])
+        numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]  # as under nohup
         self._deadline = deadline
         try:
             with handled_by(self._record, *numbers):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import platform
 import re
@@ -56,27 +54,15 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def source_state(root: Path) -> dict[str, Any]:
-    """The commit of a source tree, whether it has uncommitted changes, and a checksum of them.
+    """The commit of a source tree, and whether it has uncommitted changes; None for an installed package."""
 
-    All None if `root` is not the top of a git repository, as in an installed package.
-    """
-
-    def git(*arguments: str) -> bytes:
+    def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout
+        return subprocess.run(command, capture_output=True, check=True, timeout=10, text=True).stdout.strip()
 
     try:
-        top, commit = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
-        changes = git("diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-color")
-        untracked = [name for name in git("ls-files", "--others", "--exclude-standard", "-z").split(b"\0") if name]
+        if Path(git("rev-parse", "--show-toplevel")) == root.resolve():
+            return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
-        top = b""
-    if Path(os.fsdecode(top)) != root.resolve():
-        return {"git_commit": None, "git_dirty": None, "git_diff_sha256": None}
-    dirty = bool(changes or untracked)
-    checksum = hashlib.sha256(changes)
-    for name in sorted(untracked):
-        with contextlib.suppress(OSError):  # deleted meanwhile, or a dangling link
-            checksum.update(name + hashlib.sha256((root / os.fsdecode(name)).read_bytes()).digest())
-    sha256 = checksum.hexdigest() if dirty else None
-    return {"git_commit": commit.decode(), "git_dirty": dirty, "git_diff_sha256": sha256}
+        pass
+    return {"git_commit": None, "git_dirty": None}

@@ -38,18 +38,15 @@ class HardwareFigures:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
-    def host_peak_mib(self) -> float | None:
-        """Peak resident memory of this process, without its workers, in MiB. Linux only."""
-        return host_memory("VmHWM") / MIB if self._host_reset else None
-
-    def gpu_peak_mib(self) -> float | None:
-        """Peak memory of torch's tensors on the device, in MiB."""
-        return torch.cuda.max_memory_allocated(self._device) / MIB if self._device.type == "cuda" else None
-
-    def cores_busy(self) -> float:
-        """Processor cores in use on average, of those that this process may use; also by other ranks and programs."""
-        cores = CpuTime.now().cores_since(self._cpu_time)
-        return cores.busy + cores.others
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics of an epoch that are not about time; docs/records.md describes them."""
+        cores, is_cuda = CpuTime.now().cores_since(self._cpu_time), self._device.type == "cuda"
+        return {
+            "host_peak_mib": host_memory("VmHWM") / MIB if self._host_reset else None,
+            "gpu_peak_mib": torch.cuda.max_memory_allocated(self._device) / MIB if is_cuda else None,
+            "cores_busy": cores.busy + cores.others,
+            "gpu_util_pct": self.gpu_util_pct(),
+        }
 
     def gpu_util_pct(self) -> float | None:
         """Mean share of time in which a kernel ran, in percent, over the driver's samples so far.

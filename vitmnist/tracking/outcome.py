@@ -31,10 +31,9 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
             raise
         raise error from raised
     world.disconnect()
-    if result.setup_s is not None:
-        result.status = "completed"
-        if world.is_main:
-            result.write(folder)
+    result.status = "completed"
+    if world.is_main:
+        result.write(folder)
 
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:

@@ -94,7 +94,7 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for folder in folders:
-        runs = {path.parent for name in ("result.json", ".hydra", "progress.json") for path in folder.rglob(name)}
+        runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
         if not runs:
             problem = "contains no runs" if folder.is_dir() else "no such folder"
             raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")

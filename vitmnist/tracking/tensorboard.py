@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams import api_pb2
 from torch.utils.tensorboard import RecordWriter
-from torch.utils.tensorboard.summary import custom_scalars, image, text
+from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.runtime.signals import RunInterrupted
-from vitmnist.tracking import hparams
-from vitmnist.tracking.images import confusion_matrix, training_batch, worst_mistakes
-from vitmnist.tracking.metrics import METRICS, EpochRecord
+from vitmnist.config.labels import trainer_label
+from vitmnist.config.schema import NOT_COMPARED
+from vitmnist.config.values import flatten, is_under
+from vitmnist.tracking.images import training_batch, worst_mistakes
+from vitmnist.tracking.metrics import METRICS, SUMMARY, EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.training.metrics import Predictions
 from vitmnist.training.setup import TrainSetup
 
 log = logging.getLogger(__name__)
 
-# TensorBoard reads the event files of a folder in the order of their names: EVENTS, followed by the time of the start,
-# comes between the other two.
-CONFIG, EVENTS, STATUS = "config.tfevents", "events.out.tfevents", "status.tfevents"
+# TensorBoard reads the event files of a folder by name; the time of the start follows EVENTS.
+CONFIG, EVENTS = "config.tfevents", "events.out.tfevents"
 
 TAGS = {metric.tag: metric.name for metric in METRICS}
 STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
-
-# The charts of the "custom scalars" dashboard; each shows all runs.
-LAYOUT = {
-    "Epoch time": {
-        "epoch time, s": ["Multiline", ["time/epoch_s"]],
-        "waiting for data, s": ["Multiline", ["time/data_wait_s"]],
-        "training throughput, images/s": ["Multiline", ["throughput/images_per_s"]],
-    },
-    "Learning curves": {
-        "accuracy, %": ["Multiline", ["eval/acc"]],
-        "loss": ["Multiline", ["train/loss", "eval/loss"]],
-    },
-}
+HPARAMS = (
+    *("data/loader", "batch_size", "data/dataset", "data/augment", "data.shuffle", "data.drop_last", "model"),
+    *("optimizer", "optimizer.lr", "schedule", "trainer", "epochs", "device"),
+)
+"""Columns of every run in HParams; those of the overridden keys follow."""
 
 
 class TensorBoard:
-    """The event files of one run; a context manager, whose exception decides the run's status in HParams.
+    """The event files of one run; a context manager. HParams shows success after it ended without an exception.
 
     Epochs and steps count from 1 here, as in the log, and from 0 in the records. Events are written when they are
     added, without `SummaryWriter`, whose thread prints a traceback if it cannot write.
@@ -59,18 +50,20 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, result: Result) -> None:
-        self._folder, self._result = folder, result
-        # TensorBoard keeps the first configuration and status that it reads of a run, so a resumed run replaces both.
-        (folder / STATUS).unlink(missing_ok=True)
-        config = f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"
-        _replace(folder / CONFIG, *hparams.session_start(result), text("config", config), custom_scalars(LAYOUT))
+        self._result, self._config = result, folder / CONFIG
+        # TensorBoard keeps the first configuration that it reads of a run, so a resumed run replaces it. In this folder
+        # the row in HParams is that of the run; torch's `add_hparams` would add a second run for it.
+        experiment, start, self._success = hparams(hyperparameters(result), {f"summary/{key}": 0.0 for key in SUMMARY})
+        config = text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```")
+        self._config.unlink(missing_ok=True)  # not truncated: TensorBoard may be reading it
+        _append(self._config, *(_event(summary) for summary in (experiment, start, config)))
         # Hide what an interrupted run wrote after its last checkpoint. TensorBoard drops all tags from this step on, so
         # the `step/…` tags, which count faster than epochs, are written again from the records.
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
-        start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
+        start_of_session = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
         again = [event for record in result.epochs for event in _steps(record, first)]
-        _append(self._path, version, start, *again)
+        _append(self._path, version, start_of_session, *again)
 
     def __enter__(self) -> TensorBoard:
         return self
@@ -80,11 +73,8 @@ class TensorBoard:
         tags = {f"summary/{key}": key for key in summary}
         try:
             _append(self._path, *_scalars(tags, summary, len(self._result.epochs), time.time()))
-            # HParams has no status for a run that may be resumed; without one it shows "unknown".
-            if kind is not None and issubclass(kind, RunInterrupted | KeyboardInterrupt):
-                return
-            status = api_pb2.STATUS_FAILURE if kind else api_pb2.STATUS_SUCCESS
-            _replace(self._folder / STATUS, hparams.session_end(status))
+            if kind is None:
+                _append(self._config, _event(self._success))
         except OSError as error:
             if kind is None:
                 raise
@@ -95,25 +85,31 @@ class TensorBoard:
         _append(self._path, *_scalars(TAGS, record, record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
-        """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved.
-
-        An image that cannot be drawn is left out with a warning.
-        """
-        train, test = setup.dataset.train, setup.dataset.test
-        images: dict[str, Callable[[], Image.Image | None]] = {
-            "training_batch": lambda: training_batch(train, setup.train_loader, setup.step.preprocess, epoch),
-            "worst_mistakes": lambda: worst_mistakes(test, predictions),
-            "confusion_matrix": lambda: confusion_matrix(test, predictions),
+        """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved."""
+        images = {
+            "training_batch": training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch),
+            "worst_mistakes": worst_mistakes(setup.dataset.test, predictions),
         }
-        for name, draw in images.items():
-            try:
-                drawn = draw()
-            except Exception as error:  # not worth the run
-                log.warning("images/%s could not be drawn: %s: %s", name, type(error).__name__, error)
-                continue
+        for name, drawn in images.items():
             if drawn is not None:
                 summary = image(f"images/{name}", np.asarray(drawn), dataformats="HWC")
-                _append(self._path, Event(wall_time=time.time(), step=epoch + 1, summary=summary))
+                _append(self._path, _event(summary, epoch + 1))
+
+
+def hyperparameters(result: Result) -> dict[str, Any]:
+    """The row of a run in HParams: numbers and texts by their keys on the command line."""
+    values = flatten(result.config or {})
+    skipped = (*NOT_COMPARED, "seed", "profile", "hydra", "experiment", "hparams_search")
+    overridden = [override.lstrip("+~").partition("=")[0] for override in result.overrides]
+    row = {}
+    for key in (*HPARAMS, *(key for key in overridden if not is_under(key, skipped))):
+        section = key.rpartition("@")[2].replace("/", ".")
+        value = values.get(section, values.get(f"{section}.name"))
+        if key == "trainer" and result.config:
+            value = trainer_label(result.config["trainer"])
+        # torch leaves out None, and would make a number of a boolean.
+        row[key] = json.dumps(value) if value is None or isinstance(value, bool | list) else value
+    return row
 
 
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
@@ -131,9 +127,8 @@ def _scalars(names: Mapping[str, str], values: Mapping[str, Any], step: int, wal
             yield Event(wall_time=wall_time, step=step, summary=summary)
 
 
-def _replace(path: Path, *summaries: Summary) -> None:
-    path.unlink(missing_ok=True)  # not truncated: TensorBoard may be reading it
-    _append(path, *(Event(wall_time=time.time(), summary=summary) for summary in summaries))
+def _event(summary: Summary, step: int = 0) -> Event:
+    return Event(wall_time=time.time(), step=step, summary=summary)
 
 
 def _append(path: Path, *events: Event) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks agree on before they train together: configuration, dataset, and the part of each batch."""
+"""What the ranks agree on before they train together: device, dataset, and the part of each batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from vitmnist.config.schema import Config
-from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.data.datasets import Dataset, build_dataset
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
@@ -17,26 +16,22 @@ from vitmnist.runtime.world import World
 
 
 def agree_on_device(config: Config, world: World) -> torch.device:
-    """This rank's device, after a check that all ranks were started alike.
+    """This rank's device; all ranks have one of the same type.
 
     Raises:
-        ConfigError: a rank has another configuration, or no device; the same error on each rank.
+        ConfigError: a rank has no device, or one of another type; the same error on each rank.
     """
     try:
         device, reason = choose_device(config.device, world), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
-    # As text, because NaN is not equal to itself.
-    own = {key: str(value) for key, value in flatten(to_plain_dict(config)).items() if key != "data.root"}
-    ranks = world.all_gather_object((reason, own | {"the device": device.type}))
-    _, first = ranks[0]
-    for number, (reason, values) in enumerate(ranks):
+    ranks = world.all_gather_object((reason, device.type))
+    for number, (reason, kind) in enumerate(ranks):
         if reason:
             raise ConfigError(reason)
-        if differing := [key for key in sorted(first | values) if first.get(key) != values.get(key)]:
-            named = ", ".join(f"{key}={values.get(key)} (rank 0: {first.get(key)})" for key in differing)
+        if kind != ranks[0][1]:
             raise ConfigError(
-                f"rank {number} was started differently: {named}; start every rank with the same arguments"
+                f"device={config.device}: is {ranks[0][1]} on rank 0 and {kind} on rank {number}; name one"
             )
     if world.size > 1 and device.type == "cuda":
         torch.cuda.set_device(device)

@@ -17,8 +17,6 @@ from vitmnist.data.tensors import TensorSet, channel_statistics, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 
-EVAL_FILES = "eval_files.txt"  # in a run's folder: the files that it was evaluated on, in the order of the split
-
 
 @dataclass(frozen=True)
 class Split(TensorSet):
