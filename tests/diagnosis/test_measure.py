@@ -266,7 +266,7 @@ def test_the_bound_is_of_the_step_alone_and_never_below_the_table(
     assert re.search(expected, found.verdict)
     few = "few: a verdict needs 20 steps, and only 19 were measured; give larger batches= or seconds="
     assert replace(found, steps=19).verdict == few
-    few = "few: a verdict needs 3 rounds, and there was time for 2; give larger seconds="
+    few = "few: a verdict needs 3 rounds, and seconds= were over after 2"
     assert replace(found, rounds=2).verdict == few
 
 

@@ -10,6 +10,7 @@ is for pen on paper. A folder means all images in it and below it; a glob patter
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from PIL import ImageOps
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run
-from vitmnist.data.image_io import Mode, find_pictures, read_picture, to_tensor
+from vitmnist.data.image_io import Mode, find_pictures, has_alpha, read_picture, to_tensor
 from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
@@ -34,7 +35,7 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """File, class, its probability, and the probabilities of all classes, for each image.
 
-    Of a file that cannot be read as an image: file and error.
+    Of a file that cannot be read as an image: file and error. A warning, if it has transparent pixels.
     """
     preprocess = Preprocess(mean=trained.mean, std=trained.std).to(device)
     channels, height, width = trained.shape
@@ -47,6 +48,8 @@ def predict(
             try:
                 image = read_picture(path, (width, height), mode, trained.draft)
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
+                if has_alpha(path):
+                    rows[path]["warning"] = "transparent pixels become white, so that white ink on them disappears"
             except DataError as error:
                 rows[path]["error"] = str(error)
         if images:
@@ -78,5 +81,7 @@ def main(options: Namespace) -> None:
     for row in rows:
         if "class" in row and not options.json:
             print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
+        if "warning" in row:
+            print(f"warning: {printable(row['file'])}: {row['warning']}", file=sys.stderr)
     if unreadable := [row["error"] for row in rows if "error" in row]:
         raise DataError("\nerror: ".join(unreadable))

@@ -81,6 +81,13 @@ def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy())
 
 
+def has_alpha(path: Path) -> bool:
+    """Whether an image has transparent pixels, which become white. Raises `OSError` if it cannot be opened."""
+    with Image.open(path) as image:
+        least, _ = image.convert("RGBA").getchannel("A").getextrema()
+        return image.has_transparency_data and least != 255
+
+
 def to_tensor(image: Image.Image) -> Tensor:
     """The pixels `[C, H, W]` of an image, a copy; uint8 for 8-bit modes."""
     # As torchvision's pil_to_tensor; importing that takes 2 s.

@@ -99,8 +99,8 @@ class ChannelSums:
         """
         if images.dtype != torch.uint8:
             raise DataError(
-                f"images: mean and std are computed from uint8, found {images.dtype}; a dataset of the trainer has uint8, "
-                "and Preprocess takes the mean= and std= with which floats were normalised"
+                f"images: mean and std are computed from uint8, found {images.dtype}; the trainer takes only uint8, "
+                "and Preprocess the mean= and std= with which floats were normalised"
             )
         check_layout(images.shape)
         # NumPy, in chunks that stay in a core's cache: a tenth of the time of torch, which widens all values first.
