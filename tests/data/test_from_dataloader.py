@@ -53,7 +53,7 @@ class Nested(Dataset[Any]):
             "image": torch.full((3, 4, 5), index / 7),
             "pair": (index, torch.tensor([index, -index], dtype=torch.int16)),
             "flag": index % 2 == 0,
-            "inner": OrderedDict(half=torch.full((2,), index / 3, dtype=torch.bfloat16), list=[index / 9]),
+            "inner": OrderedDict(half=torch.full((2,), index / 3, dtype=torch.float16), list=[index / 9]),
             "point": Point(float(index), np.float32("nan") if index == 3 else np.float32(index)),
             "nothing": torch.zeros(0),
         }

@@ -30,7 +30,7 @@ class Random(Pairs):
 
 def test_samples_that_are_random_without_a_transform_are_refused() -> None:
     dataloader = DataLoader(Random(), batch_size=10)
-    message = "sample 0 is random before its random transforms, .* name the two steps with decode= and transform="
+    message = "sample 0 is random apart from the transforms .* name the two steps with decode= and transform="
     with pytest.warns(UserWarning, match=f"returns the DataLoader as it is, undecoded: ram: {message}"):
         assert from_dataloader(dataloader) is dataloader
     for name, reason in (("ram", message), ("cache", message), ("gpu_slice", "sample 0 is random, and .*; use ram")):

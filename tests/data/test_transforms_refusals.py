@@ -116,8 +116,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "index": (lambda folder: Numbered(folder, with_index), "with_index .* not return as many results; name the"),
     "names": (lambda folder: Named(folder, by_name), "passes it keywords, name the two steps"),
     "inspected": (lambda folder: Inspected(folder, FLIP), "uses what its transform returns, or .*, name the two"),
-    "no attribute": (InMethod, "sample 0 is random before .*Move all that is random there, name the two steps"),
-    "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random before its random transforms"),
+    "no attribute": (InMethod, "sample 0 is random apart from .*move all that is random there, name the two steps"),
+    "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random apart from the transforms"),
     "sometimes": (lambda folder: Sometimes(folder, FLIP), "the samples differ in their structure; return the same"),
     "object": (lambda folder: WithHandle(folder, FLIP), "a sample has a Handle, which cannot be kept; convert it to"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "Required crop size"),
@@ -225,7 +225,7 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
         ({"decode": len, "transform": len, "transforms": "tensor"}, r"are for transforms of the dataset; leave dec"),
         ({"decode": lambda index: index, "transform": str}, r"^ram: .*decode=, transform= or fingerprint= do not fit"),
         ({"decode": lambda index: 1 // 0, "transform": str}, r"^ram: sample 0: ZeroDivisionError"),
-        ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random before .*"),
+        ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random apart from .*"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_used_are_named(options: dict[str, Any], message: str, folder: Path) -> None:

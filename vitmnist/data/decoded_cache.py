@@ -137,7 +137,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
         try:
             arrays = [tensor.contiguous().numpy() for tensor in chunk]
         except TypeError as error:
-            raise DataError(f"a cache cannot hold such tensors: {error}; choose ram or disk") from error
+            raise DataError(f"a cache cannot hold such tensors: {error}; choose ram") from error
         with _named_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)

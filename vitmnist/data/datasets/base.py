@@ -51,7 +51,8 @@ class Split(TensorSet):
             raise DataError(f"images: must be uint8 [N, C, H, W], found {images.dtype} {list(images.shape)}")
         if labels.dtype != torch.int64 or labels.dim() != 1:
             raise DataError(f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}")
-        if len(labels) and not 0 <= (least := int(labels.min())) <= (most := int(labels.max())) < len(self.classes):
+        least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+        if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
 
     def part(self, span: slice, **changes: Any) -> Split:
