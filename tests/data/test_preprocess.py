@@ -95,5 +95,5 @@ def test_statistics_that_are_none_are_refused(arguments: dict) -> None:
 
 
 def test_a_split_refuses_labels_below_the_first_class(tiny: Dataset) -> None:
-    with pytest.raises(DataError, match="labels: must be 0 to 9, found -10 to -1"):
+    with pytest.raises(DataError, match="labels: must be 0 to 9, found -7 to -1"):
         replace(tiny.train, labels=-1 - tiny.train.labels)
