@@ -73,8 +73,8 @@ def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None) -> lis
 @pytest.mark.parametrize(
     ("changed", "cores", "expected"),
     [
-        ({}, IDLE, "or try num_workers=5 (1.0 of 8 cores busy)"),
-        ({}, Cores(2, 1.0, 0.0), "try num_workers=2 (1.0 of 2 cores busy)"),
+        ({}, IDLE, "or try num_workers=5, since cores are free (1.0 of 8 cores busy)"),
+        ({}, Cores(2, 1.0, 0.0), "try num_workers=2, since cores are free (1.0 of 2 cores busy)"),
         ({}, Cores(2, 1.9, 0.0), "and hardly a core is free (1.9 of 2 cores busy); use vitmnist"),
         ({"batches": 5000}, IDLE, "takes 0.2 ms, less than a worker needs to hand it over; use vitmnist.from_data"),
         (
@@ -85,7 +85,7 @@ def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None) -> lis
         ({"waiting_cpu_s": 0.01, "batches": 10}, Cores(2, 0.1, 0.0), "try num_workers=8"),
         ({"num_workers": 2}, Cores(2, 0.1, 0.05), "its samples wait rather than compute (0.1 of 2 cores busy); use"),
         ({"num_workers": 2}, Cores(2, 0.1, 0.05), "try num_workers=8"),
-        ({"num_workers": 2}, Cores(8, 2.5, 2.0), "or try num_workers=8 (2.5 of 8 cores busy)"),
+        ({"num_workers": 2}, Cores(8, 2.5, 2.0), "or try num_workers=8, since cores are free (2.5 of 8 cores busy)"),
         ({"num_workers": 2}, Cores(2, 2.0, 1.8), "and hardly a core is free (2.0 of 2 cores busy); use vitmnist"),
         ({"num_workers": 8}, Cores(8, 5.0, 4.5), "cannot keep up with the step of 2.0 ms; use vitmnist.from_dataload"),
     ],

@@ -100,7 +100,7 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         others = OTHERS if cores.others > NOTICEABLE * cores.available else ""
         return f"{reason}, and hardly a core is free ({cores}){others}", []
     more = min(enough, cores.available)
-    return reason, [f"try num_workers={more} ({cores})"] if more > workers else []
+    return reason, [f"try num_workers={more}, since cores are free ({cores})"] if more > workers else []
 
 
 def _keep_workers(figures: dict[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.d
         config.device,
         device,
     )
-    log.info("evaluated on the %s", setup.dataset.evaluated_on())
+    log.info("each epoch is evaluated on the %s", setup.dataset.evaluated_on())
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:
