@@ -134,7 +134,8 @@ def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, An
         shares = ", ".join(f"loader {number} {figures['waiting_pct']:.0f}%" for number, figures in loaders)
         parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")
         parts.append(f"work {milliseconds(report['work_s'])} per step")
-    parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy, {cores['workers']:.1f} of them in its workers")
+    in_workers = f"{cores['workers']:.1f} of them in its workers"
+    parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy, {in_workers}")
     if report["after_last_batch_s"] > NOTICEABLE_PCT / 100 * seconds:
         parts.append(f"{report['after_last_batch_s']:.3g} s of it after the last request of a batch")
     return "; ".join(parts)
