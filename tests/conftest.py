@@ -24,6 +24,7 @@ from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, st
 from vitmnist.cli.train import main
 from vitmnist.data.datasets import Dataset, load_dataset
 from vitmnist.data.datasets.torchvision import FILES
+from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.signals import UNFINISHED
 
 REPOSITORY = Path(__file__).parent.parent
@@ -36,6 +37,11 @@ Train = Callable[..., "subprocess.CompletedProcess[str]"]
 Printed = Callable[..., str]  # of `succeed` and `refuse`
 Start = Callable[..., TrainProcess]
 StartRanks = Callable[..., TrainRanks]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores, because tests wait for the processes that they start."""
+    return available_cores() + 1
 
 
 def pytest_collection_finish() -> None:

@@ -15,7 +15,7 @@ from tests.conftest import PLAIN, result_of, start_program
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "module"),
-    [("parallel", "joblib_launcher"), ("submitit", "submitit_launcher"), ("cluster", "ray_launcher")],
+    [("parallel", "joblib_launcher"), ("submitit", "submitit_launcher")],
 )
 def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{module}")

@@ -61,6 +61,7 @@ def test_a_search_without_a_single_good_trial_says_so(refuse: Printed, quick: li
     assert printed.endswith("error: No trials are completed yet. (HYDRA_FULL_ERROR=1 shows the traceback)\n")
 
 
+@pytest.mark.slow
 def test_a_stored_search_ends_after_its_trials_in_all(
     succeed: Printed, refuse: Printed, start: Start, quick: list[str], tmp_path: Path
 ) -> None:
@@ -84,7 +85,7 @@ def test_a_stored_search_ends_after_its_trials_in_all(
 
 @pytest.mark.parametrize(
     ("plugin", "extra"),
-    [("sweeper/optuna", "search"), ("launcher/submitit_slurm", "launchers"), ("launcher/ray", "ray")],
+    [("sweeper/optuna", "search"), ("launcher/submitit_slurm", "launchers")],
 )
 def test_the_plugin_that_is_missing_is_named(plugin: str, extra: str) -> None:
     group, _, name = plugin.partition("/")

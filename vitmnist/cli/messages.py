@@ -30,7 +30,6 @@ PLUGINS = {
     "hydra/launcher=joblib": "launchers",
     "hydra/launcher=submitit_local": "launchers",
     "hydra/launcher=submitit_slurm": "launchers",
-    "hydra/launcher=ray": "ray",
 }
 
 
