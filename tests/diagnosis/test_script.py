@@ -14,7 +14,7 @@ from vitmnist.__main__ import main
 def test_a_script_sees_its_own_arguments_and_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also its spawned workers, which import `__main__` again."""
     script = """
-import os, sys
+import atexit, os, pickle, sys
 
 class Numbers:
     def __len__(self):
@@ -27,6 +27,7 @@ if __name__ == "__main__":
     print(typed.__annotations__)  # not those of a file with __future__ imports
     print(sys.argv[1:], sys.path[0], __file__, __name__, __spec__)
     print(sys.modules["__main__"].Numbers is Numbers)
+    atexit.register(lambda: print(pickle.dumps(Numbers())))  # `__main__` stays until the end
     if os.environ.get("OBSERVED"):
         from torch.utils.data import DataLoader
         for batch in DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="spawn"):

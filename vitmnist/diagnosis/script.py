@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import runpy
 import shlex
@@ -12,6 +13,7 @@ import threading
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from vitmnist.diagnosis.observation import Limits
@@ -68,7 +70,7 @@ def _run(is_module: bool) -> BaseException | None:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(os.path.abspath(name), run_name="__main__")
+            _run_script(os.path.abspath(name))
     except SystemExit as error:
         if not isinstance(error.code, int | None):
             with suppress(ValueError):  # the script may have closed stderr
@@ -76,11 +78,18 @@ def _run(is_module: bool) -> BaseException | None:
         return error
     except BaseException as error:
         traceback = error.__traceback__
-        while traceback and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
+        while traceback and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_module.__code__.co_filename):
             traceback = traceback.tb_next
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         return error
     return None
+
+
+def _run_script(path: str) -> None:
+    """As `runpy.run_path`, but `__main__` stays in place: the script's threads and exit handlers may need it."""
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=builtins)
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
 
 
 def _set_import_folder(folder: str) -> None:
