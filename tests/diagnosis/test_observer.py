@@ -113,3 +113,13 @@ for epoch in range(3):
     assert report["steps"] == 48
     assert report["waiting_s"] >= 48 * 0.005
     assert report["work_s"] >= 0.005
+
+
+def test_a_loop_without_work_is_observed_and_stopped(tmp_path: Path) -> None:
+    """Its requests follow each other as closely as those of a loop that collects batches."""
+    script = f"{SLOW_DATA}for epoch in range(100):\n    for batch in DataLoader(Slow(), batch_size=2):\n        pass\n"
+    ended, report = diagnose(tmp_path, script, "--warm-up=5", "--steps=20", "--stop")
+    assert report["stopped"]
+    assert 20 <= report["steps"] < 50
+    assert report["waiting_pct"] > 90
+    assert "the script was stopped, as --stop says" in ended.stderr
