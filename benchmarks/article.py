@@ -1,4 +1,4 @@
-"""The articles' training: their model, which computes all tokens in all blocks, ways of loading, and training loop."""
+"""The articles' training: their model (all tokens in all blocks), their three ways of loading, and their loop."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ Builder = Callable[[], tuple[Epoch, str]]
 
 
 def common_overrides(arguments: argparse.Namespace) -> list[str]:
-    """What the command line says, as overrides of `train.py`; the test set, which no clock includes, is small."""
+    """The command line's options as overrides of `train.py`; the test set is small, because evaluation is not timed."""
     return [
         f"batch_size={arguments.batch_size}",
         f"device={arguments.device}",
@@ -64,7 +64,7 @@ def common_overrides(arguments: argparse.Namespace) -> list[str]:
 
 
 def our_candidates(num_workers: list[int], compiling: bool) -> dict[str, list[str]]:
-    """The overrides of each candidate that is this project's own loop."""
+    """The overrides of each candidate that runs this project's own loop."""
     found = {
         "gpu_slice": ["data/loader=gpu_slice"],
         "ram": ["data/loader=ram"],
@@ -86,7 +86,7 @@ def our_candidates(num_workers: list[int], compiling: bool) -> dict[str, list[st
 def candidates(
     split: Split, device: torch.device, arguments: argparse.Namespace, stack: ExitStack
 ) -> dict[str, Builder]:
-    """What sets up each candidate, by name; `stack` closes what it opens."""
+    """The `Builder` of each candidate, by name; `stack` closes what it opens."""
     theirs: dict[str, Callable[[Split, int, torch.device], Epoch]] = {BARE: bare_loop}
     for name, way in article.WAYS.items():
         theirs[f"article's loop, {name}"] = partial(article.article_loop, way, article.ArticleViT)
@@ -125,7 +125,7 @@ class CandidateProcess:
         self.remark: str = self._answer()
 
     def turn(self, number: int) -> tuple[float, float]:
-        """Train for the epochs of a round; returns their mean, see `Epoch`."""
+        """Train for the epochs of a round; returns the mean of their results, see `Epoch`."""
         self._connection.send(number)
         seconds, waiting = self._answer()
         return seconds, waiting
@@ -173,7 +173,7 @@ def train_turn(epoch: Epoch, number: int, device: torch.device) -> tuple[float, 
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Run the rounds; the report."""
+    """Run the rounds and return the report."""
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
     known = candidates(split, device, arguments, ExitStack())

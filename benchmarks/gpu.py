@@ -40,10 +40,10 @@ COMMANDS = [  # the last ones are left out on a slow machine
 
 
 def run(command: str, limit_s: float) -> tuple[str, str]:
-    """Run a command, and end it and its children when it has ended or the limit has passed.
+    """Run a command with a time limit, and kill what is left of its process group afterwards.
 
     Returns:
-        How it ended, and what it printed as Markdown: the page of a benchmark, else the last lines.
+        How it ended, and its output as Markdown: the page of a benchmark, otherwise the last lines.
     """
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
     # Files, not pipes: a child that outlives the command would keep a pipe open.
@@ -66,7 +66,7 @@ def run(command: str, limit_s: float) -> tuple[str, str]:
 
 
 def main() -> str | None:
-    """Run all commands, and write the file after each; returns why nothing can be measured."""
+    """Run all commands and rewrite the file after each; returns an error message if nothing can be measured."""
     parser = command_line(__doc__, rounds=None)
     parser.set_defaults(output=ROOT / "outputs" / "gpu.md")
     parser.add_argument("--dry-run", action="store_true", help="only print the commands")

@@ -114,7 +114,7 @@ def uint8_loaders(split: Split, target: Target, root: str, ours: Callable[..., E
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Run the rounds; the report."""
+    """Run the rounds and return the report."""
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
 
 
 def new_setup(overrides: list[str], stack: ExitStack) -> TrainSetup:
-    """What `train.py` would train with these overrides; `stack` closes the loaders."""
+    """What `train.py` would build with these overrides, its CUDA graph captured; `stack` closes the loaders."""
     config = validate(Config, compose(overrides))
     setup = build_setup(config, choose_device(config.device), stack, SINGLE_PROCESS)
     setup.capture_graph()
@@ -56,7 +56,7 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
     """
     setup = new_setup(overrides, stack)
     step, loader, device = setup.step, setup.train_loader, setup.step.device
-    loader.epochs = None  # or the next epoch would be loaded while other candidates train
+    loader.epochs = None  # otherwise prefetch would load the next epoch while other candidates train
     if is_resident:
         loader = ResidentBatch(setup.dataset.train, loader.sampler, device)
 
@@ -74,7 +74,7 @@ def timed(train: Callable[[], object], device: torch.device) -> Epoch:
 
 
 def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
-    """What one writes by hand for a normalised float32 set on the device."""
+    """The loop one writes by hand for a normalised float32 dataset on the device."""
     model = new_model(split, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     images, labels = Preprocess(split)(split.images).to(device), split.labels.to(device)

@@ -53,9 +53,9 @@ def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) ->
     return epoch
 
 
-@cache  # of the loader, whose code takes ten seconds to compile
+@cache  # the loader's code takes ten seconds to compile
 def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str) -> Epoch:
-    """FFCV, which crops, flips and normalises in its threads; its file is written first, with JPEGs or squares."""
+    """FFCV, which crops, flips and normalises in its threads; its file of JPEGs or raw squares is written first."""
     from ffcv import fields, loader, transforms, writer
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
 

@@ -2,9 +2,9 @@
 
     python benchmarks/pictures.py --output benchmarks/results/pictures-cpu.md
 
-The files, 500×375 and about 50 KB each, are drawn once into `--folder`. With 2 workers or threads, candidates decode in
-every epoch, or all begin with the same squares in memory. FFCV and simplejpeg are left out if they are not installed:
-benchmarks/README.md has the commands.
+The files, 500×375 and about 50 KB each, are drawn once into `--folder`. Candidates have 2 workers or threads, and
+decode in every epoch, or start from the same squares in memory. FFCV and simplejpeg are left out if they are not
+installed: benchmarks/README.md has the commands.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from vitmnist.data.image_io import Mode, read_picture
 from vitmnist.data.threads import map_in_threads
 from vitmnist.tracking.environment import describe_environment
 
-LEAST_S = 0.5  # of a turn; epochs of small pictures take milliseconds
+LEAST_S = 0.5  # shortest turn; epochs of small pictures take milliseconds
 TABLES = {"First batch, nothing prepared": "s", "Decoding in each epoch": "pictures/s", "Decoded once": "pictures/s"}
 CROP_AND_FLIP = ["data/augment=compose"]
 CROP_AND_FLIP += ["data.augment.operations=[{name: random_resized_crop}, {name: horizontal_flip}]"]
@@ -65,7 +65,7 @@ def draw(folder: Path, pictures: int) -> None:
             smooth = np.asarray(Image.fromarray(cells).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))
             pixels = (smooth + generator.integers(-10, 11, (HEIGHT, WIDTH, 1))).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(written := file.with_suffix(".part"), "JPEG", quality=QUALITY)
-            written.rename(file)  # an interrupted run leaves no half of a file
+            written.rename(file)  # an interrupted run leaves no partial file
 
 
 def ours(name: str, train: Split, overrides: list[str], **options: Any) -> Epoch:
@@ -84,12 +84,12 @@ def ours(name: str, train: Split, overrides: list[str], **options: Any) -> Epoch
 
 
 def load(folder: Path, root: Path, side: int) -> Split:
-    """Our training split, decoded into `root`, or found there."""
+    """Our training split, decoded into `root` unless it is there already."""
     return load_dataset("image_folder", root=str(root), path=str(folder), size=side, mode="rgb").train
 
 
 def pictures_per_second(epoch: Epoch, numbers: Iterator[int], _round: int) -> float:
-    """Of an epoch, or of as many as take `LEAST_S`."""
+    """Speed over one epoch, or over as many as take `LEAST_S`."""
     started, pictures = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < LEAST_S:
         pictures += sum(len(labels) for _, labels in epoch(next(numbers)))
@@ -119,7 +119,7 @@ def decoding(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epo
 
 
 def decoded(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
-    """Candidates that begin with the same squares in memory; FFCV with those in its file."""
+    """Candidates that start from the same squares in memory; FFCV from those in its file."""
     epochs = {
         "torchvision v2 per sample": per_sample(train, side),
         "`ram`": ours("ram", train, CROP_AND_FLIP),
@@ -133,7 +133,7 @@ def decoded(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoc
 
 
 def cold(folder: Path, side: int) -> dict[str, Callable[[Path], Epoch]]:
-    """What makes a first batch from the files, and decoding them without a batch."""
+    """Candidates for the time from files to a first batch, and decoding alone."""
 
     def decode(threads: int, _: Path) -> Epoch:
         read = partial(read_picture, size=(side, side), mode=Mode.rgb, draft=True)
@@ -151,7 +151,7 @@ def cold(folder: Path, side: int) -> dict[str, Callable[[Path], Epoch]]:
 
 
 def rows(turns: Mapping[str, Callable[[int], float]], side: int, rounds: int, digits: int) -> list[list[str]]:
-    """The candidates take turns; their rows of the table."""
+    """Let the candidates take turns, and return their rows of the table."""
     results = take_turns(turns, rounds)
     first = next(iter(results.values()))
     return [[name, str(side), spread(values, digits), ratios(values, first)] for name, values in results.items()]
@@ -173,7 +173,7 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Measure every size; the report."""
+    """Measure every size and return the report."""
     logging.disable()
     folder = arguments.folder.expanduser() / str(arguments.pictures)
     draw(folder / "train", arguments.pictures)

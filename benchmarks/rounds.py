@@ -44,7 +44,7 @@ def mnist_command_line(description: str | None) -> argparse.ArgumentParser:
 
 
 def at_least_one(text: str) -> int:
-    """The type of an option that counts something."""
+    """Argument type: a whole number of at least 1."""
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
@@ -58,7 +58,7 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
     """
     arguments = parser.parse_args()
     output: Path | None = arguments.output
-    if output and not output.parent.is_dir():  # found out before anything is measured
+    if output and not output.parent.is_dir():  # checked before anything is measured
         parser.error(f"--output {output}: there is no folder {output.parent}")
     try:
         text = report(arguments)
@@ -73,7 +73,7 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
 
 
 def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) -> dict[Name, list[Result]]:
-    """What each candidate, called with the round's number, returns in each round but the first, which is a warm-up."""
+    """Call each candidate with the round's number; returns its results, without those of the first round, a warm-up."""
     results: dict[Name, list[Result]] = {name: [] for name in candidates}
     for number in tqdm(range(rounds + 1), desc="round"):
         for name in rotated(list(candidates), number):
@@ -99,7 +99,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def raise_clocks(work: Callable[[], object], device: torch.device) -> None:
-    """Let an idle GPU, which has lowered its clocks, work for half a second; on a CPU do nothing."""
+    """Keep a GPU busy for half a second, because an idle one lowers its clocks; on a CPU do nothing."""
     started = time.perf_counter()
     while device.type == "cuda" and time.perf_counter() - started < 0.5:
         work()

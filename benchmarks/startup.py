@@ -48,7 +48,7 @@ CANDIDATES = {
 
 
 def seconds(arguments: list[str], folder: str, number: int) -> float:
-    """How long `python ARGUMENTS` takes in a folder, the same in every round."""
+    """Seconds that `python ARGUMENTS` takes in `folder`; the round's number is not used."""
     started = time.perf_counter()
     ended = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -62,7 +62,7 @@ def differences(values: list[float], others: list[float]) -> list[float]:
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Run the rounds; the report."""
+    """Run the rounds and return the report."""
     names = [name for name in CANDIDATES if name in (IMPORT, FLOOR) or arguments.only in name]
     with tempfile.TemporaryDirectory() as folder:
         times = take_turns({name: partial(seconds, CANDIDATES[name], folder) for name in names}, arguments.rounds)

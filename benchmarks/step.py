@@ -90,7 +90,7 @@ def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDP
 
 
 def attentions(batch: int, device: torch.device) -> dict[str, Callable[[], Work]]:
-    """What builds each way of computing attention, by its label."""
+    """The builder of each way of computing attention, by its label."""
     builders: dict[str, Callable[[], Work]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         name = f"attention, {str(dtype).removeprefix('torch.')}"
@@ -126,7 +126,7 @@ def host_seconds(work: Work, device: torch.device) -> float:
 
 
 def on_cuda(work: Work, device: torch.device) -> tuple[str, str]:
-    """The cells for the host's µs, and for the number of kernels and copies."""
+    """The table's cells: host µs, and the number of kernels and copies."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         synchronize(device)
@@ -160,7 +160,7 @@ def measure(
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Measure every batch size; the report."""
+    """Measure every batch size and return the report."""
     device = choose_device(arguments.device)
     parts = []
     for size in arguments.batch_size:

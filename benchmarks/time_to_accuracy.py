@@ -64,7 +64,7 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
     """`train_once` in a process that keeps its compiled code in `cache`; adds the process's seconds, `process_s`.
 
     Raises:
-        UserError: It failed.
+        UserError: the process failed.
     """
     start = time.perf_counter()
     ended = subprocess.run(
@@ -81,7 +81,7 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Run the processes; the report. In one of these processes, only what it returns to the first."""
+    """Run the processes and return the report; in one of them (`--once`), return its result as JSON."""
     if arguments.once:
         return json.dumps(train_once(arguments.overrides)) + "\n"
     validate(Config, compose([RECIPE, *arguments.overrides]))  # report a mistake before anything starts

@@ -1,10 +1,10 @@
-"""What `from_dataloader` gains for random transforms, compared with the `DataLoader` as it was and with SPDL.
+"""What `from_dataloader` gains for random transforms, compared with the original `DataLoader` and with SPDL.
 
     python benchmarks/transforms.py --output benchmarks/results/transforms-cpu.md
 
 JPEG files of 500×375 are cropped to 224×224, flipped, converted and normalised by torchvision, in batches of 64; also
 with `Resize(256)` before and with `ColorJitter` after the crop. An epoch is a turn; a ratio divides pictures per second
-by those of the DataLoader in the same round. The crops are also made in the trainer's way, by `data/augment`. SPDL
+by those of the DataLoader in the same round. The crops are also made as the trainer makes them, by `data/augment`. SPDL
 applies the same transforms in threads; it is left out if it is not installed (`pip install -e '.[bench]'`). FFCV
 is in `pictures.py`.
 """
@@ -63,7 +63,7 @@ def spdl(dataset: ImageFolder, threads: int) -> Iterator[Any]:
 
 
 def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
-    """Epochs of the trainer's way: pictures are kept as 256×256, and cropped and flipped by the batch."""
+    """Epochs as the trainer makes them: pictures are kept as 256×256, and cropped and flipped by the batch."""
     root = str(folder.parent / "cache")
     train = load_dataset("image_folder", root=root, path=str(folder), size=256, mode="rgb", test_share=0.1).train
     preprocess = Preprocess(train, build_augment(compose(AUGMENT).data.augment))
@@ -77,7 +77,7 @@ def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
 
 
 def pictures_per_second(epoch: Callable[[], Any], number: int) -> float:
-    """Of one epoch, the start of workers included."""
+    """Speed over one epoch, including the start of workers."""
     started = time.perf_counter()
     pictures = sum(len(labels) for _, labels in epoch())
     return pictures / (time.perf_counter() - started)
@@ -111,9 +111,9 @@ def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> l
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Measure every case; the report."""
+    """Measure every case and return the report."""
     logging.disable()
-    warnings.simplefilter("ignore")  # how much pixels differ
+    warnings.simplefilter("ignore")  # from_dataloader warns of how much pixels differ
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     rows = []
     with tempfile.TemporaryDirectory() as name:

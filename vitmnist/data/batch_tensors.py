@@ -25,7 +25,7 @@ class BatchTensors:
 
     @classmethod
     def of(cls, batch: Any, size: int) -> BatchTensors:
-        """Those of a batch of `size` samples.
+        """The tensors of a batch of `size` samples.
 
         Raises:
             DataError: the batch has something other than tensors whose first dimension is that of the samples.
@@ -69,10 +69,10 @@ class BatchTensors:
                 )
 
     def gather(self, indices: Sequence[int]) -> Any:
-        """The batch of some of the samples; raises `DataError` for what is no index of one."""
+        """The batch of some of the samples; raises `DataError` for an invalid index."""
         tensors = list(self.tensors.values())
         try:
-            # Of 256 numbers, a third of the time of torch.tensor.
+            # A third of the time of torch.tensor, for 256 numbers.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
             are_valid = bool(rows.min() >= 0 and rows.max() < len(tensors[0]))
         except (TypeError, ValueError, OverflowError):

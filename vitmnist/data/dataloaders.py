@@ -24,7 +24,7 @@ from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
 
 COMPARED = 3  # batches that are compared with the original before a replacement is returned
-PROBES = 32  # and batches of one
+PROBES = 32  # samples that are also compared in batches of one
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 
@@ -32,8 +32,8 @@ DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedR
 class EagerDataLoader(DataLoader[Any]):
     """Draws the order of an epoch when `iter` is called, as a DataLoader with workers does, because they read ahead.
 
-    What the loop draws between `iter` and the first batch, such as the order of another loader in a `zip`, then comes
-    after it.
+    Random numbers that the loop draws between `iter` and the first batch, such as the order of another loader in a
+    `zip`, then come after it.
     """
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -42,7 +42,7 @@ class EagerDataLoader(DataLoader[Any]):
 
 
 def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any) -> Any:
-    """A `DataLoader` with the arguments of another one, of which some are changed."""
+    """A `DataLoader` with the arguments of another one, some of them changed."""
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
@@ -53,7 +53,7 @@ def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any)
 
 
 def check_replaceable(dataloader: Any) -> None:
-    """Raise `ConfigError` or `DataError` if this DataLoader has no batches of samples with an index."""
+    """Raise `ConfigError` or `DataError` unless this is a `DataLoader` of batches of indexed samples."""
     kind = type(dataloader).__name__
     if not isinstance(dataloader, DataLoader):
         if isinstance(getattr(dataloader, "loader", None), DataLoader):  # as timm's PrefetchLoader has
@@ -110,7 +110,7 @@ def check_same_batches(
     """Compare some batches, bit for bit; raise `DataError` if they differ."""
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     parts = [*shuffled.split(batch_size)[:COMPARED]]
-    if not is_random:  # of one, too: where batches are padded to the longest sample, all large ones may be equally long
+    if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
         parts += shuffled[:PROBES].split(1)
     read = seeded_batch if is_random else read_batch
     for indices in (part.tolist() for part in parts):

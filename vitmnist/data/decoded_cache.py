@@ -1,7 +1,7 @@
 """Samples decoded once into files that are mapped into memory, for sets that are slow to decode or larger than memory.
 
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
-FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each
+FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor
 FOLDER/KEY/cache.json   the fingerprint, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
@@ -39,7 +39,7 @@ UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
 
 Chunks = Iterable[tuple[Tensor, ...]]
-"""The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last one has a row for each."""
+"""The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
 
 
 def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[Tensor, ...]:
-    """Write all chunks as `.npy`; the mapped tensors."""
+    """Write all chunks as `.npy` files, and return the mapped tensors."""
     counts = [0] * len(files)
     for chunk in chunks:
         try:
@@ -173,8 +173,8 @@ def _map(file: IO[bytes]) -> Tensor:
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    # Private: writing into a view copies the page and never changes the file. Without a reserve, because the kernel
-    # would refuse to map more than memory; numpy.load has no flags for either.
+    # Private: writing into a view copies the page and never changes the file. No swap is reserved, because
+    # the kernel would otherwise refuse to map more than memory; numpy.load has no flags for either.
     flags = {"flags": mmap.MAP_PRIVATE | MAP_NORESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
     if dtype.hasobject:
         raise ValueError("it holds Python objects")

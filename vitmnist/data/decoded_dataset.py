@@ -58,7 +58,7 @@ class Prepared:
 
 
 class GatheredDataset(DecodedDataset):
-    """Samples that are rows of tensors, of which `DataLoader` gathers a batch at once."""
+    """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
 
     def __init__(self, original: Any, state: FrozenState, batches: BatchTensors) -> None:
         super().__init__(original, batches.sample_nbytes, _state=state, _batches=batches)
@@ -73,7 +73,7 @@ class GatheredDataset(DecodedDataset):
 
 
 class CollateGathered:
-    """The collate function of a replacement: a batch that was gathered is handed on.
+    """The collate function of a replacement: it passes on a batch that was gathered.
 
     Single samples, such as those of a `ConcatDataset`, are collated as before.
     """
@@ -89,7 +89,7 @@ class TransformedDataset(DecodedDataset):
     """Samples that are decoded once, and then get their random transforms each time that they are read.
 
     Args:
-        transform: makes a sample of what is kept of it.
+        transform: makes a sample from what is kept of it.
         unfinished: does the same, but leaves the last transforms to the collate function of the replacement.
     """
 

@@ -75,7 +75,7 @@ def iter_pairs(dataset: Dataset[Any], seed: int) -> Iterator[tuple[Tensor, Tenso
 
 
 def load_chunks(chunks: Iterable[tuple[Tensor, ...]], size: int) -> tuple[Tensor, ...]:
-    """Chunks of tensors, `size` samples together, in memory; raises `DataError` if there are none."""
+    """Chunks of tensors, `size` samples in all, joined in memory; raises `DataError` if there are none."""
     tensors: tuple[Tensor, ...] = ()
     filled = 0
     for chunk in chunks:
@@ -101,8 +101,8 @@ def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:
 def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int = 0) -> str | None:
     """What is random, a sample or how a batch is made of samples; None if nothing was found.
 
-    Reads up to 32 evenly spread samples as epochs 0 and 1 have them. A transform that changes one sample in ten is
-    missed once in a thousand times.
+    Reads up to 32 evenly spread samples as epochs 0 and 1 have them. A transform that changes a sample with
+    probability 0.1 is missed once in a thousand times.
 
     Args:
         collate: makes a batch of a list of samples, in which they are compared.
@@ -114,7 +114,7 @@ def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed
             first, second = (collate(read_samples(dataset, [index], seed, epoch)) for epoch in (0, 1))
             if find_difference(first, second):
                 return f"sample {index}"
-        # A mix of samples shows only in a batch of several; they may be too different in size to make one.
+        # Random mixing shows only in a batch of several samples, which may differ too much in size to make one.
         with suppress(Exception):
             samples = read_samples(dataset, probes[:BATCHED], seed, epoch=0)
             if find_difference(collate(samples), collate(samples)):

@@ -46,8 +46,8 @@ def from_dataloader(
 
     It is built from the arguments of the original, so Accelerate or Lightning give each rank its part. Its `dataset` is
     a `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a
-    batch takes less time than receiving one. As long as it exists, freed memory is kept on a machine without CUDA: see
-    `vitmnist.keep_memory`. A replacement is returned as it is.
+    batch takes less time than receiving one from a worker. As long as it exists, freed memory is kept on a machine
+    without CUDA: see `vitmnist.keep_memory`. A `DataLoader` that is a replacement already is returned as it is.
 
     If samples are random, the transforms of the dataset are divided at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original. The transforms are the
@@ -71,7 +71,7 @@ def from_dataloader(
             transforms, so that batches differ from the original's.
         decode: with `transform`, the two steps of a sample for any other dataset: `decode(index)` returns what is kept
             of it, dicts, lists and tuples of pictures, tensors, arrays, numbers and text.
-        transform: makes the sample of what is kept of it.
+        transform: makes the sample from what `decode` returned.
 
     Raises:
         ConfigError: a loader or an option that is unknown or cannot be used; samples that are random before their

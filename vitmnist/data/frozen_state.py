@@ -18,7 +18,7 @@ from vitmnist.errors import ConfigError
 
 PLAIN = (int, float, str, bytes, type(None))
 LEAVES = (*PLAIN, torch.Tensor, np.ndarray, ModuleType, type)
-SMALL = 64  # elements of a container that are compared
+SMALL = 64  # elements; a larger container is compared by identity alone
 MAX_COMPARED = 500  # values, with each batch
 MAX_SEARCHED = 20_000  # objects; a generator is near the dataset, and a list of a million files is not searched
 CALLED = ("__getitem__", "__getitems__", "__call__", "forward")  # methods whose global names are searched

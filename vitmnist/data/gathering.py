@@ -24,7 +24,7 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
     """The replacement of a `DataLoader`; raises as `from_dataloader`.
 
     Args:
-        state: of the dataset now.
+        state: that of the dataset, frozen before samples are kept.
     """
     dataset: Any = dataloader.dataset
     collate, size, on_device = dataloader.collate_fn, len(dataset), store.name == "gpu_slice"

@@ -15,9 +15,9 @@ PIXEL_MODES = {"1": "L", "P": "RGB", "PA": "RGBA"}  # for images whose values ar
 
 
 class RowPairs(Dataset[tuple[Any, Any]]):
-    """Row i as an image, of pictures uint8 `[C, H, W]`, and a label: an integer or float32. Raises `DataError`.
+    """Row i as an image (pictures become uint8 `[C, H, W]`) and a label, an integer or float32; raises `DataError`.
 
-    `image` and `label` name the columns; None is the only one of that name, or with the feature Image or ClassLabel.
+    `image` and `label` name the columns; None takes the only one of that name or with the feature Image or ClassLabel.
     """
 
     def __init__(self, rows: Any, image: str | None = None, label: str | None = None) -> None:
@@ -39,7 +39,7 @@ class RowPairs(Dataset[tuple[Any, Any]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """These samples in one query, which saves most of the time of small images."""
+        """These samples in one query, which saves most of the time for small images."""
         rows = self._rows[indices]
         pairs = list(zip(*(rows[column] for column in self.columns), strict=True))
         if any(image is None or label is None or np.isnan(label) for image, label in pairs):  # NumPy's None is NaN

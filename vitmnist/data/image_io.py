@@ -63,8 +63,8 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode, draft: bool = Fa
             target = "L" if mode == Mode.grey else "RGB"
             if image.mode != target:  # a copy holds Python's lock, for which other threads wait
                 image = image.convert(target)
-            # 375 rows at half the scale are 187.5 of 188: as 188, pictures of 500×375 differ at 64×64 by 1.2 from full
-            # decoding in place of 0.3.
+            # Half of 375 rows is 187.5, stored as 188. Resized from all 188, pictures of 500×375 differ from full
+            # decoding by 1.2 at 64×64, instead of 0.3.
             if drafted and drafted[1] != (0, 0, *image.size):
                 resized = image.resize(stored_size, Image.Resampling.BILINEAR, drafted[1])
             else:

@@ -43,8 +43,8 @@ class Store:
         """The tensors of all chunks.
 
         Args:
-            contents: names them for other processes; None keeps them for this one alone.
-            load: gives them in memory.
+            contents: identifies them for other processes; None keeps them for this process alone.
+            load: reads them into memory.
         """
         if self.name != "cache":
             return load()  # type: ignore[no-any-return]
@@ -58,7 +58,7 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
 
     Args:
         probes: indices of samples by which the memory is estimated.
-        dataloader: whose settings for workers are used.
+        dataloader: its settings for workers are used.
 
     Raises:
         DataError: a sample that cannot be read or kept; names it.
@@ -96,7 +96,7 @@ def _encode_chunk(source: Any, structure: TreeSpec, indices: Sequence[int]) -> t
 def read_chunks(
     dataloader: DataLoader[Any], read: Callable[[Sequence[int]], tuple[Tensor, ...]]
 ) -> Iterator[tuple[Tensor, ...]]:
-    """What `read` makes of some samples, for all samples of a DataLoader's dataset in their order.
+    """The results of `read` for consecutive samples, up to the end of a DataLoader's dataset.
 
     Raises:
         DataError: a sample that cannot be read, or draws a random number when it is read.
@@ -112,7 +112,7 @@ def read_chunks(
         generator=torch.Generator(),
         **settings,
     )
-    chunks.is_internal = True  # `vitmnist diagnose` observes the user's alone
+    chunks.is_internal = True  # `vitmnist diagnose` observes only the user's loaders
     for chunk in tqdm(chunks, desc="decoding once", unit=f"{CHUNK} samples", leave=False, disable=None):
         if isinstance(chunk, str):
             raise DataError(chunk)
@@ -130,7 +130,7 @@ class _Chunks(DecodedDataset):
         try:
             with refusing_draws(indices):
                 return self.read(indices)  # type: ignore[no-any-return]
-        except Exception as error:  # of a worker, torch would make its traceback the message
+        except Exception as error:  # torch would turn a worker's traceback into the message
             return described(error)
 
 
@@ -139,7 +139,7 @@ def _unchanged(chunk: Any) -> Any:
 
 
 def _workers(dataloader: DataLoader[Any]) -> int:
-    """All cores, but none if the dataset may hold an open file, which forked processes cannot share."""
+    """As many workers as cores; none if the dataset may hold an open file, which forked processes cannot share."""
     dataset = dataloader.dataset
     while isinstance(dataset, Subset):
         dataset = dataset.dataset

@@ -24,12 +24,12 @@ class Preprocess(nn.Module):
     """Normalise uint8 images `[B, C, H, W]` to float32, bit for bit as torchvision's `ToTensor` and `Normalize` do.
 
     Images of a floating-point dtype are taken to be normalised, and pass through; their values are not looked at. To be
-    augmented, they become bytes again if there are `data`, so that an augmentation is the same with every loader.
+    augmented, they are converted back to uint8 if `data` is given, so that all loaders give the same augmented images.
 
     Args:
         data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
             map-style dataset, are computed from its uint8 images, each of which is read once.
-        augment: applied before normalising if keys are given; one that mixes images, by `mixed`.
+        augment: applied before normalising if keys are given; one that mixes images is applied by `mixed`.
         classes: number of classes, for an augmentation that mixes images; that of a split is known.
         mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
         std: likewise.
@@ -79,7 +79,7 @@ class Preprocess(nn.Module):
             keys: int64 `[B]`, from the method `keys`.
 
         Raises:
-            ConfigError: keys are given, and the augmentation mixes images, which needs their labels: `mixed`.
+            ConfigError: keys are given, and the augmentation mixes images, which needs their labels: call `mixed`.
             DataError: images that are neither uint8 nor floating point, or have another layout or number of channels.
         """
         if self.mixes and keys is not None:

@@ -31,7 +31,7 @@ class EpochSampler:
         drop_last: leave out a last batch shorter than `batch_size`.
 
     Raises:
-        ConfigError: `batch_size` is no whole number from 1, `seed` none from 0, or another value is not known.
+        ConfigError: `batch_size` is not a whole number from 1, `seed` not one from 0, or another value is unknown.
     """
 
     size: int

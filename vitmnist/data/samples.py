@@ -18,13 +18,13 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_structure, tree_unf
 from vitmnist.errors import DataError, described
 
 BYTES = ("L", "LA", "RGB", "RGBA")
-TV_TENSORS = ("Image", "Mask", "Video")  # those of torchvision's that are tensors and nothing else
+TV_TENSORS = ("Image", "Mask", "Video")  # torchvision's tv_tensors that carry nothing besides their values
 FORMS = ("int", "float", "bool", "str", "picture", "tensor", "array", "number", *TV_TENSORS)
 PICTURE = FORMS.index("picture")
 NUMBERS: dict[type, str] = {int: "<q", float: "<d", bool: "<?7x"}  # how `struct` packs them into 64 bits
 NOTHING = torch.empty(0, dtype=torch.uint8)
 MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
-"""Those of PIL images that their bytes describe completely, unlike P, which has a palette."""
+"""The modes of PIL images that their bytes describe completely, unlike P, which has a palette."""
 DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.uint16, torch.uint32),
     *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
@@ -39,9 +39,9 @@ class Samples:
 
     Args:
         content: the bytes of all pictures, tensors, arrays and texts, uint8 `[bytes]`.
-        shapes: for each value of each sample what it is, int64 `[N, values, COLUMNS]`; numbers stand in it.
+        shapes: a description of each value of each sample, int64 `[N, values, COLUMNS]`; it contains the numbers.
         structure: of a sample.
-        as_tensors: give pictures as uint8 tensors `[C, H, W]`.
+        as_tensors: return pictures as uint8 tensors `[C, H, W]`.
     """
 
     content: Tensor
@@ -119,8 +119,8 @@ def load(
     """The content and shapes of all chunks, in memory.
 
     Args:
-        nbytes: expected of the content.
-        check_room: called with the number of further bytes if it is more; raises if they do not fit.
+        nbytes: expected size of the content.
+        check_room: called with the number of further bytes if there is more; raises if they do not fit.
     """
     content, filled, shapes = np.empty(nbytes, np.uint8), 0, []
     for part, rows in chunks:
@@ -135,7 +135,7 @@ def load(
 
 
 def _encode(value: Any) -> tuple[list[int], Tensor]:
-    """The row of `Samples.shapes` of a value, and its bytes; numbers have none."""
+    """The row of `Samples.shapes` for a value, and its bytes; numbers have none."""
     if type(value) in NUMBERS:
         form = type(value).__name__
         with suppress(struct.error):  # an integer of more than 64 bits
@@ -192,7 +192,7 @@ def _decode(row: list[int], content: Tensor) -> Any:
     if form in ("array", "number"):
         return tensor.numpy()[()] if form == "number" else tensor.numpy()
     if form in TV_TENSORS:
-        from torchvision import tv_tensors  # takes 2 s, and is imported where there are such samples
+        from torchvision import tv_tensors  # takes 2 s, so it is imported only for such samples
 
         return getattr(tv_tensors, form)(tensor)
     return tensor

@@ -41,7 +41,7 @@ class Converted:
 
 
 class ToBytes:
-    """`ToTensor` without what `ToFloat` does."""
+    """`ToTensor` without the conversion to float, which `Converted` does."""
 
     def __call__(self, image: Any) -> Tensor:
         if not isinstance(image, Image.Image) or image.mode not in BYTES:
@@ -95,7 +95,7 @@ class FinishBatch:
 
 @dataclass(frozen=True)
 class CollateFinished:
-    """A collate function whose batches are finished.
+    """A collate function that applies the last transforms of the samples to the whole batch.
 
     Args:
         dataset: whose samples lack their last transforms; others are only collated.
@@ -106,20 +106,20 @@ class CollateFinished:
     dataset: Any
 
     def unfinished(self, samples: Any) -> Any:
-        """The batch without what finishes it."""
+        """The batch without the last transforms."""
         return self.collate(samples.content)
 
     def __call__(self, samples: Any) -> Any:
         if not isinstance(samples, Prepared):
             return self.collate(samples)
         batch, worker = self.unfinished(samples), get_worker_info()
-        # Of another dataset, such as a Subset, the batch may be for code within the worker.
+        # With another dataset, such as a Subset, code in the worker may use the batch.
         return Unfinished(batch, self.finish) if worker and worker.dataset is self.dataset else self.finish(batch)
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A batch that is finished where it arrives: a quarter of the bytes leave the worker."""
+    """A batch that is finished when it is unpickled, so that only a quarter of the bytes leave the worker."""
 
     batch: Any
     finish: FinishBatch
@@ -131,7 +131,7 @@ class Unfinished:
 class DeviceDataLoader(DataLoader[Any]):
     """Moves batches to `device`, which is set after construction, and finishes them there.
 
-    A framework that builds another DataLoader of its arguments gets finished batches on the host.
+    A framework that builds another DataLoader from its arguments gets finished batches on the host.
     """
 
     device: torch.device | None = None
@@ -230,10 +230,12 @@ def _seeded(transforms: list[Transform], inputs: Inputs, seed: int) -> Inputs:
 
 
 def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: Any, of_tensors: bool) -> FinishBatch:
-    """What makes of a batch that lacks the closing transforms one whose samples had them.
+    """The `FinishBatch` that applies the closing transforms to a batch of samples without them.
 
     Args:
-        exact: the batch of the original, whose dtypes and shapes the result must have, and without `of_tensors` values.
+        batch: of samples without the closing transforms.
+        finished: of samples with them.
+        exact: the original's batch; the result must have its dtypes and shapes, and without `of_tensors` its values.
 
     Raises:
         ConfigError: the batches differ.

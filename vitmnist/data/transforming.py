@@ -1,4 +1,4 @@
-"""Replaces a `DataLoader` whose samples are random: what is not random of them is kept, the rest is done as before."""
+"""Replaces a `DataLoader` whose samples are random: keeps what is not random, and applies the rest in each epoch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH = 16  # samples in a batch that is compared, at most: each is decoded agai
 
 @dataclass(frozen=True)
 class GivenHalves(Dataset[Any]):
-    """A dataset whose two steps the user has named, as `DividedDataset`."""
+    """Like `DividedDataset`, for a dataset whose two steps the user has named."""
 
     decode: Callable[[int], Any]
     transform: Callable[[Any], Any]
@@ -80,7 +80,7 @@ def transformed(
     """The replacement of a `DataLoader`, with its own workers; raises as `from_dataloader`.
 
     Args:
-        state: of the dataset now.
+        state: that of the dataset, frozen before samples are kept.
         given: the two steps of the dataset, if the user has named them.
     """
     dataset: Any = dataloader.dataset
@@ -95,7 +95,7 @@ def transformed(
         )
     for half in source.halves if form.max_side else ():
         half.once.append(Shrink(form.max_side or 0))
-    once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # not the same in each process
+    once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # addresses vary by process
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
     samples = keep_samples(source, probes, dataloader, store)
     state.ignore_changes(live=[one for half in source.halves for one in half.always])
@@ -106,7 +106,7 @@ def transformed(
         seeded_batch(exact, dataloader.collate_fn, probes)  # a picture may be too small now
     else:
         check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH), is_random=True)
-    if given or (form.transforms == "exact" and not samples.are_bytes):  # of which ToTensor makes other numbers
+    if given or (form.transforms == "exact" and not samples.are_bytes):  # ToTensor may scale other modes differently
         return replaced
     return _with_batch_transforms(replaced, state, samples, source, probes, form)
 
@@ -114,7 +114,7 @@ def transformed(
 def _with_batch_transforms(
     exact: DataLoader[Any], state: FrozenState, samples: Samples, source: Any, probes: list[int], form: Form
 ) -> Any:
-    """The replacement whose last transforms are applied to whole batches, where that makes the same of them.
+    """The replacement whose last transforms are applied to whole batches, where that gives the same batches.
 
     Args:
         exact: the replacement that applies all of them to samples.
@@ -149,7 +149,7 @@ def _with_batch_transforms(
 
 
 def _report_difference(mean: float, largest: float, tolerance: float) -> None:
-    """Warn, or raise `ConfigError`, if the transforms make other pixels of tensors."""
+    """Warn, or raise `ConfigError`, if the transforms give other pixels for tensors than for PIL images."""
     if largest > tolerance:
         raise ConfigError(
             f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, and "

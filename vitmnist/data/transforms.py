@@ -23,7 +23,7 @@ from vitmnist.errors import DataError, described
 Transform = Callable[..., Any]
 Inputs = tuple[Any, ...]
 """The arguments of a transform: an image, or of a joint transform an image and its target."""
-# Those of torchvision and timm whose names do not begin with Random.
+# Random transforms of torchvision and timm whose names do not begin with Random.
 RANDOM = (
     *("AugMix", "AugMixAugment", "AutoAugment", "ColorJitter", "ElasticTransform", "GaussianBlur", "GaussianNoise"),
     *("JPEG", "RandAugment", "ScaleJitter", "TrivialAugmentWide"),
@@ -40,7 +40,7 @@ class Halves:
     always: list[Transform] = field(default_factory=list)
 
     def divide(self, samples: list[Inputs]) -> None:
-        """Move transforms from `always` to `once` up to the first that is random for one of some samples."""
+        """Move transforms from `always` to `once` up to the first that is random for any of the samples."""
         if len(self.always) == 1:
             self.always = unwrap(self.always[0], samples)
         while self.always and not any(is_random(self.always[0], inputs) for inputs in samples):
@@ -50,7 +50,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class Output:
-    """Stands in a sample for a result of its transforms: of which call, and which of its results."""
+    """Placeholder in a sample for a result of its transforms: the number of the call, and of the result."""
 
     call: int
     result: int
@@ -87,7 +87,7 @@ class DividedDataset(Dataset[Any]):
         return self._size
 
     def __getitem__(self, index: int) -> Any:
-        """A decoded sample: the half of each call of transforms, the values that no call made, the calls' inputs."""
+        """A decoded sample: (index into `halves` of each call, values that no call returned, inputs of each call)."""
         self._calls.clear()
         with naming(index), self._recording():
             values, structure = tree_flatten(self._dataset[index])
@@ -168,7 +168,7 @@ def flatten(transform: Transform) -> list[Transform]:
 
 
 def unwrap(transform: Transform, samples: Sequence[Inputs]) -> list[Transform]:
-    """The transforms within an object that has nothing else and does the same to some samples, such as a preset."""
+    """The transforms of a wrapper such as a preset, if they alone give the same results; otherwise the wrapper."""
     content = list(getattr(transform, "__dict__", {}).values())
     if len(content) != 1 or not callable(content[0]) or not samples:
         return [transform]
@@ -201,7 +201,7 @@ def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 def is_random(transform: Transform, inputs: Inputs) -> bool:
     """Whether a transform is random by its class, uses a random generator, or gives two results for the same inputs.
 
-    Of a transform with a state of its own, a copy is tried.
+    It tries a copy, because a transform may keep state.
     """
     if _is_random_class(transform):
         return True

@@ -1,4 +1,4 @@
-"""What to change in a user's loader, concluded from what was measured of it."""
+"""What to change in a user's loader, derived from its measurements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from vitmnist.diagnosis.verdict import COMPUTE_BOUND_PCT, milliseconds, plural
 from vitmnist.runtime.cpu import NOTICEABLE, Cores
 
-NOTICEABLE_PCT = 5.0  # of the time, that the starts and ends of epochs must take
-WORTH_A_WORKER_S = 0.001  # to make a batch, below which handing it over from a worker takes longer
-COMPUTES = 0.2  # the share of the time of reading samples from which on they count as computing, not waiting
+NOTICEABLE_PCT = 5.0  # of the time; if starts and ends of epochs take less, they are not mentioned
+WORTH_A_WORKER_S = 0.001  # per batch; below it, handing a batch over from a worker takes longer than making it
+COMPUTES = 0.2  # share of processor time in reading samples from which they count as computing, not waiting
 MOST_WORKERS = 4  # for each core, where samples wait
 WORTH_DECODING = 0.25  # the share of the time of a sample with random transforms that decoding once must save
-ASKED = 16  # samples from which `from_dataloader` must be able to tell whether it accepts them
+ASKED = 16  # samples that `from_dataloader` is tried with
 OTHERS = "; stop the other programs and measure again"
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)  # step: your function that trains on one batch"
 PROFILE = (
@@ -25,7 +25,7 @@ PROFILE = (
     'print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))'
 )
 Advice = dict[str, str]
-"""`text`: what to change, with its measured reason; `run_next`: what shows more, or whether it helped."""
+"""`text`: what to change, with its measured reason; `run_next`: what shows more, or whether the change helped."""
 
 
 def advise_on_script(waiting_pct: float, cores: Cores) -> list[Advice]:
@@ -42,7 +42,7 @@ def advise_on_script(waiting_pct: float, cores: Cores) -> list[Advice]:
 def advise_on_loader(
     figures: dict[str, Any], script: dict[str, Any], cores: Cores, samples: tuple[Any, Any] | None
 ) -> list[Advice]:
-    """What to change in one loader, if the script waits noticeably, and for this loader half as long as for any.
+    """What to change in a loader, if the script waits noticeably, and at least half as long for it as for any other.
 
     Args:
         figures: of the loader, as in the report.
@@ -104,7 +104,7 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
 
 
 def _keep_workers(figures: dict[str, Any]) -> list[str]:
-    """How workers stay from one epoch to the next, unless they do."""
+    """How to keep workers from one epoch to the next, unless they are kept already."""
     if figures["persistent_workers"] and figures["num_loaders"] == 1:
         return []
     once = "build the DataLoader once, before the epochs, with " if figures["num_loaders"] > 1 else "try "
@@ -113,9 +113,9 @@ def _keep_workers(figures: dict[str, Any]) -> list[str]:
 
 
 def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None, str | None]:
-    """What to add to the advice of `from_dataloader`, and why that refuses a dataset; it is asked, with a few samples.
+    """What to add to the advice of `from_dataloader`, and why that refuses a dataset; tries it with a few samples.
 
-    Where samples get random transforms, the first is what decoding once saves; None if that is too little.
+    With random transforms the former says what decoding once saves; it is None if that is too little.
     """
     from torch.utils.data import DataLoader  # not before the script has imported it
 
@@ -136,7 +136,7 @@ def _ask(dataset: Any, collate: Any, batch_size: int | None) -> tuple[str | None
             if not isinstance(decoded, TransformedDataset):
                 return "", None
             before_s, after_s = (_seconds(one, len(indices)) for one in (decoded.original, decoded))
-    except DoesNotFitError:  # in memory; there is the disk
+    except DoesNotFitError:  # in memory; a file may have room
         return "", None
     except Exception as error:  # samples and collate function may fail in any way
         return None, reason(error, "dataloader").removeprefix("ram: ")  # where `decode_part` keeps samples

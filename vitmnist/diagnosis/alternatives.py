@@ -24,7 +24,7 @@ from vitmnist.runtime.memory import Memory, check_fits
 
 TENSORS = 'ram, transforms="tensor"'
 SHARE_OF_TIME = 0.1  # of the time of the whole diagnosis, for decoding samples for one loader
-TO_PREPARE = 0.5  # the share of it after which no other loader is prepared
+TO_PREPARE = 0.5  # share of the time of the whole diagnosis after which no other loader is prepared
 
 
 class Part(Subset[Any]):
@@ -51,7 +51,7 @@ def decode_part(
     dataset: Any = dataloader.dataset
     if isinstance(dataset, DecodedDataset):
         raise ConfigError("the samples are decoded already")
-    # With a batch sampler of its own kind, the mean.
+    # With a custom batch sampler, the mean.
     batch_size = dataloader.batch_size or max(len(dataset) // max(len(dataloader), 1), 1)
     # With a generator of its own, `from_dataloader` keeps the workers.
     keeps_workers = workers_needed(dataloader) == dataloader.num_workers

@@ -1,6 +1,6 @@
 """What a loader promises: the docstring of each function is the promise in words.
 
-A promise returns what was checked; it raises an error with the evidence if broken, with the reason if unchecked.
+A promise returns what was checked; it raises `Broken` with the evidence, or `Unchecked` with the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def resumes_exactly(subject: Subject) -> str:
             subject.compare(_loaded(subject, loader, middle), 1, middle)
             return f"load_state_dict at epoch 1, batch {middle} of {size}"
         jumps = [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size - 1), (1, size)]
-        past = [(2, 0)] if subject.define else []  # of two epochs, the next of which may have begun early
+        past = [(2, 0)] if subject.define else []  # an epoch that `epochs=2` did not announce
         for number, start in jumps + past:
             rest = subject.read(loader.epoch(number, start), number, start)
             subject.compare(rest, number, start, f"epoch({number}, {start}): ")
@@ -68,7 +68,7 @@ def resumes_exactly(subject: Subject) -> str:
 
 def independent_iterators(subject: Subject) -> str:
     """iterators do not disturb each other, and keep their loader alive"""
-    _ = subject.epochs  # which end
+    _ = subject.epochs  # raises if one does not end
     loader = subject.new()
     if not callable(getattr(loader, "epoch", None)):
         raise Unchecked("the loader has no epoch(number, start)")
@@ -84,7 +84,7 @@ def independent_iterators(subject: Subject) -> str:
 
 def batches_are_kept(subject: Subject) -> str:
     """a batch that is kept is not overwritten"""
-    _ = subject.epochs  # which end
+    _ = subject.epochs  # raises if one does not end
     copies = []
     with subject.open() as loader:
         for batch in list(start_epoch(loader, 0)):
@@ -103,7 +103,7 @@ def ranks_are_disjoint(subject: Subject) -> str:
     if not {"rank", "world_size"} <= set(subject.settings):
         raise Unchecked("the factory takes no rank and world_size")
     parts = {f"rank {rank}": subject.read_epochs(1, rank=rank, world_size=RANKS)[0] for rank in range(RANKS)}
-    # So that all ranks have as many samples, samplers repeat or leave out fewer than there are ranks.
+    # To give all ranks the same number of samples, samplers repeat or drop fewer samples than there are ranks.
     _missing(subject, parts, tolerance=RANKS - 1)
     return f"{RANKS} ranks"
 
@@ -194,7 +194,7 @@ def _loaded(subject: Subject, loader: Any, start: int) -> list[Batch]:
 
 
 def _missing(subject: Subject, parts: Mapping[str, list[Batch]], tolerance: int = 0) -> list[int]:
-    """The indices that never came; raises for more than `tolerance`, unless batches were dropped, or repeated ones."""
+    """The indices that never came; raises if these (unless dropped in batches) or repeated ones exceed `tolerance`."""
     counts = Counter(index for part in parts.values() for indices, _ in part for index in indices.tolist())
     repeated = [index for index, count in counts.items() if count > 1]
     if len(repeated) > tolerance:

@@ -34,7 +34,7 @@ class Unchecked(Exception):  # noqa: N818
 
 
 class ProbeDataset(Dataset[tuple[int, Any]]):
-    """Sample i is i, and a number from each of the global generators, or i if it is not random, `[3]`."""
+    """Sample i is i and float64 `[3]`: a number from each of the global generators, or i itself if it is not random."""
 
     def __init__(self, size: int, is_random: bool = True) -> None:
         self.size, self.is_random = size, is_random
@@ -67,7 +67,7 @@ class Subject:
     Args:
         build: `build(data, **settings)` returns a new one.
         settings: the parameters of `build` that a promise may change, with their usual values.
-        variants: settings that deliver what `define(data, number, **settings)` returns, or else the usual batches.
+        variants: settings whose batches must be those of `define(data, number, **settings)`, without it the usual ones.
         copy: makes a `Batch` of a loader's batch.
     """
 
@@ -105,7 +105,7 @@ class Subject:
                 close()
 
     def read(self, batches: Iterable[Any], number: int, start: int = 0) -> list[Batch]:
-        """Copies of the batches of epoch `number` from batch `start` on; raises `DataError` if none or no end."""
+        """Copies of the batches of epoch `number` from batch `start` on; raises `DataError` if empty or endless."""
         copies: list[Batch] = []
         total, size = 0, len(self.data)
         for batch in batches:

@@ -50,7 +50,7 @@ def diagnose(
             moves the batch to the device itself, as in the training loop.
         batches: how many batches each measurement times; fewer if `seconds` would not be enough.
         seconds: about how long it may take. What there is no time for is left out, and named.
-        device: whose clock is used: that of the step. By default that of `model`, or else the CUDA device if CUDA is
+        device: that of the step, whose clock is used. By default that of `model`, or else the CUDA device if CUDA is
             in use.
         model: its state is restored afterwards, as is that of the random generators in any case.
         optimizer: the same.
@@ -87,7 +87,7 @@ def _measure(
 ) -> Diagnosis:
     deadline = time.perf_counter() + seconds
     dataloader: Any = None
-    with suppress(UserError):  # nothing else can deliver its batches
+    with suppress(UserError):  # no other loader can deliver its batches
         check_replaceable(loader)
         dataloader = loader
     # A copy, because persistent workers belong to the loop.

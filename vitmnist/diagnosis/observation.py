@@ -21,17 +21,17 @@ from vitmnist.runtime.files import display_path
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
 PACKAGES = {"site-packages", "dist-packages"}  # also those of another environment
 
-HELD_S = 0.001  # of work per step, below which the script seems to collect batches
+HELD_S = 0.001  # work per step, below which the script seems to collect batches
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many steps are observed after how many that are not; `stop` ends the script then.
+    """How many steps to observe after the warm-up; `stop` ends the script then.
 
     A step is a batch, or one batch of each loader if they are iterated in lockstep, as by `zip`.
 
     Args:
-        steps: None: up to the end of the script.
+        steps: None observes up to the end of the script.
     """
 
     steps: int | None
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass
 class Observation:
-    """One `DataLoader`, or several alike in turn; from `batches` on, what was measured after the warm-up."""
+    """One `DataLoader`, or several alike in turn; the fields from `batches` on are measured after the warm-up."""
 
     loaders: weakref.WeakSet[Any]  # those that still exist
     about: dict[str, Any]  # the settings of the loader, and where it is iterated
@@ -70,7 +70,7 @@ class Timeline:
     """The main thread's time from the end of the warm-up to the end of the script: waiting for a loader, or work.
 
     Waiting is the time within `iter()` and `next()` of a `DataLoader`, and for the end of its workers. It is summed
-    over the whole time: a loop may hold batches ahead (`list(loader)`, Accelerate), so that what follows a request need
+    over the whole time: a loop may hold batches ahead (`list(loader)`, Accelerate), so the work after a request need
     not be the step over the batch that it returned.
     """
 
@@ -102,25 +102,25 @@ class Timeline:
 
     @property
     def is_threaded(self) -> bool:
-        """Whether a loader is iterated in another thread, so that what the script waits for it is unknown."""
+        """Whether a loader is iterated in another thread, so that the script's own waiting is unknown."""
         return any(observation.in_other_thread for observation in self.observations)
 
     def wait(
         self, observation: Observation, call: Callable[..., Any], *arguments: Any, is_restart: bool = False
     ) -> Any:
-        """Call something of a loader, and add its duration to the waiting.
+        """Call a function of a loader, and add its duration to the waiting.
 
         Args:
             is_restart: whether the call begins or ends an epoch.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and self._is_waiting:  # for another loader, which is charged
+        if is_main and self._is_waiting:  # within a call of another loader, which is charged
             return call(*arguments)
         self._begin_or_end(is_start=is_restart, can_stop=is_main)
         if is_restart and call is not next:  # the epoch before may have been left early, within a step
             self._in_step.clear()
         self._is_waiting |= is_main
-        # Within the time that counts as waiting, and not for workers, whose loop would lose its core in the call.
+        # Read within the time that counts as waiting; not with workers: the loop would lose its core in the call.
         started, cpu_s = perf_counter(), 0.0 if observation.about["num_workers"] else process_time()
         try:
             return call(*arguments)
@@ -209,7 +209,7 @@ def new_observation(loader: Any) -> Observation:
 
 
 def _sampler(loader: Any) -> Any:
-    """What chooses the samples; with a batch sampler of the user or of Accelerate, what that asks."""
+    """What chooses the samples; with a batch sampler of the user or of Accelerate, the sampler inside it."""
     sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
     while inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None):
         sampler = inner

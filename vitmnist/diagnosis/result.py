@@ -12,7 +12,7 @@ from vitmnist.data.loaders.timing import Alternative, Figure
 from vitmnist.diagnosis.verdict import FEW_STEPS, few, limit, milliseconds
 from vitmnist.runtime.memory import mib
 
-LEAST_ROUNDS = 3  # in which T and T2 were measured in turn, below which there is no verdict
+LEAST_ROUNDS = 3  # of T and T2 in turn, below which there is no verdict
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _run_script(path: str) -> None:
 
 
 def _set_import_folder(folder: str) -> None:
-    """The first folder of imports, which is that of vitmnist's own script until now."""
+    """Put `folder` first in the import path, in place of the folder of vitmnist's own script."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
@@ -105,13 +105,13 @@ def _is_module(name: str) -> bool:
     except ModuleNotFoundError as error:
         if f"{name}.".startswith(f"{error.name}."):
             return False
-        raise  # a package that its __init__.py imports
+        raise  # a missing package that its __init__.py imports
 
 
 def _join_threads() -> None:
     """Wait for the script's threads, which may still train.
 
-    The interpreter calls the same function before it exits. To join each thread would wait for ever for those of a
+    The interpreter calls the same function before it exits. Joining each thread would wait for ever for those of a
     ThreadPoolExecutor, which only this function ends.
     """
     with suppress(KeyboardInterrupt):  # the report then comes without the rest

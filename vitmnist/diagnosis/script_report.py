@@ -20,7 +20,7 @@ NO_LOADER = (
 OTHER_PROCESSES = (
     "they may be what trains, so there is no verdict; ranks of torchrun are observed by torchrun -m vitmnist diagnose …"
 )
-NOTICEABLE_PCT = 10.0  # of the time, from which what follows the last batch is named
+NOTICEABLE_PCT = 10.0  # of the time, from which the time after the last batch is reported
 
 
 def describe_script(observer: Observer, command: str, exit_code: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _why_incomplete(observer: Observer) -> str | None:
 
 
 def _rank() -> str | None:
-    """Which process this is of those that train together, as torchrun and others say."""
+    """The rank of this process and the number of ranks, as torchrun and others set them."""
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
     return None if rank is None or size == "1" else f"{rank} of {size}"
 

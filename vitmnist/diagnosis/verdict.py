@@ -36,7 +36,7 @@ def limit(loading_pct: float) -> str:
 
 
 def few(steps: int) -> str:
-    """In place of a verdict."""
+    """The sentence that replaces a verdict."""
     return f"few: a verdict needs {FEW_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
 
 

@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 @batch_metric("acc", unit="%", tag="acc", column="accuracy, %", digits=2)
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """The number of correct predictions; the label of padding is no class."""
+    """The number of correct predictions; padding never counts, because its label is no class."""
     return (logits.argmax(dim=1) == labels).sum()

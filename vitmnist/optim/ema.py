@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class EMA:
     """Averages the weights over the training steps (Polyak, Juditsky, 1992, doi:10.1137/0330046).
 
-    A step keeps the share `decay` of the average, but only (1 + n) / (10 + n) of it after n steps, or the initial
-    weights would dominate for long. Buffers are copied.
+    A step keeps the share `decay` of the average, but at most (1 + n) / (10 + n) of it after n steps; otherwise the
+    initial weights would dominate for long. Buffers are copied.
 
     Not torch's `AveragedModel`, which waits for the device in each step to ask whether it is the first.
     """

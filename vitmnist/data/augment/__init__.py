@@ -1,7 +1,8 @@
 """Augmentation of a whole batch on its device, with random numbers keyed by (seed, epoch, index in the set).
 
-Nothing else changes them: not the loader, the number of workers, or the other images of the batch. Only the partners of
-`mixup` and `cutmix` come from the batch. Every module in this folder that registers an operation is imported here.
+Nothing else affects these numbers: not the loader, the number of workers, or the other images of the batch. Only the
+partners of `mixup` and `cutmix` depend on the batch. Every module in this folder that registers an operation is
+imported here.
 """
 
 from vitmnist.data.augment.base import OPERATIONS, Mixing, Operation

@@ -1,4 +1,4 @@
-"""What an operation of augmentation is, and the registry of operations."""
+"""The base classes of augmentation operations, and their registry."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from vitmnist.registry import Registry
 
 
 class Operation(nn.Module):
-    """Changes each image by itself; `forward(images, keys)`.
+    """Changes each image on its own; `forward(images, keys)`.
 
-    `images` are float32 `[B, C, H, W]` of 0…1, `keys` int64 `[B]`. Returns new images; what has no source is black, 0.
+    `images` are float32 `[B, C, H, W]` of 0…1, `keys` int64 `[B]`. Returns new images; pixels without a source are 0.
     """
 
     takes_bytes = False
@@ -20,7 +20,7 @@ class Operation(nn.Module):
         """Height and width of the augmented images.
 
         Args:
-            key: where the options stand in the configuration.
+            key: where the options are in the configuration.
 
         Raises:
             ConfigError: images of this size cannot be augmented.

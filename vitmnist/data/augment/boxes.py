@@ -1,4 +1,4 @@
-"""Random boxes within images, one per image: what is cropped, erased or pasted."""
+"""Random boxes within images, one per image, to crop, erase or paste."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitmnist.data.augment.keys import random_uniform
 
-NUMBERS_OF_A_BOX = 4  # the random numbers that `random_boxes` draws; its callers number theirs from here
+NUMBERS_OF_A_BOX = 4  # random numbers that `random_boxes` draws per image; callers number their own from here
 
 
 class Boxes(NamedTuple):
@@ -33,7 +33,7 @@ class Boxes(NamedTuple):
 def random_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
     """Boxes anywhere in images of this size, of a random area and shape.
 
-    A box that would be longer than a side of the image is cut to it, where torchvision draws again, up to ten times.
+    A box that would be longer than a side of the image is shortened to it; torchvision draws again, up to ten times.
 
     Args:
         scale: least and greatest share of the image's area, drawn uniformly.

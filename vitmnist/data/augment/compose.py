@@ -1,4 +1,4 @@
-"""An augmentation: the list of operations that `data.augment` is."""
+"""An augmentation: the list of operations in `data.augment`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitmnist.data.threads import in_parts
 from vitmnist.errors import ConfigError
 
 KEY = "data.augment.operations"
-LARGE = 96 * 96  # pixels of an image, from which it is augmented faster as bytes
+LARGE = 96 * 96  # pixels; images of at least this size are augmented faster as bytes
 
 
 @dataclass
@@ -34,7 +34,7 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
     """The operations of a `data.augment` section; None for an empty list.
 
     Raises:
-        ConfigError: another key than those of `AugmentOptions`, a list that contradicts its name, or as `Compose`.
+        ConfigError: an unknown key, a list that contradicts its name, or as for `Compose`.
     """
     options = validate(AugmentOptions, values, "data.augment")
     if options.name == "none" and options.operations:
@@ -47,10 +47,10 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
 class Compose(nn.Module):
     """Applies operations in order; each draws random numbers of its own, by its index in the list.
 
-    `forward(images, keys)` is that of `Operation`, with keys from `augment_keys`; `start` leaves out the first ones.
+    `forward(images, keys)` is that of `Operation`, with keys from `augment_keys`; `start` skips the first operations.
 
     Args:
-        operations: each a name and parameters, `{"name": "shift", "pixels": 3}`; others have their defaults.
+        operations: each a name and parameters, `{"name": "shift", "pixels": 3}`; others have defaults.
 
     Raises:
         ConfigError: an unknown operation or parameter, or a mixing one that is not the last.
@@ -73,8 +73,8 @@ class Compose(nn.Module):
     def number_on_bytes(self, images: Tensor) -> int:
         """How many operations `on_bytes` applies to these images, or has applied to make them.
 
-        Those at the beginning that take bytes, on the CPU, if the augmented images have `LARGE` pixels: smaller ones
-        are augmented faster as floats, a whole batch at a time.
+        The leading ones that take bytes, for uint8 images on the CPU, if the augmented images have at least `LARGE`
+        pixels: smaller ones are augmented faster as floats, a whole batch at a time.
         """
         height, width = self.output_size(*images.shape[2:])
         is_for_bytes = images.dtype == torch.uint8 and images.device.type == "cpu" and height * width >= LARGE

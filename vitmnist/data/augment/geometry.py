@@ -87,7 +87,7 @@ class Affine(Moving):
         scale = 1 + self.options.scale * random_signed(keys, 2)
         down, right = (self.options.pixels * random_signed(keys, number) for number in (3, 4))
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        # The inverse of that, which maps each output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
+        # The inverse transform, which maps each output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
         xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
         # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
         # square.
@@ -113,7 +113,7 @@ class RandomResizedCropOptions:
 class RandomResizedCrop(Operation):
     """Resizes a random box of each image; bilinear, without antialiasing.
 
-    With `size: null` a crop is never reduced, so that antialiasing would change nothing. Bytes are rounded to bytes.
+    With `size: null` a crop is never reduced, so that antialiasing would change nothing. uint8 stays uint8.
     """
 
     takes_bytes = True
@@ -178,7 +178,7 @@ class HorizontalFlip(Operation):
 
     def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         is_flipped = random_uniform(keys, 0) < self.options.p
-        if images.dtype == torch.uint8:  # of bytes, `where` with such a mask takes twenty times as long
+        if images.dtype == torch.uint8:  # for bytes, `where` with such a mask takes twenty times as long
             return torch.stack([one.flip(2) if flip else one for one, flip in zip(images, is_flipped, strict=True)])
         # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])

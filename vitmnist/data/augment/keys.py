@@ -1,4 +1,4 @@
-"""Random numbers for augmentation: pure functions of (seed, epoch, index in the set), drawn on any device alike."""
+"""Random numbers for augmentation: pure functions of (seed, epoch, index in the set), the same on every device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start:
 
 
 def operation_keys(keys: Tensor, index: int) -> Tensor:
-    """Independent keys for the operation at an index of a list; the first has the keys themselves."""
+    """Independent keys for the operation at an index of a list; index 0 gets `keys` unchanged."""
     return keys + GOLDEN * NUMBERS * index % 2**63
 
 

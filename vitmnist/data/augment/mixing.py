@@ -13,7 +13,7 @@ from vitmnist.data.augment.base import OPERATIONS, Mixing
 from vitmnist.data.augment.boxes import Boxes
 from vitmnist.data.augment.keys import random_bits, random_uniform
 
-QUANTILES = 4096  # of the beta distribution, between which is interpolated
+QUANTILES = 4096  # of the beta distribution, with linear interpolation in between
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Cutmix(Mixing):
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
         larger = self.weights(keys, 1)
-        # The box is drawn with either weight, and only then is the image given the larger area: boxes are cut at the
-        # rim, so that those of the smaller weights alone would paste less than in the paper.
+        # Draw the box with either weight, and give the image the larger area afterwards: boxes are cut at the rim, so
+        # drawing them from the smaller weights alone would paste less than the paper does.
         half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()
         edges = []
         for number, side in ((2, height), (3, width)):
@@ -67,8 +67,8 @@ class Cutmix(Mixing):
 class OwnWeights(torch.nn.Module):
     """Draws the larger one of the two weights that Beta(alpha, alpha) gives to an image and its partner.
 
-    Each image is mixed once as itself and once as a partner, so that leaving the larger weight to the image itself
-    changes the pairs only (as fastai does), and its own label stays the dominant one.
+    Each image is mixed once as itself and once as a partner, so giving the larger weight to the image itself (as fastai
+    does) only changes the pairs, and its own label stays the dominant one.
     """
 
     quantiles: Tensor
@@ -94,8 +94,8 @@ class OwnWeights(torch.nn.Module):
 def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:
     """The row of each image's partner: the next one, in the order of their random numbers, among the valid images.
 
-    So each valid image is the partner of one, of another one if there are two. The others are their own partners: they
-    are padding, and what they hold reaches no valid image.
+    Each valid image is thus the partner of exactly one, and never of itself if there are two or more. Padding is its
+    own partner, so its content reaches no valid image.
     """
     order = random_bits(keys, 0).where(is_valid, 2**31).argsort(stable=True)
     positions = torch.arange(len(keys), device=keys.device)

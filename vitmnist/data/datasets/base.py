@@ -1,4 +1,4 @@
-"""What a dataset is: a training and a test split of images and labels, and how to read single images from disk."""
+"""The dataset types: a training and a test split of images and labels, and how to read single images from disk."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class SizeOptions:
 
 
 class ImagesInMemory:
-    """Reads image i of a uint8 tensor `[N, C, H, W]`, for sets of which a file holds thousands, as torchvision does."""
+    """Reads image i of a uint8 tensor `[N, C, H, W]`, as torchvision does for files with thousands of images."""
 
     def __init__(self, images: Tensor) -> None:
         self.images = images

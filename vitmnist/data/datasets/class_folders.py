@@ -27,7 +27,7 @@ def find_samples(folder: Path, test_share: float, skip_unreadable: bool) -> tupl
 
     Args:
         test_share: fraction of each class that is for the test, if there is no folder for it.
-        skip_unreadable: leave classes without images out.
+        skip_unreadable: leave out classes without images.
 
     Raises:
         ConfigError: a training folder without a test folder.

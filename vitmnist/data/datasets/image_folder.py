@@ -30,7 +30,7 @@ from vitmnist.runtime.cpu import available_cores
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-VERSION = 3  # of the pixels that decoding makes of a file, and of the notes about them
+VERSION = 3  # of the decoded pixels and the notes about them; another one makes caches decode again
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 COLOUR_SAMPLES = 100  # pictures checked for colour
 SKIP = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
@@ -113,7 +113,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
 
 
 def _warn(folder: Path, coloured: int, unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
-    """Announce colours that are dropped, and pictures that are left out or else raise `DataError`."""
+    """Warn of dropped colours and of unreadable pictures; raise `DataError` if those must not be left out."""
     if coloured:
         log.warning(
             "%s: %d of the first %d pictures are in colour, which data.dataset.mode=grey drops; "
@@ -134,7 +134,7 @@ def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataErro
 
 
 class FolderDecoder:
-    """Decodes the training and test samples of a folder on all cores; `notes` is what the splits need to know later."""
+    """Decodes the training and test samples of a folder on all cores; `notes` is stored with them."""
 
     def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
         self.folder, self.parts, self.options = folder, parts, options
@@ -145,10 +145,10 @@ class FolderDecoder:
         self.checksums = [hashlib.sha256() for _ in parts]
 
     def fingerprint(self) -> str:
-        """Changes with everything that changes the pixels; by the files' times, since reading them takes too long."""
+        """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
         files = []
         for path, label in self.samples:
-            with suppress(OSError):  # found when it is read
+            with suppress(OSError):  # reported when the file is decoded
                 stat = path.stat()
                 files.append((str(path.relative_to(self.folder)), label, stat.st_size, stat.st_mtime_ns))
         options = VERSION, len(self.parts[0]), self.options.size, self.options.mode.value, self.options.draft

@@ -1,4 +1,4 @@
-"""MNIST and the sets in its format, CIFAR-10 and CIFAR-100, in torchvision's layouts and downloaded by torchvision."""
+"""MNIST, which is bundled, and sets that torchvision downloads: those in MNIST's format, CIFAR-10 and CIFAR-100."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ def make_loader(
             (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
             are restored.
-        image: the column of images of a Hugging Face dataset: pictures, or numbers in two or three dimensions. None is
-            the only one of pictures or of this name.
-        label: its column of numbers; integers become int64, others float32. None is the only one of the feature
-            `ClassLabel` or of this name.
+        image: the column of images of a Hugging Face dataset: pictures, or numbers in two or three dimensions. None
+            takes the only column with the feature `Image` or the name `image`.
+        label: its column of numbers; integers become int64, others float32. None takes the only column with the
+            feature `ClassLabel` or the name `label`.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
 

@@ -54,7 +54,7 @@ class AutoOptions:
 class LoaderSelection:
     """The selected loader, the reason, and the table.
 
-    `candidates` are those of `result.json`: expected times of an epoch in seconds, with their range over blocks.
+    `candidates` is the record for `result.json`: expected seconds of an epoch, with their range over blocks.
     `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
     `decoded` is the set as a trial has decoded it; None if the chosen loader does not need it.
     """
@@ -140,7 +140,7 @@ def select_loader(
         bench = Candidates(stack, data=data, sampler=sampler, device=device, timed_of=timed_of, also=also)
         model = bench.add_model(timed_of) if timed_of and len(sampler) else None
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
-            # What `ram` holds in memory already, `cache` would only write to the disk.
+            # `cache` would only write to the disk what `ram` already holds in memory.
             if options.candidates or name != "cache" or bench.decoded is None:
                 bench.add_loader(name, {"name": name})
         bench.add_workers(options.worker_counts)
@@ -176,7 +176,7 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
     for name in options.candidates or ():
         if name not in known:
             raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, known)}")
-    # What `ram` has decoded serves those after it, and `cache` may not be needed then.
+    # `ram` first, because the others reuse what it has decoded; `cache` last, because it may not be needed then.
     return sorted(options.candidates or known, key=lambda name: (name == "cache", name != "ram"))
 
 
@@ -191,7 +191,7 @@ class Candidates(Bench):
     also: Sequence[tuple[Data, EpochSampler]] = ()
     model_memory: Memory = field(default_factory=Memory)
     decoded: TensorSet | None = None  # the set in memory, once `ram` has read it
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row, fitted to what the model leaves
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row, fitted to the memory left
 
     def add_model(self, timed_of: Callable[[Loader], Timed]) -> Timed:
         """The step over one batch that is already on the device; also measures the model's memory."""
@@ -205,7 +205,7 @@ class Candidates(Bench):
         return self.add(name, partial(self._build, values))
 
     def add_workers(self, counts: list[int] | None) -> None:
-        """Other numbers of worker processes, unless some loader leaves nothing to wait for."""
+        """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
         timed = {one.row.name: one for one in self.turns if one.row and one.first}
         fastest = min((one.first for one in timed.values() if one.first), default=None)
         for name, given in timed.items() if fastest and fastest.waits else ():

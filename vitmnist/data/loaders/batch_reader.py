@@ -37,7 +37,7 @@ class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
 class BatchReader(data.Dataset[Any]):
     """Whole batches by the key (epoch, indices): from disk if a split has images there, else from memory.
 
-    `is_seeded`: samples of a dataset from outside of this project may be random.
+    `is_seeded` is true for datasets from outside this project, whose samples may be random.
     """
 
     def __init__(self, source: Data, seed: int) -> None:

@@ -27,7 +27,7 @@ class BatchStream:
     Args:
         source: a DataLoader, one of this project's loaders, or any other iterable. A generator has a single epoch.
         device: whose clock is used.
-        epoch: the arguments of the step for an epoch of one of our loaders. By default `source.epoch`.
+        epoch: yields the step's arguments for the epoch of this number. By default `source.epoch` of our loaders.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BatchStream:
         """Seconds from the start of each epoch to its first batch."""
         self.taken = 0
         self.times_epochs = False
-        """Whether epochs are too short for less to be timed."""
+        """Whether epochs are so short that they are timed as a whole."""
         self.workers: int = getattr(source, "num_workers", 0)
         self.buffered: int = getattr(source, "buffered", 0)
         """How many batches may be ready ahead of the consumer."""
@@ -80,10 +80,10 @@ class BatchStream:
     def time_block(self, size: int, step: Callable[[Any], object] | None = None) -> tuple[float, float] | None:
         """Time `size` batches, alone or with the step.
 
-        Batches that are ready at the start, or begun, arrive faster than they are made, and the first of an epoch later
-        than the others. So these go through the step first, and are not timed. Workers deliver in turn, so each of them
-        delivers the same number of batches of a block. An epoch that is too short for this is timed as a whole: the
-        last batches of it are begun long before, and no others after them.
+        Batches that are ready or begun at the start arrive faster than they are made, and the first of an epoch arrives
+        later than the others. So these go through the step first, and are not timed. Workers deliver in turn, so `size`
+        is rounded up to give each the same number of batches. An epoch that is too short for this is timed as a whole,
+        because its last batches are begun long before they are taken, and no others follow.
 
         Returns:
             Seconds per batch, and how many of them were spent waiting; None if there are no batches left.

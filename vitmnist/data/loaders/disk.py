@@ -45,7 +45,7 @@ class DiskOptions:
 
 @LOADERS.register("disk", DiskOptions)
 class DiskLoader(Loader):
-    """A `torch.utils.data.DataLoader`; of a split on disk it delivers normalised float32.
+    """A `torch.utils.data.DataLoader`; for a split on disk it delivers normalised float32.
 
     A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live epoch has
     its own DataLoader, and a finished one is kept, with its workers, for the next epoch.
@@ -107,7 +107,7 @@ class DiskLoader(Loader):
     def _next(self, iterator: Iterator[Any]) -> Any:
         """The next batch, or `END`.
 
-        torch looks for dead workers only when its timeout expires. So that is short; called again, it keeps waiting.
+        torch looks for dead workers only when its timeout expires. So that is short, and `next` is then called again.
         """
         started = time.monotonic()
         while True:
@@ -142,7 +142,7 @@ def _identity(batch: Any) -> Any:
 
 
 def _shut_down(iterator: Iterator[Any]) -> None:
-    """End the workers now, as the garbage collector would; but a traceback may keep the iterator alive."""
+    """End the workers now; a traceback may keep the iterator alive, so the garbage collector might not."""
     try:
         iterator.__del__()  # type: ignore[attr-defined]
     except RuntimeError as error:
@@ -153,8 +153,8 @@ def _shut_down(iterator: Iterator[Any]) -> None:
 def _handle_signals(worker: int) -> None:
     """Let workers outlive Ctrl-C, SIGTERM, …, which are sent to them too; the training process decides when to stop.
 
-    It gets `GRACE_S` to finish its batch. Then a worker exits, since SIGTERM may have been meant for it alone; with 0,
-    because for other codes torch raises at any point of the training process.
+    After SIGTERM a worker has `GRACE_S` to finish its batch, and then exits, since the signal may have been meant for
+    it alone. It exits with 0, because for other codes torch raises at any point of the training process.
     """
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)

@@ -103,7 +103,7 @@ class PinnedBuffers:
             self._backend.synchronize(event)
             if len(buffers[0]) >= rows:
                 return buffers
-        with torch.inference_mode(False):  # they are also filled outside of it
+        with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
             return tuple(
                 self._backend.empty_pinned((max(self._batch_size, rows), *tensor.shape[1:]), tensor.dtype)
                 for tensor in self._tensors

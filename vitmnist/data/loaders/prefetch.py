@@ -147,8 +147,8 @@ END = Item()
 class Producer:
     """A thread that puts the batches of an iterator into a bounded queue.
 
-    Python may collect an abandoned iterator in any thread, also in this one amid a queue operation. So both queues are
-    `SimpleQueue`, whose `put` is reentrant: the batches, and the free places that bound their number.
+    Python may collect an abandoned iterator in any thread, also in this one in the middle of a queue operation. So
+    both queues are `SimpleQueue`, whose `put` is reentrant: the batches, and the free places that bound their number.
 
     Args:
         source: called in the thread; returns the iterator.

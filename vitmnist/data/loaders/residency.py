@@ -19,7 +19,7 @@ from vitmnist.runtime.memory import DoesNotFitError, Memory, free_memory_at, mib
 UPLOADED_AHEAD = 2  # batches whose missing rows are on their way to the device while another is consumed
 BATCHES = UPLOADED_AHEAD + 3  # on the device at a time: these, the one being merged, the consumer's and the one before
 MODEL_SHARE = 0.2  # of the free memory, left by `auto` for activations and gradients where they were not measured
-INDEX_NBYTES = 16  # of a row: an int64 for its place in the epoch, and one for that in its batch if it is missing
+INDEX_NBYTES = 16  # per row: an int64 for its position in the epoch, and another in its batch if it is not resident
 
 Sets = Sequence[tuple[Data, EpochSampler]]
 """Sets that will be loaded on the same device, each with its sampler."""

@@ -1,4 +1,4 @@
-"""The one harness that times a loader with a training step, in blocks that take turns; of `auto` and `diagnose`."""
+"""Times loaders with a training step, in blocks that take turns; used by `auto` and `diagnose`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_UP = 2  # batches of the first block, which is not counted: workers start, 
 NOTICEABLE_WAIT = 0.05  # the share of the time from which the step counts as waiting for data
 MOST_SETTLE_S = 0.5
 WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)
-BUSY = 0.75  # the share of the cores from which more workers than cores are not tried
+BUSY = 0.75  # the share of cores busy above which more workers than cores are not tried
 DOUBLING_PAYS = 0.1  # the share of the time that workers beyond the cores must save for twice as many to be tried
 
 Step = Callable[..., object]
@@ -90,7 +90,7 @@ class Timed:
     Args:
         step: None to time loading alone.
         prepare: called before each block, because the step may have worked for another loader meanwhile.
-        row: what is filled in, if this is one way to load of several; an error then refuses it alone.
+        row: the row to fill in, if this is one of several ways to load; an error then refuses this row alone.
         first: the first block, which is not counted.
     """
 
@@ -145,7 +145,7 @@ class Bench:
         """Build a candidate and time its first block; None if its row says why it cannot be used.
 
         Args:
-            build: gives what to time, fills in what the row says of it, and leaves to the stack what must be closed.
+            build: returns what to time, fills in its row, and adds to the stack what must be closed.
         """
         row = Alternative(name, identical=identical)
         self.rows.append(row)
@@ -166,7 +166,7 @@ class Bench:
 
 
 def take_turns(turns: list[Timed], batches: int, seconds: float) -> int:
-    """Time blocks of each, after their first ones; in several rounds, each of which begins with another.
+    """Time further blocks of each, in several rounds that each begin with another one.
 
     Args:
         batches: how many each times in all; fewer if `seconds` would not be enough.
