@@ -1,6 +1,6 @@
 """The one program: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`; without a command it trains, as train.py.
 
-Imports neither torch nor Hydra: the list of commands is shown at once.
+Imports neither torch nor Hydra, so the list of commands is shown at once.
 """
 
 from __future__ import annotations

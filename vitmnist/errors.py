@@ -72,7 +72,7 @@ def nearest(wrong: str, allowed: Iterable[str]) -> str:
 
 
 def printable(text: str | Path) -> str:
-    """A file name, or text of unknown origin, for a terminal: what is not printable, such as ESC, is escaped."""
+    """Escape what is not printable, such as ESC, in a file name or text of unknown origin, for a terminal."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
 
 
@@ -82,5 +82,5 @@ def first_line(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """The message of an error of ours; the type and the first line of any other."""
+    """The message of a `UserError`; the type and the first line of any other."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

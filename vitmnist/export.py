@@ -28,7 +28,7 @@ class Format:
     Args:
         packages: those of the extra `export` that it needs.
         usage: Python code that loads the file `{name}` and classifies a batch of the shape `{shape}`.
-        load: a function from uint8 `[B, C, H, W]` to logits, from the content of the file.
+        load: turns the content of the file into a function from uint8 `[B, C, H, W]` to logits.
     """
 
     suffix: str
@@ -85,7 +85,7 @@ class Exported:
     """An exported model that predicts the same classes as the original.
 
     Args:
-        content: of its file.
+        content: the bytes of its file.
         summary: its accuracy, and how far its logits are from those of the original.
     """
 
@@ -118,7 +118,7 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported with
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:
-    """Export a model that is on the CPU, with its normalisation, and compare the two on `dataset.test`.
+    """Export a model that is on the CPU, with its normalisation, and compare it with the original on `dataset.test`.
 
     Raises:
         ConfigError: the images or classes of the dataset do not fit the model.
@@ -126,11 +126,11 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
     """
     split = trained.normalized(dataset.test)
     original = nn.Sequential(Preprocess(split), trained.model).eval()
-    # Two images, because torch.export takes a batch of one for a constant.
+    # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = kind.serialize(program)
-    reloaded = kind.load(content)  # what is compared comes from the bytes of the file
+    reloaded = kind.load(content)  # compare what the file holds, not the program in memory
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, found = (torch.cat(logits) for logits in zip(*pairs, strict=True))

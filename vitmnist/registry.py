@@ -1,4 +1,4 @@
-"""What a config group can start: names, each with its options and the code that builds it."""
+"""Registries: the names that a config group may choose, each with its options and the code that builds it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NoOptions:
 class Registry(Generic[Built]):
     """The members of one config group.
 
-    A configuration chooses by `name`, so what it can start is what was registered: no value of it becomes an import.
+    A configuration chooses by `name`, so it can build only what was registered: no value of it is ever imported.
     """
 
     def __init__(self, group: str) -> None:
@@ -31,10 +31,10 @@ class Registry(Generic[Built]):
         self._members: dict[str, tuple[type, Callable[..., Built]]] = {}
 
     def register(self, name: str, options: type = NoOptions) -> Callable[[Builder], Builder]:
-        """Class or function decorator: `name` is built by calling what is decorated with (options, *parts).
+        """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
 
         Args:
-            options: a dataclass; its fields are the keys of the member's YAML file besides `name`.
+            options: a dataclass; its fields are the keys of the member's YAML file, apart from `name`.
         """
 
         if not is_dataclass(options):
@@ -57,15 +57,15 @@ class Registry(Generic[Built]):
         return self._members[name][0]
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` with the defaults of its member's options; an unknown name is left for `build` to refuse."""
+        """`values`, with the defaults of missing options; an unknown name is left for `build` to refuse."""
         member = self._members.get(str(values.get("name")))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
     def member(self, values: Mapping[str, Any], key: str | None = None) -> tuple[Callable[..., Built], Any]:
-        """What builds the member that `values["name"]` names, and its options, typed.
+        """The builder of the member that `values["name"]` names, and its validated options.
 
         Args:
-            key: where the values stand in the configuration, if not under the group's own key; empty outside of one.
+            key: the key of `values` in the configuration; None: that of the group; empty: they are in none.
 
         Raises:
             ConfigError: an unknown name, or options that do not fit it.
@@ -89,7 +89,7 @@ class Registry(Generic[Built]):
 
 
 def import_members(package_name: str, package_path: Iterable[str]) -> None:
-    """Import every module of a package, so that those in it that register something are found by being there.
+    """Import every module of a package, so that a new member is registered by its file being there.
 
     Called by the package's `__init__.py` as `import_members(__name__, __path__)`.
     """

@@ -69,8 +69,8 @@ def run(
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         with ExitStack() as stack:
             context = RunContext(config, folder, result, stop, world, stack)
-            result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # the first batch is added later
-            # From here on a signal takes effect after a step, when the run can be saved; before, nothing can be lost.
+            result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # finish_epoch adds the first wait
+            # From here on a signal stops the run after a step, when it can be saved. Before, there is nothing to lose.
             until_recorded.enter_context(stop.listening(deadline))
             setup = context.setup
             for epoch in range(len(result.epochs), config.epochs):
@@ -88,7 +88,7 @@ def run(
 
 
 class RunContext:
-    """A run that is set up, with its checkpoints, records and progress bar; `result` has what is known so far.
+    """A run that is set up, with its checkpoints, records and progress bar. Fills in `result` as the run goes on.
 
     Args:
         stack: closes what the run has opened.
@@ -115,7 +115,7 @@ class RunContext:
         self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world)
         self.resumed_progress = self.checkpoints.restore(checkpoint) if checkpoint else None
         setup.capture_graph()
-        self.hardware = HardwareFigures(device)  # not before: set-up also takes memory, and keeps the GPU busy
+        self.hardware = HardwareFigures(device)  # after set-up, whose memory and GPU time it must not count
         result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
         log_setup(config, setup, result, device, world)
         self.board = stack.enter_context(TensorBoard(folder, result)) if world.is_main else None
@@ -159,7 +159,7 @@ class RunContext:
 
         Raises:
             TrainingError: the evaluation loss is not finite.
-            DataError: a record or the checkpoint cannot be written; without the record, the checkpoint is still saved.
+            DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
             RunInterrupted: the run is to stop, and is saved.
         """
         epoch, config = progress.epoch, self.config
@@ -201,7 +201,7 @@ class RunContext:
 
 
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:
-    """Record what is trained on what: dataset, loader, environment."""
+    """Record dataset, loader choice and environment."""
     if setup.selection:
         result.choices |= setup.selection.built
         result.auto = setup.selection.record()

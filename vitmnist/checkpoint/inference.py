@@ -26,7 +26,7 @@ class InferenceModel:
     """A model in evaluation mode on its device, its input shape `(C, H, W)`, classes, and channel statistics.
 
     Args:
-        draft: of `read_picture`, as the training images were read.
+        draft: the `draft` of `read_picture` with which the training images were read.
     """
 
     model: nn.Module
@@ -92,7 +92,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What is needed to use the weights of a file, and the weights; the averaged ones if there are any."""
+    """The `model_info` and the weights of a file; the averaged weights if it has any."""
     if path.suffix == ".pt":
         state = storage.read(path)
         return state["model_info"], (state["step"]["ema"] or state["step"])["model"]

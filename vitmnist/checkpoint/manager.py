@@ -162,7 +162,7 @@ class CheckpointManager:
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self._world.all_reduce_max([self._stop.request, is_due])
         self._steps_since_save += 1
-        if self._world.size > 1 and self._steps_since_save == 1:  # this vote was cast before the previous save
+        if self._world.size > 1 and self._steps_since_save == 1:  # this vote is one step old, from before the save
             saving = 0
         if stopping or saving:
             timer.begin("saving")
@@ -173,7 +173,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def after_epoch(self, is_last: bool, must_save: bool = False) -> None:
-        """Save after an epoch that is in the result, if it is time to or any rank must.
+        """Save after an epoch, which the result already has, if it is time to or any rank must.
 
         Raises:
             RunInterrupted: the run is to stop, and is saved.

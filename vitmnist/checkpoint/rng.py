@@ -24,12 +24,12 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore `rng_state()`, as far as it has a CUDA generator; raises an error of any type for something else."""
+    """Restore `rng_state()`, CUDA's if state and device have one; raises an error of any type for a damaged state."""
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
     name, keys, position, has_gauss, gauss = state["numpy"]
-    if len(keys) != MT19937_SIZE or not 0 <= position <= MT19937_SIZE:  # which NumPy does not check
+    if len(keys) != MT19937_SIZE or not 0 <= position <= MT19937_SIZE:  # NumPy does not check it
         raise ValueError("the state of NumPy's generator has another size")
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]

@@ -59,7 +59,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         checkpoints.mkdir(exist_ok=True)
         for unfinished in checkpoints.glob(".*.*.*"):  # .last.pt.TOKEN, left by a process that was killed while writing
             unfinished.unlink()
-        if best:  # first: a run that is killed after it repeats this epoch, and writes the file again
+        if best:  # before last.pt: a run killed in between repeats the epoch and writes it again
             write_atomic(checkpoints / "best.pt", content)
         write_atomic(last, content, previous if last in _intact and last.exists() else None)
         _intact.add(last)
@@ -99,7 +99,7 @@ def load(folder: Path) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read and verify a checkpoint; unpickling runs no code of it.
+    """Read and verify a checkpoint; unpickling runs no code from it.
 
     Raises:
         DamagedError: it is damaged, or not a checkpoint.

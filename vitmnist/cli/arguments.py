@@ -1,4 +1,4 @@
-"""The arguments for Hydra, made of those that were typed: what `resume=` means."""
+"""Turns the typed arguments into those for Hydra, and finds what `resume=` resumes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def for_hydra(arguments: list[str]) -> tuple[list[str], Resume | None]:
     resume = value_of("resume", overrides)
     new, since = [override for override in overrides if key_of(override) != "resume"], 0.0
     if resume is None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        resume, since = "auto", psutil.Process(os.getppid()).create_time()  # torchrun types the same again
+        resume, since = "auto", psutil.Process(os.getppid()).create_time()  # torchrun restarts with the same arguments
     if resume is None:
         return [*new, *options], None
     if resume == "":
@@ -64,7 +64,7 @@ def for_hydra(arguments: list[str]) -> tuple[list[str], Resume | None]:
 
 
 def _run(folder: Path, typed: list[str], options: list[str]) -> tuple[list[str], Resume]:
-    """Hydra composes defaults, which nobody reads: a typed key may belong to a member that only the record names."""
+    """Hydra composes defaults, which are not used: a typed key may belong to a member that only the record names."""
     check_name(folder)
     if {"--cfg", "-c"} & set(options):
         raise ConfigError(f"--cfg: the configuration of a run is in {folder}/.hydra/config.yaml; leave out resume=")
@@ -76,5 +76,5 @@ def _run(folder: Path, typed: list[str], options: list[str]) -> tuple[list[str],
 
 
 def _without_several(typed: list[str]) -> list[str]:
-    """The command line of `resume=auto` is that of the first start; what its experiment set is recorded."""
+    """Drop `experiment=` and the like: `resume=auto` repeats the first command line, and their values are recorded."""
     return [one for one in typed if key_of(one) not in SEVERAL]

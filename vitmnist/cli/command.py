@@ -13,17 +13,17 @@ from vitmnist.runtime.failures import Failure
 from vitmnist.runtime.files import display_path
 
 Main = Callable[[], None]
-PIPE_CLOSED = 141  # as of a program that SIGPIPE ends
+PIPE_CLOSED = 141  # the exit code of a program that SIGPIPE ends
 
 
 class EndedBySignal(BaseException):
-    """Ends the process by SIGINT, without a message: that of the script under `diagnose` is printed."""
+    """Ends the process by SIGINT, without a message: `diagnose` has already printed that of its script."""
 
 
 def command(
     parse: Callable[[ArgumentParser], Namespace],
 ) -> Callable[[Callable[[Namespace], None]], Main]:
-    """Make a function the `main` of its module, which is named after the command and whose docstring explains it.
+    """Turn a function into the `main` of its module, whose name is the command and whose docstring is its help.
 
     Args:
         parse: adds the arguments to the parser, parses the command line, and checks it.

@@ -39,7 +39,7 @@ from vitmnist.training import loop
 from vitmnist.training.metrics import Predictions
 
 USED = ("data", "device", "batch_size")
-"""Keys and sections that an evaluation follows; the model is that of the run."""
+"""Keys and sections that an evaluation can override; the model is always that of the run."""
 
 
 @dataclass(frozen=True)

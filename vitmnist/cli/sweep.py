@@ -32,7 +32,7 @@ from vitmnist.tracking.runs import Run, find_runs, read_run
 log = logging.getLogger(__name__)
 
 
-# Jobs of this sweep that were refused, and whose folder is in use or has the records of a completed one.
+# Jobs of this sweep that failed without a record, because their folder is in use or holds a completed job.
 unrecorded: list[str] = []
 
 
@@ -96,7 +96,7 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     number, sweep_folder = job.job.num, Path(job.runtime.cwd, job.sweep.dir)
     gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
     try:
-        if stop.request:  # came too late to stop the job before
+        if stop.request:  # received too late to stop the previous job
             raise interruption(stop.request)
         yield
     except TimeLimitReached as error:

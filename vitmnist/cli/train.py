@@ -68,7 +68,7 @@ def train(composed: DictConfig) -> float | None:
 
 def import_run() -> Callable[..., Result]:
     """Import `run`, and with it torch; not before, because `--help` needs neither."""
-    gc.disable()  # it would examine the objects of an import again and again
+    gc.disable()  # it would scan the objects of an import again and again
     import torch
 
     from vitmnist.run import run

@@ -25,7 +25,7 @@ OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_c
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration with these overrides; raises the exceptions of Hydra and OmegaConf."""
     hydra_context: AbstractContextManager[None] = nullcontext()
-    if not GlobalHydra.instance().is_initialized():  # it is while Hydra runs a command, and cannot be twice
+    if not GlobalHydra.instance().is_initialized():  # Hydra's own command line has done it, and twice is an error
         hydra_context = initialize_config_dir(str(CONF), version_base="1.3")
     with hydra_context:
         return hydra.compose("config", list(overrides))

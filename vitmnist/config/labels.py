@@ -1,4 +1,4 @@
-"""Short names made of a configuration: of a job's folder, and of its trainer."""
+"""Short names for a job's folder and for its trainer, made from the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitmnist.config import CONF
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
     """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
 
-    Of a name above 80 characters the longest parts lose their middles, so that it still has every key that varies.
+    In a name above 80 characters the longest parts lose their middles, so that it still has every key.
     """
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
@@ -36,7 +36,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
 
 
 def _shortened(part: str, length: int) -> str:
-    """A part with at most `length` characters: its value differs from others' mostly at the end."""
+    """A part cut to `length` characters, of which most are its end, where values differ."""
     head = length // 3
     return part if len(part) <= length else f"{part[:head]}_{part[len(part) - length + head + 1 :]}"
 

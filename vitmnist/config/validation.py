@@ -28,24 +28,24 @@ def bounded(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field for a number, or a least and a greatest one as a tuple, whose bounds `validate` checks."""
+    """A dataclass field for a number, or a tuple of the lowest and highest one, whose bounds `validate` checks."""
     bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
 
 def or_auto(default: Any = MISSING, **bounds: float) -> Any:
-    """The same for a field of type `… | str` whose only text is `auto`: chosen for the device of the run."""
+    """As `bounded`, for a field of type `… | str` whose only text is `auto`: chosen for the device of the run."""
     return field(default=default, metadata={**bounded(**bounds).metadata, AUTO: True})
 
 
 def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
     """`values` as an instance of the dataclass `schema`.
 
-    Struct mode lets `+model.detph=3` through, and a key deleted with `~` would silently fall back to its default. So
-    no key may be unknown, and every key must be there: in what the values are merged into, all are missing.
+    Struct mode lets `+model.detph=3` through, and a key deleted with `~` would silently fall back to its default. Here
+    both are errors: the values are merged into a schema without defaults.
 
     Args:
-        key: where the values stand in the configuration, for messages.
+        key: the key of `values` in the configuration, for messages.
 
     Raises:
         ConfigError: an unknown or missing key, a wrong type, a number out of bounds.
@@ -99,7 +99,7 @@ def allowed_kinds(kind: Any) -> str:
     if {int, float, bool}.intersection(kinds):
         names[str] = AUTO  # a field of `or_auto`
     if float in kinds:
-        names.pop(int)  # is a number
+        names.pop(int)  # a whole number is a number
     return " or ".join(names[kind] for kind in kinds if kind in names)
 
 

@@ -1,4 +1,4 @@
-"""Draws the plots of a report. A second one is one more function in `PLOTS`; its axes take their room by themselves."""
+"""Draws the plots of a report. To add one, append its function to `PLOTS`; the layout makes room."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 T = TypeVar("T")
 
 NEGLIGIBLE = 1.01  # factors closer to 1 than this are not called a difference
-ERROR = 0.05  # probability of a false difference among all pairs of a table, and that an interval misses
+ERROR = 0.05  # probability that a table names a false difference, or that an interval misses the true value
 MIN_ROUNDS = 3  # two rounds do not tell noise from a difference
 
 

@@ -1,7 +1,7 @@
 """Summarises a comparison in a few sentences: which loader, and does it matter; losses; accuracy.
 
 A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison,
-and has the overrides of one configuration at most: the table has the others. It names an option of loaders once.
+and spells out the overrides of one configuration at most: the table has the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fastest_to_target(comparison: Comparison) -> str:
 def fastest(comparison: Comparison) -> list[str]:
     """Which loader is the fastest, and whether it matters, for each combination of the other values that vary.
 
-    Without a choice of loaders, the same of all configurations.
+    If anything but the loader varies, the same follows for all configurations.
     """
     ranked = comparison.ranked
     if not ranked:
@@ -146,7 +146,7 @@ def _first_difference(runs: Sequence[tuple[Configuration, Run]]) -> str:
 
 
 def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
-    """A statement if several loaders have completed the same epochs; their losses do not differ."""
+    """A statement that losses are equal if several loaders completed the same epochs; called if no two differ."""
     completed = [(row, len(run.epochs)) for row, run in runs if run.status == "completed"]
     number = max((epochs for _, epochs in completed), default=0)
     rows = {row for row, epochs in completed if epochs == number}

@@ -1,4 +1,4 @@
-"""glibc's allocator: keep freed memory for the next batch or step, and return it to the system."""
+"""glibc's allocator: keeps freed memory for the next batch or step, and returns it to the system at the end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def keep_memory() -> Iterator[None]:
 
 
 def keep_memory_for(owner: object) -> Callable[[], object]:
-    """`keep_memory` until the object is collected, or the function is called that is returned."""
+    """`keep_memory` until `owner` is collected, or the returned function is called."""
     return weakref.finalize(owner, _keep())
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Backend(ABC):
-    """What a loader and a captured step ask of a device.
+    """The operations of a device that loaders and captured steps need.
 
     Streams and events are opaque to the caller. "The current stream" is that of the calling thread.
     """
@@ -145,8 +145,8 @@ class CudaBackend(Backend):
                 with torch.cuda.stream(side):
                     for _ in range(warm_up - 1):
                         work()
-                    # Work that waits for the device fails here. A capture that it broke off would leave the allocator
-                    # of torch 2.11 and older in the middle of it, and any later capture would fail.
+                    # Work that waits for the device must fail here, not in the capture: in torch 2.11 and older the
+                    # allocator never leaves a capture that was broken off, so that any later one fails.
                     with _waiting_is_an_error():
                         work()
                 return _captured(work, side)

@@ -14,19 +14,19 @@ import psutil
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
-BUSY = 0.75  # the share of the cores in use from which on they count as busy
-NOTICEABLE = 0.05  # the share of the cores from which on it counts that workers or other programs use them
+BUSY = 0.75  # share of the cores; above it, they count as busy
+NOTICEABLE = 0.05  # share of the cores; what workers or other programs use below it is neglected
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Processor cores in use, on average over a time.
+    """Average number of processor cores in use over an interval.
 
     Args:
         available: how many this process may use.
-        busy: of this process with its threads, and of its worker processes.
-        workers: those of the worker processes alone; None where threads of this process load too.
-        others: of those available, what other programs used.
+        busy: used by this process with its threads, and by its worker processes.
+        workers: used by the worker processes alone; None where threads of this process load too.
+        others: used by other programs, of those available.
     """
 
     available: int
@@ -61,7 +61,7 @@ class CpuTime:
 
     @classmethod
     def now(cls) -> CpuTime:
-        """The reading of this moment."""
+        """Take a reading."""
         return cls(time.perf_counter(), time.process_time(), workers_seconds(), idle_seconds())
 
     def cores_since(self, begin: CpuTime) -> Cores:
@@ -77,7 +77,7 @@ class CpuTime:
 def workers_seconds() -> float:
     """Processor time of the processes that this one has started by multiprocessing, such as a DataLoader's workers."""
     seconds = sum(psutil.Process().cpu_times()[2:4])  # of those that have ended
-    # Not psutil's children(): it looks at all processes of the machine, while workers get ahead of the loop.
+    # Not psutil's children(): it scans all processes of the machine, and meanwhile workers get ahead of the loop.
     for child in multiprocessing.active_children():
         with suppress(psutil.Error):
             seconds += sum(psutil.Process(child.pid).cpu_times()[:4])

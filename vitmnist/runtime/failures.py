@@ -68,19 +68,19 @@ def worker_error(error: BaseException) -> LoadingError | None:
 
 def is_shared_memory_full(error: BaseException) -> bool:
     """Whether there was no room in /dev/shm for a worker, its queue or a batch; torch says so in one of these ways."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # a semaphore has no name
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # for a semaphore it names no file
         names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
         return any(name.startswith("multiprocessing.") for name in names)
     return re.search(r"</torch_.*No space left|out of shared memory|insufficient shared memory", str(error)) is not None
 
 
 def are_too_many_files_open(error: BaseException) -> bool:
-    """Whether this process or a worker has as many open files as it may have; a batch of a worker needs some."""
+    """Whether this process or a worker has reached its limit of open files; each batch from a worker needs some."""
     return re.search(r"Too many open files|received \d+ items of ancdata", str(error)) is not None
 
 
 def is_missing_interface(error: BaseException) -> bool:
-    """Whether a part of torch or Hydra is not where the supported versions have it; the bounds of versions are open."""
+    """Whether an import from torch or Hydra failed: a newer version, which installing allows, may lack the name."""
     return isinstance(error, ImportError) and _package(error) in ("hydra", "omegaconf", "optuna", "torch")
 
 

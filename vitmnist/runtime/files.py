@@ -60,12 +60,12 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: it contains what `check_content` refuses.
         InUseError: another process has locked it, or another part of this one.
-        OSError: it cannot be created, or not be written to.
+        OSError: it cannot be created or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_content(folder)
     path = folder.resolve()
-    if path in _locked:  # the system does not lock out the process that has the lock
+    if path in _locked:  # the system would grant this process its lock again
         raise InUseError(f"{display_path(folder)}: in use by this process")
     with open(path / ".lock", "a", opener=_without_links) as file:
         if not _try_lock(file, folder):
@@ -109,7 +109,7 @@ def _without_links(path: str, flags: int) -> int:
 def is_in_use(folder: Path) -> bool:
     """Whether another process has locked a folder. Only reads, so it also works on a read-only file system."""
     path = folder.resolve() / ".lock"
-    if path.parent in _locked or not path.is_file():  # closing our own file once more would release the lock
+    if path.parent in _locked or not path.is_file():  # closing any handle of our own file releases its lock
         return False
     try:
         with path.open() as file:

@@ -19,7 +19,7 @@ def running() -> set[Running]:
 
 
 def left_since(before: set[Running]) -> list[str]:
-    """What runs and is not in `before`, as `thread NAME` and `process NAME`, once it had `GRACE_S` to end."""
+    """What is not in `before` and has not ended within `GRACE_S`, as `thread NAME` and `process NAME`."""
     deadline = time.monotonic() + GRACE_S
     while (left := running() - before) and time.monotonic() < deadline:
         gc.collect()

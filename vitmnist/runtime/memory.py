@@ -39,7 +39,7 @@ class Memory:
         return self if device.type == "cuda" else Memory(self.host + self.device, 0)
 
     def at(self, device: torch.device) -> int:
-        """The bytes of it in the memory that tensors on `device` take."""
+        """The part of it that is in the memory of tensors on `device`, in bytes."""
         counted = self.on(device)
         return counted.device if device.type == "cuda" else counted.host
 
@@ -55,7 +55,7 @@ def free_memory(device: torch.device) -> Memory:
 
 
 def free_memory_at(device: torch.device) -> int:
-    """Free bytes of the memory that tensors on `device` take."""
+    """Free bytes in the memory of tensors on `device`."""
     return free_memory(device).at(device)
 
 
@@ -71,7 +71,7 @@ def _container_limits() -> Iterator[int]:
 def reset_host_peak() -> bool:
     """Reset the process's peak memory; False if the system cannot (only Linux can).
 
-    Freed memory is returned first: glibc keeps it, and a job of a sweep would be charged for a larger one before it.
+    Freed memory is returned first: glibc keeps it, and would charge a job of a sweep for a larger job before it.
     """
     gc.collect()
     trim_heap()

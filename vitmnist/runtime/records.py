@@ -17,7 +17,7 @@ from vitmnist.errors import first_line
 
 JSON_MB, YAML_MB = 64, 1
 MAX_DEPTH, MAX_PLAIN = 50, 1000
-# In JSON: but for tab and line breaks, which have escapes of their own.
+# Control characters in JSON text, escaped or not. Tab and line breaks pass: JSON writes them as \t, \n and \r.
 CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|[\x7f-\x9f]", re.IGNORECASE)
 # libyaml, about ten times as fast as the parser in Python.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -64,7 +64,7 @@ def read_yaml(path: Path) -> Any:
             if depth > MAX_DEPTH:
                 raise UnreadableError("is nested too deeply")
         value = yaml.load(text, LOADER)
-        refuse_control_characters(json.dumps(value))  # `dumps` refuses dates and endless numbers
+        refuse_control_characters(json.dumps(value))  # `dumps` refuses dates and integers of thousands of digits
     except UnreadableError:
         raise
     except (yaml.YAMLError, ValueError, TypeError) as error:

@@ -43,11 +43,11 @@ class RunInterrupted(BaseException):
 
 
 class TimeLimitReached(RunInterrupted):
-    """The run has reached its `max_minutes`; the other jobs of a sweep are not concerned."""
+    """The run has reached its `max_minutes`; the other jobs of a sweep go ahead."""
 
 
 class StopSignal:
-    """Records that the run shall stop, which it does after a step; a second Ctrl-C raises `KeyboardInterrupt` at once.
+    """Records that the run should stop, which it does after a step; a second Ctrl-C raises `KeyboardInterrupt` at once.
 
     A signal stays recorded after a run: it ends a sweep also if it came in the last step of a job.
     """
@@ -58,12 +58,13 @@ class StopSignal:
 
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
-        """Within, signals are recorded; outside of it they keep the action that they had.
+        """Record signals within the block; outside of it they keep their previous action.
 
         Args:
             deadline: when the time limit is reached, by `time.monotonic`.
         """
-        numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]  # as under nohup
+        # What is ignored stays ignored, as SIGHUP under nohup.
+        numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
         self._deadline = deadline
         try:
             with handled_by(self._record, *numbers):

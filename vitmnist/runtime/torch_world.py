@@ -22,7 +22,7 @@ from vitmnist.runtime.failures import classify
 from vitmnist.runtime.world import World
 
 POLL_S = 0.002
-EXIT_S = 2.0  # a rank that fails as rank 0 does finds out within this time
+EXIT_S = 2.0  # how long a rank that failed waits to see whether rank 0 has failed too
 MEETING = timedelta(minutes=5)
 SETUP = timedelta(hours=6)  # one rank of a machine may have to decode a large dataset while the others wait
 
@@ -36,14 +36,14 @@ class TorchWorld(World):
 
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._group: Any = None  # None is gloo's, for set-up
+        self._group: Any = None  # None: the default group, which is gloo's
         self._pending: tuple[Tensor, Any] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
             store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=SETUP)
-            self.barrier()  # a rank that fails from here on leaves none without the store, which it may host
+            self.barrier()  # all are connected: a rank that hosts the store may fail from here on
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
@@ -129,7 +129,7 @@ class TorchWorld(World):
 
     @staticmethod
     def _wait(work: Work | None) -> None:
-        """Wait in Python, which handles signals meanwhile."""
+        """Poll in Python, so that signals are handled meanwhile."""
         while work and not work.is_completed():
             time.sleep(POLL_S)
         if work:

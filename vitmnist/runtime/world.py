@@ -27,7 +27,7 @@ class World:
         return self.rank == 0
 
     def broadcast_object(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on rank 0, where alone it is called."""
+        """What `make` returns on rank 0; the other ranks do not call it."""
         return make()
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -52,7 +52,7 @@ class World:
         return list(values)
 
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
-        """The module such that a backward pass averages the gradients over the ranks."""
+        """Wrap `module` so that its backward pass averages the gradients over the ranks."""
         return module
 
     def root_cause(self, error: BaseException) -> BaseException:
@@ -71,5 +71,5 @@ SINGLE_PROCESS = World()
 
 
 def launched() -> bool:
-    """Whether `torchrun`, or whatever sets the same environment variables, has started several processes."""
+    """Whether `torchrun`, or a launcher that sets the same environment variables, has started several processes."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ

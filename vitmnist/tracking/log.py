@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: World) -> None:
-    """What is trained on what, for people."""
+    """Log model, dataset, loader and device."""
     log.info(
         "%s (%s parameters) on %s, %s loader, %s batches of %d%s, device=%s is %s",
         result.choices["model"],
@@ -33,7 +33,7 @@ def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.d
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:
-    """A line for people; epochs count from 1 there and from 0 in the records."""
+    """Log one line; its epochs count from 1, those of the records from 0."""
     log.info(
         "epoch %d/%d  train loss %.4f acc %.2f%%  eval loss %.4f acc %.2f%%  "
         "%.2f s, %.1f%% of training waiting for data, %s images/s",
@@ -45,7 +45,7 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
 
 
 def log_verdict(result: Result) -> None:
-    """What limited the run, and how to find a loader that helps if one could."""
+    """Log what limited the run and, if another loader could help, how to find it."""
     if verdict := result.verdict():
         can_gain = result.auto is None and not verdict.startswith(("compute-bound", "few"))
         epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""

@@ -48,5 +48,5 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
     try:
         if world.is_main:
             result.write(folder)
-    except OSError as unwritten:  # the reason why the run ended is worth more
+    except OSError as unwritten:  # must not hide the error that ended the run
         log.warning("cannot write %s: %s", unwritten.filename, unwritten.strerror)

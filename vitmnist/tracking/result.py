@@ -76,7 +76,7 @@ class Result:
             OSError: it cannot be written.
         """
         self.ended_at = time.time()
-        if self.error:  # of a library, it may contain colours for a terminal
+        if self.error:  # that of a library may contain terminal colours
             self.error = "\n".join(map(printable, self.error.split("\n")))
         content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
         del content["setup_s"], content["compile_s"]
@@ -94,6 +94,6 @@ class Result:
 
 
 def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The registered name that each config group came down to: `{"model": "vit", "loader": "ram", …}`."""
+    """The registered name that was chosen in each config group: `{"model": "vit", "loader": "ram", …}`."""
     names = {key.removesuffix(".name"): value for key, value in flatten(config).items() if key.endswith(".name")}
     return {group.removeprefix("data."): str(names[group]) for group in GROUPS if names.get(group) is not None}

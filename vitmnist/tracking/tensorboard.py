@@ -40,13 +40,13 @@ HPARAMS = (
 
 
 class TensorBoard:
-    """The event files of one run; a context manager. HParams shows success after it ended without an exception.
+    """The event files of one run; a context manager. HParams shows success if the block ended without an exception.
 
     Epochs and steps count from 1 here, as in the log, and from 0 in the records. Events are written when they are
     added, without `SummaryWriter`, whose thread prints a traceback if it cannot write.
 
     Raises:
-        OSError: a file cannot be written; so do the methods.
+        OSError: a file cannot be written; the methods raise it too.
     """
 
     def __init__(self, folder: Path, result: Result) -> None:
@@ -107,7 +107,7 @@ def hyperparameters(result: Result) -> dict[str, Any]:
         value = values.get(section, values.get(f"{section}.name"))
         if key == "trainer" and result.config:
             value = trainer_label(result.config["trainer"])
-        # torch leaves out None, and would make a number of a boolean.
+        # torch would leave out None, and turn a boolean into a number.
         row[key] = json.dumps(value) if value is None or isinstance(value, bool | list) else value
     return row
 

@@ -11,13 +11,13 @@ from vitmnist.training.step import Inputs, TrainStep
 
 
 def compile_step(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
-    """Compile a step for batches like this one; its gradients are dropped, the random generators restored.
+    """Compile a step for batches like this one. Drops its gradients and restores the random generators.
 
     Raises:
         UnsupportedStepError: the model cannot be compiled; the step stays as it was.
     """
     with preserved_generators(step.device):
-        # Eagerly first: what a library stores at its first call, as einops does, would cause a recompilation.
+        # Eagerly first: a library that fills a cache at its first call, as einops does, would cause a recompilation.
         _run(step, inputs, keys)
         if step.forward is step.eager:
             step.forward = torch.compile(step.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
@@ -34,12 +34,12 @@ def compile_step(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
 
 
 def _run_compiled(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
-    """Compile by running; what earlier jobs of a sweep have compiled is reused."""
+    """Compile by running; reuses what earlier jobs of a sweep have compiled."""
     try:
         for _ in range(2):  # the second call finds gradients where the first found none
             _run(step, inputs, keys)
     except Exception:
-        torch.compiler.reset()  # torch keeps eight versions; those of earlier jobs may be the reason
+        torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs of a sweep may have used them up
         for _ in range(2):
             _run(step, inputs, keys)
 

@@ -35,7 +35,7 @@ def capture_step(step: TrainStep, loader: Loader, backend: Backend) -> None:
     try:
         with preserved_generators(step.device):
             step.replay = GraphedStep(step, loader, backend).replay
-    except RuntimeError as error:  # out of memory too: the graph's memory is its own
+    except RuntimeError as error:  # includes out of memory: a graph has a memory pool of its own
         step.pad = pad
         raise UnsupportedStepError(first_line(error)) from error
 
@@ -89,7 +89,7 @@ class GraphedStep:
     def _work(self) -> None:
         images, labels = self._inputs
         labels = labels.where(self._positions < self._size, IGNORED)
-        # The graph writes each step's sums into the tensors of its capture, the last that were assigned.
+        # The capture is the last call to assign these tensors; each replay writes into them.
         self._sums = self._step.forward_backward(images, labels, self._keys, self._size)
         self._step.optimizer.step()
         if self._step.ema:

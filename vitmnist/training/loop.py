@@ -27,7 +27,7 @@ AfterStep = Callable[[EpochTimer], object]
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
 ) -> dict[str, float]:
-    """Train on the batches of an epoch that are not done yet, one step per batch.
+    """Train on the remaining batches of an epoch, one step per batch.
 
     Returns:
         The epoch's metrics by their names in `vitmnist.tracking.metrics`.
@@ -37,8 +37,8 @@ def train_epoch(
     """
     metrics = progress.metrics
     step.model.train()
-    step.on_gradients = progress.log_step
-    timer = progress.timer = EpochTimer(step.device)  # with the device at rest
+    step.on_gradients = progress.log_step  # called in each step, between backward and schedule
+    timer = progress.timer = EpochTimer(step.device)  # synchronises: work queued before is not charged to the epoch
     for inputs, keys, size in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
         sums = step(inputs, keys, size)
         metrics.update(sums)
@@ -69,12 +69,12 @@ class EpochProgress:
         self.timer: EpochTimer
         self.metrics = MetricAccumulator(sampler, device, world)
         self._device, self._log_every, self._steps_per_epoch = device, log_every, len(sampler)
-        self._lrs: list[float] = []  # of each step
-        self._gradient_norms: dict[int, Tensor] = {}  # by the step of the epoch; on the device until they are read
-        self._seconds_before: dict[str, float] = {}  # of the processes that trained on this epoch before
+        self._lrs: list[float] = []  # of each step of the epoch
+        self._gradient_norms: dict[int, Tensor] = {}  # by step of the epoch; on the device until read
+        self._seconds_before: dict[str, float] = {}  # of earlier starts, if the run was resumed within this epoch
 
     def log_step(self, step: TrainStep) -> None:
-        """Take the learning rate, and the norm of the gradients if this step is logged; waits for no device."""
+        """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
         number = self.metrics.steps
         self._lrs.append(step.lr)
         if self._log_every and (self.epoch * self._steps_per_epoch + number) % self._log_every == 0:
@@ -166,7 +166,7 @@ def evaluate(
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
-    Several ranks evaluate a part each; all of them return the metrics and predictions of every image.
+    With several ranks, each evaluates a part, and all return the metrics and predictions of every image.
 
     Returns:
         The metrics by their names in `vitmnist.tracking.metrics`, and the predictions.
@@ -178,7 +178,7 @@ def evaluate(
     timer = EpochTimer(device)
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # A rank without an image of the last batch has received a padding image.
+            # The last batch may have no image for this rank, which then gets a padding image: `valid` is 0.
             valid, size = sampler.num_valid(metrics.steps), sampler.global_sampler.num_valid(metrics.steps)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
@@ -198,7 +198,7 @@ def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: World) -> Pred
     """The predictions of all ranks, in split order."""
     if world.size == 1:
         return own
-    # A padding image, if there is one, is the rank's last image.
+    # Without the rank's padding image, which is the last one if there is any.
     indices = sampler.indices(0, device=own.labels.device)[: len(own.labels)]
     size = sampler.global_sampler.size
     return Predictions(

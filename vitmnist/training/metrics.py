@@ -20,7 +20,7 @@ from vitmnist.training.state import check_alike
 class MetricAccumulator:
     """The sums of each batch of a pass, by name.
 
-    Each rank accumulates its own images. Reading sums over the ranks, so all ranks must read when one does.
+    Each rank accumulates its own images. Reading is an all-reduce over the ranks, so all must read when one does.
 
     Args:
         sampler: gives the number of batches, and how many images each has.
@@ -76,7 +76,7 @@ class MetricAccumulator:
         """Continue from `state_dict()`, also with another number of ranks.
 
         Raises:
-            DataError: of a program with other metrics.
+            DataError: it was saved with other metrics.
         """
         if differing := state["sums"].keys() ^ self._sums.keys():
             raise DataError(

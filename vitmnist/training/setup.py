@@ -70,7 +70,7 @@ class TrainSetup:
             self._attempt("compile", lambda: compile_step(self.step, inputs, keys))
 
     def _attempt(self, option: str, action: Callable[[], None]) -> None:
-        """Run `action`; if it fails, disable the option if it was `auto`, else (it was typed) raise `ConfigError`."""
+        """Run `action`; if it fails, disable an option that was `auto`; one that was typed is a `ConfigError`."""
         started = time.perf_counter()
         try:
             action()
@@ -192,16 +192,16 @@ def select_run_loader(
 
     def timed_of(loader: Loader) -> Timed:
         trial_setup = setup_with(loader)
-        trial_setup.compile_step()  # again for a loader that delivers floats
+        trial_setup.compile_step()  # once more if the loader delivers floats
 
         def prepare() -> None:
-            step.replay = None  # frees the graph of the loader before, whose memory is its own
+            step.replay = None  # frees the previous loader's graph, which has a memory pool of its own
             trial_setup.capture_graph()
 
         stream = BatchStream(loader, step.device, lambda number: step.batches(loader, number))
         return Timed(stream, lambda batch: step(*batch), prepare)
 
-    # Here, because its memory is not what a loader must leave free.
+    # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
     setup_with(ResidentBatch(dataset.train, sampler, step.device)).compile_step()
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
@@ -228,7 +228,7 @@ def train_sampler(config: Config, dataset: Dataset) -> EpochSampler:
 
 
 def check_config(config: Config) -> None:
-    """Raise `ConfigError` for what the configuration alone shows to be wrong, before data are read or decoded."""
+    """Raise `ConfigError` for errors that the configuration alone shows, before data are read or decoded."""
     data = config.data
     _, options = DATASETS.member(data.dataset)
     for registry, values in ((LOADERS, data.loader), (OPTIMIZERS, config.optimizer), (SCHEDULES, config.schedule)):
@@ -241,7 +241,7 @@ def check_config(config: Config) -> None:
 
 
 def check_augment(augment: Compose | None, height: int, width: int) -> None:
-    """Raise `ConfigError` if images of this size cannot be augmented, or would have another size than the model's."""
+    """Raise `ConfigError` if images of this size cannot be augmented, or would not keep their size."""
     if augment is None:
         return
     found = augment.output_size(height, width)

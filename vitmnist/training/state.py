@@ -8,8 +8,9 @@ from torch import Tensor
 
 
 def check_alike(state: Any, own: Any, name: str = "state") -> None:
-    """Compare structure and types of a state with those of `own`; of tensors shape and dtype, because torch loads any
-    and a kernel may then write beyond a tensor.
+    """Compare a state with `own`: structure, types, and the shape and dtype of each tensor.
+
+    torch loads an optimizer's tensors of any shape, and a kernel may then write out of bounds.
 
     Raises:
         ValueError: names the first difference.

@@ -26,14 +26,14 @@ from vitmnist.runtime.world import World
 from vitmnist.training.state import check_alike
 from vitmnist.training.step_options import StepConfig
 
-IGNORED = -100  # a label without loss and gradient: the default ignore_index of cross_entropy
+IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
 
 Inputs = tuple[Tensor, Tensor]
 """Images and labels."""
 
 Sums = dict[str, Tensor]
-"""`loss`, the sum of the images' losses divided by the size of the global batch, and by name each metric of
-`vitmnist.metrics`, summed over the images; of this rank, on the device."""
+"""Over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of `vitmnist.metrics`
+as a plain sum. A step divides `loss` by the size of the global batch, so that it adds up over the ranks to the mean."""
 
 
 class TrainStep:
@@ -73,21 +73,21 @@ class TrainStep:
         # The fewest microbatches of at most micro_batch images, all of nearly the same size.
         self.microbatch = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
         self.on_gradients: Callable[[TrainStep], object] = lambda step: None
-        """Called in each step, when the model has its gradients."""
+        """Called in each step, once the gradients are complete."""
         self.compile_s = 0.0
         """Seconds spent on compilation and graph capture."""
         self.pad = False
-        """Pad short microbatches with images without loss, because compiled code and graphs need fixed shapes."""
+        """Pad short microbatches with images labelled `IGNORED`, because compiled code and graphs need fixed shapes."""
         self.replay: Callable[[Inputs, Tensor | None], Sums] | None = None
         """Replays a CUDA graph of the whole step (`vitmnist.training.cuda_graph`); None runs eagerly."""
         self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self.forward: nn.Module = self.eager
-        """Runs the model and its loss: as it is, compiled (`vitmnist.training.compilation`), or wrapped by DDP."""
+        """Model and loss: eager or compiled (`vitmnist.training.compilation`), with several ranks wrapped by DDP."""
         self._world_size = 1
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model to evaluate and to keep: the average of the weights, if there is one."""
+        """The model to evaluate, and to save at the end: that of the EMA, if there is one."""
         return self.ema.model if self.ema else self.model
 
     @property
@@ -96,7 +96,7 @@ class TrainStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Tensor | None, int]]:
-        """The arguments of a call for each batch of an epoch from batch `start` on."""
+        """The arguments of `__call__` for each batch of an epoch from batch `start` on."""
         sampler = loader.sampler
         inputs = _ignore_padding(loader.epoch(epoch, start), sampler, start)
         sizes = map(sampler.global_sampler.num_valid, count(start))
@@ -124,7 +124,14 @@ class TrainStep:
         return sums
 
     def forward_backward(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int | Tensor) -> Sums:
-        """Leave the gradient of the sum of losses, divided by `size`, in the model's parameters."""
+        """Compute the gradient of the batch's summed loss divided by `size`, into the `grad` of the model's parameters.
+
+        Args:
+            images: uint8 or normalised float32 `[B, C, H, W]`.
+            labels: int64 `[B]`.
+            keys: as for `__call__`.
+            size: images in the global batch; a tensor in a CUDA graph, where it changes from replay to replay.
+        """
         self.model.zero_grad()
         targets = None
         if self.preprocess.mixes and keys is not None:
@@ -142,10 +149,10 @@ class TrainStep:
         sums: Sums = {}
         for start in range(0, len(labels), self.microbatch):
             rows = slice(start, start + self.microbatch)
-            with no_sync() if rows.stop < len(labels) else nullcontext():  # one all-reduce of the gradients
+            with no_sync() if rows.stop < len(labels) else nullcontext():  # all-reduce once, with the last one
                 own = self.forward(*(None if part is None else part[rows] for part in parts))
                 loss = own["loss"] / size
-                # DDP averages the gradients over the ranks; their sum is the gradient of the global batch.
+                # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
             for name, value in (own | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
@@ -171,7 +178,7 @@ class TrainStep:
         self.replay = None  # a graph refers to other tensors
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()  # creates the optimizer's state, to compare with
+        self.optimizer.step()  # creates the optimizer's state, to check the saved one against
         self.model.zero_grad()
         own = self.state_dict()
         groups = own["optimizer"]["param_groups"]  # their options follow from the configuration
@@ -184,7 +191,7 @@ class TrainStep:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        if isinstance(self.schedule, LambdaLR):  # if the run has another number of epochs now, so has the curve
+        if isinstance(self.schedule, LambdaLR):  # recomputed, because another `epochs` has another curve
             rates = zip(self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
             for group, base_lr, factor in rates:
                 group["lr"] = float(base_lr * factor(self.schedule.last_epoch))
@@ -193,9 +200,10 @@ class TrainStep:
 
 
 class ModelAndLoss(nn.Module):
-    """From images to the sums of their losses and metrics: one module, for compile and DDP.
+    """From images to the sums of their losses and metrics, none divided by anything: one module, for compile and DDP.
 
-    Images come from `Preprocess.on_bytes`; those with targets, class probabilities, are mixed and normalised already.
+    Images come from `Preprocess.on_bytes`. With `targets`, class probabilities `[B, classes]`, they come from
+    `Preprocess.mixed` and are already normalised.
     """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
@@ -214,12 +222,12 @@ class ModelAndLoss(nn.Module):
         cross_entropy = partial(F.cross_entropy, logits, label_smoothing=self._label_smoothing)
         if targets is None:
             loss = cross_entropy(labels, reduction="sum")
-        else:  # smoothing spreads probability over padding, too
+        else:  # smoothing would give padding, whose targets are zero, a loss
             loss = cross_entropy(targets, reduction="none").where(labels >= 0, 0).sum()
         return {"loss": loss, **batch_sums(logits.detach(), labels)}
 
 
 def _ignore_padding(batches: Iterable[Inputs], sampler: EpochSampler, start: int) -> Iterator[Inputs]:
-    """Ignore the labels of a batch of which this rank has no valid image."""
+    """Label as `IGNORED` a batch that is only a `RankSampler`'s padding image. `TrainStep.pad` pads microbatches."""
     for batch, (images, labels) in enumerate(batches, start):
         yield images, labels if sampler.num_valid(batch) else torch.full_like(labels, IGNORED)

@@ -19,7 +19,7 @@ batch 500 and 5000, sizes from 125 to the whole batch) was fastest with 1,000 to
 DEFAULT_CACHE = 32 * 2**20
 COMPILE_FROM_IMAGES = 400_000
 """Training images, over all epochs, from which compiling pays on a CPU: without a cache it takes 41 s, and saves 0.1 ms
-an image (two cores, batch 500 in bf16: 147 and 95 ms a step)."""
+an image (two cores, batch 500 in bf16: 147 ms a step without, 95 ms with)."""
 GRAPH_NEEDS = "a CUDA device, one process and a fused optimizer"
 
 
@@ -73,7 +73,7 @@ def resolve_step_config(
         ConfigError: `cuda_graph=true` where it is impossible.
     """
     is_cuda, bf16 = device.type == "cuda", _has_bf16(device)
-    # Only a fused optimizer takes its learning rate from a tensor; ranks exchange gradients within the step.
+    # Only a fused optimizer takes its learning rate from a tensor. Several ranks exchange gradients within the step.
     can_capture = is_cuda and ranks == 1 and config.fused in (True, "auto")
     if config.cuda_graph is True and not can_capture:
         raise ConfigError(f"trainer.cuda_graph=true: needs {GRAPH_NEEDS}; type trainer.cuda_graph=auto")
