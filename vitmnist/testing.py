@@ -97,7 +97,7 @@ def _subjects(name: str, given: Data, device: str, options: dict[str, Any]) -> I
     yield Subject(build, given, settings, {str(one): one for one in variants}, define, copy)
     if not is_tensors:
         probe = Subject(build, ProbeDataset(size), settings, {"the usual order": {}}, define)
-        yield probe.with_samples_that_are_taken()
+        yield probe.with_accepted_samples()
 
 
 def _first(data: Any, size: int) -> Any:

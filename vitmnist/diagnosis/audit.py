@@ -73,7 +73,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009) -> Audit:
     variants = {f"0 and {WORKERS} workers": {"num_workers": 0}} if "num_workers" in settings else {}
     properties = []
     with preserved_generators():
-        subject = Subject(loader_factory, dataset, settings, variants).with_samples_that_are_taken()
+        subject = Subject(loader_factory, dataset, settings, variants).with_accepted_samples()
         for promise in PROMISES:
             properties.append(_report(promise, subject))
             print(properties[-1], flush=True)  # some loaders take seconds to start

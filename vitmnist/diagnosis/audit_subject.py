@@ -78,7 +78,7 @@ class Subject:
     define: Callable[..., list[Batch]] | None = None
     copy: Callable[[Any], Batch] = copy_probe
 
-    def with_samples_that_are_taken(self) -> Subject:
+    def with_accepted_samples(self) -> Subject:
         """The subject over constant samples if the loader refuses random ones."""
         try:
             _ = self.epochs

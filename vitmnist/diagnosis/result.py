@@ -71,7 +71,7 @@ class Diagnosis:
         return (
             f"{limit(100 * (1 - best_s / both_s))}: {self.waiting_pct.median:.0f}% of the time is spent waiting for "
             f"data; {faster}; at the "
-            f"ends of their ranges, no loader can make it more than {most:.3g} times faster"
+            f"ends of their ranges, no loader can make the loop more than {most:.3g} times faster"
         )
 
     def to_dict(self) -> dict[str, Any]:

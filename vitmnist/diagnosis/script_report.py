@@ -14,8 +14,8 @@ from vitmnist.diagnosis.verdict import FEW_STEPS, milliseconds, plural, verdict
 from vitmnist.runtime.cpu import Cores
 
 NO_LOADER = (
-    "no DataLoader was iterated in this process. Observed is torch.utils.data.DataLoader in the process that runs the "
-    "script; subclasses that replace __iter__ are not"
+    "no DataLoader was iterated in this process; torch.utils.data.DataLoader is observed in the process that runs the "
+    "script, and subclasses that replace __iter__ are not"
 )
 OTHER_PROCESSES = (
     "they may be what trains, so there is no verdict; ranks of torchrun are observed by torchrun -m vitmnist diagnose …"

@@ -27,7 +27,7 @@ PHASES: dict[str, dict[str, Any]] = {
 WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10  # inches, points: on a phone, 360 pixels wide, text has 10 pixels
 AXIS = (
     "seconds per epoch, evaluation included (whiskers: range)\n"
-    "×: relative to the row with the lowest median; ≈: may be noise"
+    "×: times the row with the lowest median; ≈: the difference may be noise"
 )
 NARROW: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}  # three entries in a line
 LABEL, LINE = 42, 62  # characters that fit above a bar next to its figures, and in the width of the chart

@@ -247,6 +247,6 @@ def check_augment(augment: Compose | None, height: int, width: int) -> None:
     found = augment.output_size(height, width)
     if found != (height, width):
         raise ConfigError(
-            f"data.augment: makes images of {found[0]}×{found[1]}, and the model takes those of the dataset, "
+            f"data.augment: makes images of {found[0]}×{found[1]}, but the model takes the size of the dataset, "
             f"{height}×{width}; set size: null in its random_resized_crop"
         )

@@ -33,7 +33,7 @@ CACHE = "vitmnist-cache"  # below data.root
 VERSION = 3  # of the decoded pixels and the notes about them; another one makes caches decode again
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 COLOUR_SAMPLES = 100  # pictures checked for colour
-SKIP = "mend or remove them, or type data.dataset.skip_unreadable=true to leave them out"
+SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 
 
 @dataclass
