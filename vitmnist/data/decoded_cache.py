@@ -116,7 +116,7 @@ def _named_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"the cache folder {folder} cannot be used: {error}; fix this, or name another that can be used with {ADVICE}"
+            f"the cache folder {folder} cannot be used: {error}; fix this, or name another with {ADVICE}"
         ) from error
 
 
