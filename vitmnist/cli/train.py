@@ -157,9 +157,8 @@ def _end(error: BaseException) -> NoReturn:
     error, output = _world.root_cause(error), folders.command.output
     failure = describe(error)
     if failure.status == "interrupted":
-        log.warning(
-            "%s%s", failure.message, folders.command.resume_hint(_world.size)
-        )  # to stderr if Hydra has not configured logging yet
+        # To stderr if Hydra has not configured logging yet.
+        log.warning("%s%s", failure.message, folders.command.resume_hint(_world.size))
         sys.exit(failure.exit_code)
     if output and folders.command.stage == "training" and (output.path / "result.json").exists():
         log.info("failed; results: %s", display_path(output.path))

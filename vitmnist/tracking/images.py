@@ -88,5 +88,6 @@ def caption(test: Split, predictions: Predictions, index: int) -> str:
 
 
 def _to_image(pixels: Tensor) -> Image.Image:
-    """A uint8 image `[C, H, W]` on the CPU, of one or three channels, as an image of mode RGB."""
-    return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+    """A uint8 image `[C, H, W]` on the CPU as one of mode RGB: its first three channels, or the first of fewer."""
+    shown = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
+    return Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy())
