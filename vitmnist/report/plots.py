@@ -25,10 +25,7 @@ PHASES: dict[str, dict[str, Any]] = {
 }
 """How the parts of an epoch are drawn, all in the colour of the loader: the page also has a dark background."""
 WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10  # inches, points: on a phone, 360 pixels wide, text has 10 pixels
-AXIS = (
-    "seconds per epoch, evaluation included (whiskers: range)\n"
-    "×: times the row with the lowest median; ≈: the difference may be noise"
-)
+AXIS = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
 NARROW: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}  # three entries in a line
 LABEL, LINE = 42, 62  # characters that fit above a bar next to its figures, and in the width of the chart
 

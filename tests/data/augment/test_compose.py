@@ -164,7 +164,7 @@ def test_operations_that_do_not_fit_the_images_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.augment\.operations\.1\.pixels=9: must be below .* 8"):
         augment.output_size(28, 28)
     smaller = Compose(values[:1])
-    with pytest.raises(ConfigError, match=r"makes images of 8×8, and the model takes .* 28×28"):
+    with pytest.raises(ConfigError, match=r"makes images of 8×8, but the model takes .* 28×28"):
         check_augment(smaller, 28, 28)
 
 

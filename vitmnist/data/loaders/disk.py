@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import signal
@@ -158,4 +159,10 @@ def _handle_signals(worker: int) -> None:
     """
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(GRACE_S, os._exit, [0]).start())
+    # Not threading.Timer: the code that the signal interrupts may hold a lock that starting a Thread waits for.
+    signal.signal(signal.SIGTERM, lambda *_: _thread.start_new_thread(_exit_later, ()))
+
+
+def _exit_later() -> None:
+    time.sleep(GRACE_S)
+    os._exit(0)
