@@ -47,11 +47,11 @@ def test_a_run_shows_its_row_of_hparams_metrics_steps_images_and_configuration(
     succeed: Printed, quick: list[str], tmp_path: Path
 ) -> None:
     settings = ["tensorboard.every_steps=3", "tensorboard.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
-    choices = ["data/loader=gpu_slice", "model.width=8", "seed=3"]
+    choices = ["data/loader=gpu_slice", "model.width=8", "seed=3", "data.drop_last=false"]
     succeed(*quick, *choices, *settings, "hydra.run.dir=here")
     columns, metrics, row, is_success = hparams(tmp_path / "here")
     assert set(row) == columns
-    assert {"data/loader", "batch_size", "model", "optimizer.lr", "schedule", "device", "model.width"} <= columns
+    assert {"data/loader", "batch_size", "model", "optimizer.lr", "schedule", "trainer", "model.width"} <= columns
     assert not {"seed", "data.root", "hydra.run.dir"} & columns
     assert (row["data/loader"], row["batch_size"], row["data.drop_last"]) == ("gpu_slice", 6, "false")
     assert is_success
