@@ -174,7 +174,7 @@ def test_memory_peaks_are_those_of_each_job(train: Train, tmp_path: Path) -> Non
     ended = train("-m", *few, "batch_size=30,3000,31", "hydra.sweep.dir=here")
     assert ended.returncode == 0, ended.stderr
     small, large, again = (result_of(folder)["epochs"][0]["host_peak_mib"] for folder in jobs(tmp_path / "here"))
-    assert small is None or large - small > 2 * abs(again - small)
+    assert small is None or abs(again - small) < 0.7 * (large - small)
 
 
 def test_a_sweep_that_is_running_is_left_alone(refuse: Printed, start: Start, quick: list[str], tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_all_go_when_there_is_no_run(typed: list[str], said: str, ranks: StartRa
     codes, outputs = ranks(2, *typed).ended()
     assert codes == [0, 0]
     assert said in outputs[0]
-    assert outputs[1] == ""
+    assert [line for line in outputs[1].splitlines() if not line.startswith("[Gloo]")] == []  # as of torch 2.10
 
 
 def test_a_port_in_use_is_named(ranks: StartRanks) -> None:
