@@ -138,6 +138,8 @@ def test_its_fingerprint_makes_the_cache_persistent(
         ({"image": [[[1]], [[2]]], "fine": [0, 1]}, r"no columns for the label; .* name one with .*label=COLUMN"),
         ({"image": [[[1]], None], "label": [0, 1]}, "rows from . on: one has no image or no label; leave it out"),
         ({"image": [[[1]], [[1]]], "label": [0, None]}, "rows from . on: one has no image or no label"),
+        ({"image": [[[1]], [[1]]], "label": ["a", "b"]}, "the column label: a label must be a number; class_encode"),
+        ({"image": [[[1]], [[1]]], "label": [[0, 1], [1, 2]]}, "the column label: a label must be a number"),
         ({"image": [[[1]], [[1, 2]]], "label": [0, 1]}, "samples 0, 1, … do not make a batch: .*the same shape"),
     ],
 )

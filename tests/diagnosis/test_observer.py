@@ -15,7 +15,7 @@ from vitmnist.runtime.cpu import Cores
 
 
 def test_figures_of_each_loader_are_parts_of_the_scripts(tmp_path: Path) -> None:
-    """In the main process and in forked workers; map-style, iterable, in lockstep, and built anew for each epoch."""
+    """With and without workers; map-style and iterable datasets, loaders in lockstep, and one built per epoch."""
     script = f"""{SLOW_DATA}
 train(DataLoader(Slow(), batch_size=2))
 train(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))

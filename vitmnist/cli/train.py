@@ -157,7 +157,7 @@ def _end(error: BaseException) -> NoReturn:
     error, output = _world.root_cause(error), folders.command.output
     failure = describe(error)
     if failure.status == "interrupted":
-        # To stderr if Hydra has not configured logging yet.
+        # This goes to stderr if Hydra has not configured logging yet.
         log.warning("%s%s", failure.message, folders.command.resume_hint(_world.size))
         sys.exit(failure.exit_code)
     if output and folders.command.stage == "training" and (output.path / "result.json").exists():

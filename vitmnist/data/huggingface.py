@@ -42,7 +42,13 @@ class RowPairs(Dataset[tuple[Any, Any]]):
         """These samples in one query, which saves most of the time for small images."""
         rows = self._rows[indices]
         pairs = list(zip(*(rows[column] for column in self.columns), strict=True))
-        if any(image is None or label is None or np.isnan(label) for image, label in pairs):  # NumPy's None is NaN
+        try:
+            is_missing = any(image is None or label is None or np.isnan(label) for image, label in pairs)  # None is NaN
+        except (TypeError, ValueError) as error:  # text, or several labels
+            raise DataError(
+                f"the column {self.columns[1]}: a label must be a number; class_encode_column() makes one of text"
+            ) from error
+        if is_missing:
             raise DataError(f"rows from {indices[0]} on: one has no image or no label; leave it out with filter()")
         return [(self._image(image), _label(label)) for image, label in pairs]
 

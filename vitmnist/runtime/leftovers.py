@@ -19,7 +19,7 @@ def running() -> set[Running]:
 
 
 def left_since(before: set[Running]) -> list[str]:
-    """What is not in `before` and has not ended within `GRACE_S`, as `thread NAME` and `process NAME`."""
+    """Names of the threads and processes that have started since `before` and do not end within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
     while (left := running() - before) and time.monotonic() < deadline:
         gc.collect()

@@ -156,6 +156,18 @@ def test_unreadable_pictures_are_named_or_skipped_and_counted(
         load(folder, skip_unreadable=True)
 
 
+def test_a_missing_file_that_is_no_longer_listed_leaves_no_gap(tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    for number, name in enumerate(("train/cat", "train/dog", "test/cat", "test/dog")):
+        draw(pictures / name / "0.png", number)
+    link = pictures / "test" / "cat" / "gone.png"
+    link.symlink_to("nowhere.png")
+    assert load(pictures, skip_unreadable=True).skipped == 1
+    link.unlink()
+    pets = load(pictures, skip_unreadable=True)
+    assert (pets.skipped, sorted(pets.test.files)) == (0, ["test/cat/0.png", "test/dog/0.png"])
+
+
 def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match="too few pictures"):
         load(folder, test_share=0.01)

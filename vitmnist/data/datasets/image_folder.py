@@ -148,9 +148,11 @@ class FolderDecoder:
         """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
         files = []
         for path, label in self.samples:
-            with suppress(OSError):  # reported when the file is decoded
+            size = time = None  # of a missing file, which is reported when it is decoded
+            with suppress(OSError):
                 stat = path.stat()
-                files.append((str(path.relative_to(self.folder)), label, stat.st_size, stat.st_mtime_ns))
+                size, time = stat.st_size, stat.st_mtime_ns
+            files.append((str(path.relative_to(self.folder)), label, size, time))
         options = VERSION, len(self.parts[0]), self.options.size, self.options.mode.value, self.options.draft
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
@@ -193,10 +195,11 @@ class FolderDecoder:
         for index in indices:
             path, label = self.samples[index]
             try:
-                parts.append(to_tensor(self.options.read(path))[None])
-                labels.append(label)
+                picture = to_tensor(self.options.read(path))[None]
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
                     coloured += is_colour(path)
+                parts.append(picture)
+                labels.append(label)
             except DataError as error:
                 unreadable.append((index, str(error)))
         images = torch.cat(parts)
