@@ -36,12 +36,10 @@ def compile_step(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
 def _run_compiled(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
     """Compile by running; reuses what earlier jobs of a sweep have compiled."""
     try:
-        for _ in range(2):  # the second call finds gradients where the first found none
-            _run(step, inputs, keys)
+        _run(step, inputs, keys)
     except Exception:
         torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs of a sweep may have used them up
-        for _ in range(2):
-            _run(step, inputs, keys)
+        _run(step, inputs, keys)
 
 
 def _run(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
