@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -97,15 +98,16 @@ def test_mistaken_candidates_are_named() -> None:
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ram` would fit by itself, but not beside the model's step, which is measured."""
     size = MAPPED.nbytes
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**24))
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
+    sizes = chain([2**28], repeat(1))  # 256 MiB at first: the process's memory varies by a few MiB by itself
 
     def step(batch: object) -> None:
-        torch.ones(2**23)  # 32 MiB
+        torch.ones(next(sizes), dtype=torch.uint8)
 
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
     selection = select_loader(options, MAPPED, SAMPLER, CPU, timed_of=stepping(step))
     assert selection.name == "slow"
-    assert re.search(r"refused: ram: the set takes .*, and the model needs \d\d\.\d MiB too", selection.table())
+    assert re.search(r"refused: ram: the set takes .*, and the model needs \d\d\d\.\d MiB too", selection.table())
     assert select_loader(options, MAPPED, SAMPLER, CPU).name != "slow"
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 1))
     options = AutoOptions(batches=5, candidates=["ram", "cache"])
