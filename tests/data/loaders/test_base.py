@@ -19,6 +19,7 @@ from vitmnist import make_loader
 from vitmnist.data.datasets import Dataset
 from vitmnist.data.loaders import LOADERS
 from vitmnist.errors import ConfigError, DataError, LoadingError
+from vitmnist.runtime.signals import handled_by
 from vitmnist.testing import check_loader
 
 LOADER_OPTIONS = {
@@ -135,6 +136,21 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, worker
                     os.kill(worker.pid, signal.SIGKILL)
     assert wrapper or "try fewer with data.loader.num_workers=N" in str(caught.value)
     assert not workers()
+
+
+def test_a_worker_that_is_terminated_while_it_starts_ends(workers: Workers) -> None:
+    """As when the start of a later one fails, and the program waits for all of them at its end."""
+    is_starting = True
+    os.register_at_fork(after_in_child=lambda: is_starting and os.kill(os.getpid(), signal.SIGTERM))
+    disk = {"num_workers": 1, "batch_size": 1, "device": "cpu", "seed": 0}
+    with handled_by(lambda *_: None, signal.SIGTERM), make_loader("disk", Sleeps(), **disk) as loader:
+        batches = loader.epoch(0)
+        next(batches)
+        is_starting = False
+        (worker,) = workers()
+        worker.join(20)
+        assert worker.exitcode == 0
+        batches.close()
 
 
 def test_a_default_device_of_torch_is_no_matter() -> None:

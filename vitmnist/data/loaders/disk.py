@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import LoadingError, UserError
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.failures import worker_error
-from vitmnist.runtime.signals import STOPPING
+from vitmnist.runtime.signals import STOPPING, held_back
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,9 @@ class DiskLoader(Loader):
             except IndexError:
                 dataloader, keys = self._build(workers)
             keys.number, keys.start = number, start
-            iterator = iter(dataloader)
+            resource_tracker.ensure_running()  # its start, in iter(), would let SIGTERM through before Python 3.13
+            with held_back(*STOPPING):  # until `_handle_signals`: a SIGTERM lost before it would let a worker live on
+                iterator = iter(dataloader)
         is_finished = False
         try:
             while (batch := self._next(iterator)) is not END:
@@ -157,10 +160,11 @@ def _handle_signals(worker: int) -> None:
     After SIGTERM a worker has `GRACE_S` to finish its batch, and then exits, since the signal may have been meant for
     it alone. It exits with 0, because for other codes torch raises at any point of the training process.
     """
-    for number in STOPPING:
+    for number in {*STOPPING} - {signal.SIGTERM}:  # to ignore SIGTERM would discard one that is held back
         signal.signal(number, signal.SIG_IGN)
     # Not threading.Timer: the code that the signal interrupts may hold a lock that starting a Thread waits for.
     signal.signal(signal.SIGTERM, lambda *_: _thread.start_new_thread(_exit_later, ()))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
 def _exit_later() -> None:
