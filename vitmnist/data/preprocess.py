@@ -84,43 +84,58 @@ class Preprocess(nn.Module):
         """
         if self.mixes and keys is not None:
             raise ConfigError("this augmentation mixes images and their labels; call mixed(images, labels, keys)")
-        return self.on_floats(self.on_bytes(images, keys), keys)
+        return self.on_floats(*self.on_bytes(images, keys))
 
-    def on_bytes(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        """The first part of `forward`, which `torch.compile` must not see: operations on bytes, on the CPU."""
+    def on_bytes(self, images: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The first part of `forward`, which `torch.compile` must not see.
+
+        Images whose augmentation begins with bytes are finished here; the keys are then None.
+        """
         check_layout(images.shape, len(self.mean))
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
         if self.augment is None or keys is None:
-            return images
+            return images, None
         if self._are_bytes and images.is_floating_point():
             images = self._unit_range(images).mul_(self.white).round_().to(torch.uint8)
-        return self.augment.on_bytes(images, keys)
+        return (self._in_parts(images, keys), None) if self.augment.number_on_bytes(images) else (images, keys)
 
     def on_floats(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        """The second part: the other operations, and normalising."""
-        if images.is_floating_point() and (self.augment is None or keys is None):
+        """The second part: the remaining operations, and normalising."""
+        if images.is_floating_point() and keys is None:
             return images
         if torch.compiler.is_compiling() or images.device.type != "cpu" or images.numel() <= PART:
-            return self._finished(images, keys)
-        is_augmented = self.augment is not None and keys is not None
-        size = self.augment.output_size(*images.shape[2:]) if is_augmented else images.shape[2:]  # type: ignore[union-attr]
+            return self._finished(images, self._draw(images, keys))
+        return self._in_parts(images, keys)
+
+    def _in_parts(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        """The images augmented and normalised in threads, so many at a time that they stay in the cache."""
+        # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
+        drawn = self._draw(images, keys)
+        size = self.augment.output_size(*images.shape[2:]) if self.augment and drawn else images.shape[2:]
         finished = torch.empty(*images.shape[:2], *size)
 
         def finish(rows: slice) -> None:
             part = finished[rows]
-            result = self._finished(images[rows], None if keys is None else keys[rows], part)
+            result = self._finished(images[rows], [[one[rows] for one in numbers] for numbers in drawn], part)
             if result is not part:
                 part.copy_(result)
 
         in_parts(finish, len(images), math.ceil(images.numel() / (PART * torch.get_num_threads())))
         return finished
 
-    def _finished(self, images: Tensor, keys: Tensor | None, out: Tensor | None = None) -> Tensor:
+    def _draw(self, images: Tensor, keys: Tensor | None) -> list[tuple[Tensor, ...]]:
+        """What each operation draws for each image; empty without keys."""
+        return [] if self.augment is None or keys is None else self.augment.draw(keys, *images.shape[2:])
+
+    def _finished(self, images: Tensor, drawn: Sequence[Sequence[Tensor]], out: Tensor | None = None) -> Tensor:
         """The images augmented and normalised; in `out`, if nothing but normalising is left to do."""
-        floats = self._unit_range(images, out)
-        if self.augment is not None and keys is not None:
-            floats = self.augment(floats, keys, self.augment.number_on_bytes(images))
+        if self.augment is None or not drawn:
+            floats = self._unit_range(images, out)
+        else:
+            number = self.augment.number_on_bytes(images)
+            floats = self._unit_range(self.augment(images, drawn, slice(number)), out)
+            floats = self.augment(floats, drawn, slice(number, None))
         return floats.sub_(self.mean).div_(self.std)
 
     def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
@@ -146,7 +161,7 @@ class Preprocess(nn.Module):
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
-        return self.augment.mix(self.on_floats(self.on_bytes(images, keys), keys), labels, keys, self.classes)
+        return self.augment.mix(self.on_floats(*self.on_bytes(images, keys)), labels, keys, self.classes)
 
     @property
     def mixes(self) -> bool:

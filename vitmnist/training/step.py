@@ -137,20 +137,20 @@ class TrainStep:
         if self.preprocess.mixes and keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
             images, targets = self.preprocess.mixed(images, labels, keys)
-        else:
-            images = self.preprocess.on_bytes(images, keys)
-        parts: list[Tensor | None] = [images, labels, keys, targets]
+            keys = None
+        parts: list[Tensor | None] = [images, keys, labels, targets]
         if self.pad and (missing := -len(labels) % self.microbatch):
             parts = [
                 part if part is None else F.pad(part, [0, 0] * (part.dim() - 1) + [0, missing], value=fill)
-                for part, fill in zip(parts, (0, IGNORED, 0, 0), strict=True)
+                for part, fill in zip(parts, (0, 0, IGNORED, 0), strict=True)
             ]
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
         for start in range(0, len(labels), self.microbatch):
             rows = slice(start, start + self.microbatch)
             with no_sync() if rows.stop < len(labels) else nullcontext():  # all-reduce once, with the last one
-                own = self.forward(*(None if part is None else part[rows] for part in parts))
+                inputs, input_keys, *others = (None if part is None else part[rows] for part in parts)
+                own = self.forward(*self.preprocess.on_bytes(inputs, input_keys), *others)  # type: ignore[arg-type]
                 loss = own["loss"] / size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
@@ -202,8 +202,8 @@ class TrainStep:
 class ModelAndLoss(nn.Module):
     """From images to the sums of their losses and metrics, none divided by anything: one module, for compile and DDP.
 
-    Images come from `Preprocess.on_bytes`. With `targets`, class probabilities `[B, classes]`, they come from
-    `Preprocess.mixed` and are already normalised.
+    Images and keys come from `Preprocess.on_bytes`, or from `Preprocess.mixed` with `targets`, the class probabilities
+    `[B, classes]`.
     """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
@@ -213,9 +213,8 @@ class ModelAndLoss(nn.Module):
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._label_smoothing = precision == Precision.bf16, label_smoothing
 
-    def forward(self, images: Tensor, labels: Tensor, keys: Tensor | None, targets: Tensor | None) -> Sums:
-        if targets is None:
-            images = self._preprocess(images, keys)
+    def forward(self, images: Tensor, keys: Tensor | None, labels: Tensor, targets: Tensor | None) -> Sums:
+        images = self._preprocess(images, keys)
         with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
             logits = self.model(images)
         logits = logits.float()

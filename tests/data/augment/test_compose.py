@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.data.augment.test_operations import keys
+from tests.data.augment.test_operations import keys, operation
 from vitmnist import make_loader
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
@@ -42,15 +42,14 @@ def test_operations_are_applied_in_order_with_the_keys_of_their_places(pictures:
     found = Preprocess(pictures, Compose(values))(pictures.images, keys(23))
     expected = pictures.images
     for place, value in enumerate(values):
-        operation = OPERATIONS.build(OPERATIONS.complete(value))
-        expected = operation(expected, operation_keys(keys(23), place))
+        expected = operation(**value)(expected, operation_keys(keys(23), place))
     assert torch.equal(found, Preprocess(pictures)(expected))
 
 
 def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:
     composition = configured("data/augment=crops")
     preprocess = Preprocess(pictures, composition)
-    expected = composition(pictures.images / 255, keys(23))
+    expected = composition(pictures.images / 255, composition.draw(keys(23), *pictures.images.shape[2:]))
     found = preprocess(pictures.images, keys(23)) * preprocess.std + preprocess.mean
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -60,8 +59,8 @@ def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> Non
     for preset in set(PRESETS) - {"compose"}:  # which shows that parameters may be left out
         values = compose([f"data/augment={preset}"]).data.augment
         assert values.name == preset
-        for operation in values.operations:
-            assert set(operation) == set(OPERATIONS.complete(operation)), preset
+        for listed in values.operations:
+            assert set(listed) == set(OPERATIONS.complete(listed)), preset
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import v2
 
-from tests.data.augment.test_operations import images, keys, operation
+from tests.data.augment.test_operations import built, images, keys
 from vitmnist.data.augment import Compose
 from vitmnist.data.augment.keys import operation_keys, random_bits
 from vitmnist.data.augment.mixing import OwnWeights, draw_partners
@@ -29,7 +29,7 @@ def mixing(name: str, **options: object) -> Compose:
 def test_mixup_is_that_of_torchvision() -> None:
     """To 1e-6, with the weight that was drawn for each image."""
     source, partners = images(NUMBER), images(NUMBER, seed=1)
-    mixed, weights = operation("mixup")(source, partners, keys(NUMBER))
+    mixed, weights = built("mixup")(source, partners, keys(NUMBER))
     for image, partner, ours, weight in zip(source, partners, mixed, weights, strict=True):
         parameters = {"lam": float(weight), "labels": torch.zeros(2), "batch_size": 2}
         theirs = v2.MixUp(num_classes=2).transform(torch.stack([image, partner]), parameters)[0]
@@ -38,7 +38,7 @@ def test_mixup_is_that_of_torchvision() -> None:
 
 def test_cutmix_is_that_of_torchvision() -> None:
     """Pixels exactly; the weight is the area of the image that is left."""
-    source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), operation("cutmix")
+    source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), built("cutmix")
     mixed, weights = cutmix(source, partners, keys(NUMBER))
     larger, is_larger = cutmix.weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
     areas = larger.where(is_larger, 1 - larger)
@@ -132,7 +132,7 @@ def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
 
 def test_small_alpha_mixes_little() -> None:
     source = images(NUMBER)
-    mixed, weights = operation("mixup", alpha=1e-3)(source, source.flip(0), keys(NUMBER))
+    mixed, weights = built("mixup", alpha=1e-3)(source, source.flip(0), keys(NUMBER))
     assert (weights > 0.999).double().mean() > 0.95
     assert ((mixed - source).abs().amax(dim=(1, 2, 3)) < 1e-3).double().mean() > 0.95
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
-from vitmnist.data.augment import OPERATIONS, Operation, augment_keys
+from vitmnist.data.augment import OPERATIONS, Mixing, Operation, augment_keys
 from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
 from vitmnist.data.augment.keys import _mix64, random_signed, random_uniform
 from vitmnist.data.sampler import EpochSampler
@@ -29,8 +30,14 @@ IDENTITY = {
 }
 
 
-def operation(name: str, **options: object) -> Operation:
+def built(name: str, **options: object) -> Operation | Mixing:
     return OPERATIONS.build(OPERATIONS.complete({"name": name, **options}))
+
+
+def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
+    """An operation as a function of images and their keys."""
+    one = built(name, **options)
+    return lambda images, keys: one(images, *one.draw(keys, *images.shape[2:]))
 
 
 def keys(number: int = NUMBER) -> Tensor:

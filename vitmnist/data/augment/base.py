@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitmnist.registry import Registry
 
 
 class Operation(nn.Module):
-    """Changes each image on its own; `forward(images, keys)`.
+    """Changes each image on its own; `forward(images, *drawn)`, with what `draw` returns.
 
-    `images` are float32 `[B, C, H, W]` of 0…1, `keys` int64 `[B]`. Returns new images; pixels without a source are 0.
+    `images` are float32 `[B, C, H, W]` of 0…1. Returns new images; pixels without a source are 0.
     """
 
     takes_bytes = False
     """Whether `forward` also takes uint8 images on the CPU, and returns uint8."""
+
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
+        """Random parameters of images of this size, by their keys, int64 `[B]`; each `[B, …]`."""
+        raise NotImplementedError
 
     def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         """Height and width of the augmented images.

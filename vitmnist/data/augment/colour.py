@@ -36,25 +36,30 @@ class ColorJitter(Operation):
         super().__init__()
         self.options = options
 
-    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
+        """The factors of those that are not 0, float32 `[B, 1, 1, 1]`, then the turns, `[B, 1, 1]`."""
+        options = self.options
+        strengths = enumerate((options.brightness, options.contrast, options.saturation))
+        bounds = [(number, max(0.0, 1 - strength), 1 + strength) for number, strength in strengths if strength]
+        factors = [random_uniform(keys, *bound).float()[:, None, None, None] for bound in bounds]
+        return *factors, random_uniform(keys, 3, -options.hue, options.hue).float()[:, None, None]
+
+    def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
         channels = images.shape[1]
         if channels not in (1, 3):
             raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
+        *factors, turns = drawn
+        factor = iter(factors)
         if self.options.brightness:
-            images = (images * self._factor(keys, 0, self.options.brightness)).clamp_(0, 1)
+            images = (images * next(factor)).clamp_(0, 1)
         if self.options.contrast:
             mean = _luma(images).mean(dim=(1, 2, 3), keepdim=True)
-            images = mean.lerp(images, self._factor(keys, 1, self.options.contrast)).clamp_(0, 1)
+            images = mean.lerp(images, next(factor)).clamp_(0, 1)
         if self.options.saturation and channels == 3:
-            images = torch.lerp(_luma(images), images, self._factor(keys, 2, self.options.saturation)).clamp_(0, 1)
+            images = torch.lerp(_luma(images), images, next(factor)).clamp_(0, 1)
         if self.options.hue and channels == 3:
-            turns = random_uniform(keys, 3, -self.options.hue, self.options.hue).float()
-            images = _turn_hue(images, turns[:, None, None])
+            images = _turn_hue(images, turns)
         return images
-
-    def _factor(self, keys: Tensor, number: int, strength: float) -> Tensor:
-        """A factor for each image, float32 `[B, 1, 1, 1]`."""
-        return random_uniform(keys, number, max(0.0, 1 - strength), 1 + strength).float()[:, None, None, None]
 
 
 def _luma(images: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from vitmnist.config.validation import validate
 from vitmnist.data.augment.base import OPERATIONS, Mixing, Operation
 from vitmnist.data.augment.keys import operation_keys
 from vitmnist.data.augment.mixing import draw_partners
-from vitmnist.data.threads import in_parts
 from vitmnist.errors import ConfigError
 
 KEY = "data.augment.operations"
@@ -47,8 +46,6 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
 class Compose(nn.Module):
     """Applies operations in order; each draws random numbers of its own, by its index in the list.
 
-    `forward(images, keys)` is that of `Operation`, with keys from `augment_keys`; `start` skips the first operations.
-
     Args:
         operations: each a name and parameters, `{"name": "shift", "pixels": 3}`; others have defaults.
 
@@ -71,34 +68,27 @@ class Compose(nn.Module):
         self._leading = sum(1 for _ in takewhile(lambda one: one.takes_bytes, self.operations))
 
     def number_on_bytes(self, images: Tensor) -> int:
-        """How many operations `on_bytes` applies to these images, or has applied to make them.
+        """How many leading operations are applied to the bytes of these images rather than to floats.
 
-        The leading ones that take bytes, for uint8 images on the CPU, if the augmented images have at least `LARGE`
-        pixels: smaller ones are augmented faster as floats, a whole batch at a time.
+        Those that take bytes, for uint8 images on the CPU, if the augmented images have at least `LARGE` pixels:
+        smaller ones are augmented faster as floats, a whole batch at a time.
         """
         height, width = self.output_size(*images.shape[2:])
         is_for_bytes = images.dtype == torch.uint8 and images.device.type == "cpu" and height * width >= LARGE
         return self._leading if is_for_bytes else 0
 
-    def on_bytes(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Apply the first operations to the bytes of images, in threads."""
-        number = self.number_on_bytes(images)
-        if not number:
-            return images
-        augmented = images.new_empty(*images.shape[:2], *self.output_size(*images.shape[2:]))
+    def draw(self, keys: Tensor, height: int, width: int) -> list[tuple[Tensor, ...]]:
+        """What each operation draws for images of this size; `keys` are those of `augment_keys`."""
+        drawn = []
+        for index, operation in enumerate(self.operations):
+            drawn.append(operation.draw(operation_keys(keys, index), height, width))
+            height, width = operation.output_size(height, width)
+        return drawn
 
-        def augment(rows: slice) -> None:
-            augmented[rows] = self._in_order(images[rows], keys[rows], slice(number))
-
-        in_parts(augment, len(images))
-        return augmented
-
-    def forward(self, images: Tensor, keys: Tensor, start: int = 0) -> Tensor:
-        return self._in_order(images, keys, slice(start, None))
-
-    def _in_order(self, images: Tensor, keys: Tensor, part: slice) -> Tensor:
-        for index, operation in [*enumerate(self.operations)][part]:
-            images = operation(images, operation_keys(keys, index))
+    def forward(self, images: Tensor, drawn: Sequence[Sequence[Tensor]], part: slice = slice(None)) -> Tensor:
+        """The images after the operations, or after a part of the list."""
+        for operation, numbers in [*zip(self.operations, drawn, strict=True)][part]:
+            images = operation(images, *numbers)
         return images
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.augment.base import OPERATIONS, Operation
-from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
+from vitmnist.data.augment.boxes import NUMBERS_OF_A_BOX, Boxes, random_boxes
 from vitmnist.data.augment.keys import random_uniform
 
 
@@ -29,9 +29,11 @@ class RandomErasing(Operation):
         super().__init__()
         self.options = options
 
-    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         lowest, highest = self.options.ratio
         boxes = random_boxes(keys, self.options.scale, (1 / highest, 1 / lowest), height, width)
-        is_erased = random_uniform(keys, NUMBERS_OF_A_BOX) < self.options.p
-        return images * (1 - boxes.mask(height, width) * is_erased[:, None, None, None])
+        return *boxes, random_uniform(keys, NUMBERS_OF_A_BOX) < self.options.p
+
+    def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
+        *box, is_erased = drawn
+        return images * (1 - Boxes(*box).mask(*images.shape[2:]) * is_erased[:, None, None, None])

@@ -44,12 +44,14 @@ class Shift(Moving):
         super().__init__()
         self.pixels = options.pixels
 
-    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
+        return tuple(random_bits(keys, number) % (2 * int(self.pixels) + 1) for number in (0, 1))
+
+    def forward(self, images: Tensor, down: Tensor, right: Tensor) -> Tensor:
         size, channels, height, width = images.shape
         margin = int(self.pixels)
         framed = images.new_zeros(size, channels, height + 2 * margin, width + 2 * margin)
         framed[:, :, margin : margin + height, margin : margin + width] = images
-        down, right = (random_bits(keys, number) % (2 * margin + 1) for number in (0, 1))
         # A row of the result is `width` consecutive values of the framed images: a gather of whole rows, which is 2.5
         # times as fast as one of elements.
         first_rows = torch.arange(size * channels, device=images.device).view(size, channels, 1) * framed.shape[2]
@@ -80,14 +82,14 @@ class Affine(Moving):
         self.options = options
         self.pixels = options.pixels
 
-    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
-        _, _, height, width = images.shape
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+        """The inverse transforms, as `affine_grid` takes them: float32 `[B, 2, 3]`."""
         angle = math.radians(self.options.degrees) * random_signed(keys, 0)
         shear = torch.tan(math.radians(self.options.shear_degrees) * random_signed(keys, 1))
         scale = 1 + self.options.scale * random_signed(keys, 2)
         down, right = (self.options.pixels * random_signed(keys, number) for number in (3, 4))
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        # The inverse transform, which maps each output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
+        # Each maps an output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
         xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
         # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
         # square.
@@ -96,7 +98,10 @@ class Affine(Moving):
             torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
             torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
         ]
-        grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
+        return (torch.stack(rows, dim=1),)
+
+    def forward(self, images: Tensor, transforms: Tensor) -> Tensor:
+        grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
         return F.grid_sample(images, grid, align_corners=False)
 
 
@@ -125,29 +130,36 @@ class RandomResizedCrop(Operation):
     def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         return (self.options.size, self.options.size) if self.options.size else (height, width)
 
-    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
+    def draw(self, keys: Tensor, height: int, width: int) -> Boxes:
+        return random_boxes(keys, self.options.scale, self.options.ratio, height, width)
+
+    def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
         _, _, height, width = images.shape
         to_height, to_width = self.output_size(height, width)
-        boxes = random_boxes(keys, self.options.scale, self.options.ratio, height, width)
+        boxes = Boxes(*drawn)
         if images.dtype == torch.uint8:
             return _resized_bytes(images, boxes, (to_height, to_width))
         rows = _resampled(boxes.top, boxes.bottom, height, to_height)
         columns = _resampled(boxes.left, boxes.right, width, to_width)
-        size = len(keys), to_height, to_width
+        size = len(images), to_height, to_width
         grid = torch.stack([columns[:, None, :].expand(size), rows[:, :, None].expand(size)], dim=3)
         return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
 
 
 def _resized_bytes(images: Tensor, boxes: Boxes, size: tuple[int, int]) -> Tensor:
-    """A box of each image, resized one by one: for bytes, torch has vector code that `grid_sample` lacks.
+    """A box of each image, resized one by one: for bytes with interleaved channels, torch has vector code.
 
-    For 224×224 pixels on one core, an image takes 0.40 ms, and 0.53 ms as floats, which are four times as large.
+    For 224×224 pixels on one core, an image takes 0.18 ms, and 0.53 ms as floats with `grid_sample`.
     """
-    resized = images.new_empty(*images.shape[:2], *size)
-    for index, (top, left, bottom, right) in enumerate(torch.stack(boxes, dim=1).tolist()):
-        box = images[index : index + 1, :, top:bottom, left:right]
-        resized[index] = F.interpolate(box, size, mode="bilinear", align_corners=False)[0]
-    return resized
+    # `stack` interleaves channels in half the time of `contiguous(memory_format=torch.channels_last)`.
+    interleaved = torch.stack(images.unbind(dim=1), dim=3).permute(0, 3, 1, 2)
+    resized = [
+        F.interpolate(image[:, :, top:bottom, left:right], size, mode="bilinear", align_corners=False)
+        for image, (top, left, bottom, right) in zip(
+            interleaved.split(1), torch.stack(boxes, dim=1).tolist(), strict=True
+        )
+    ]
+    return torch.cat(resized)
 
 
 def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
@@ -176,9 +188,12 @@ class HorizontalFlip(Operation):
         super().__init__()
         self.options = options
 
-    def forward(self, images: Tensor, keys: Tensor) -> Tensor:
-        is_flipped = random_uniform(keys, 0) < self.options.p
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+        return (random_uniform(keys, 0) < self.options.p,)
+
+    def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
         if images.dtype == torch.uint8:  # for bytes, `where` with such a mask takes twenty times as long
-            return torch.stack([one.flip(2) if flip else one for one, flip in zip(images, is_flipped, strict=True)])
+            flips = zip(images.split(1), is_flipped.tolist(), strict=True)
+            return torch.cat([image.flip(3) if flip else image for image, flip in flips])
         # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])
