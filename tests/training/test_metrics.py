@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,47 +13,51 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import REPOSITORY, result_of
 from tests.support.pages import blocks
+from tests.support.processes import TrainProcess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.metrics import BATCH_METRICS, batch_metric
 from vitmnist.tracking.metrics import METRICS, epoch_record
 from vitmnist.training.metrics import MetricAccumulator
 
-PROGRAM = """
-import sys
-import vitmnist.metrics
-if "top5" not in vitmnist.metrics.BATCH_METRICS:  # it is in a copy with the examples of the documentation
-    exec(open("top5.py").read())  # as importing it from vitmnist/metrics does
 
-from vitmnist.cli.train import main
-from vitmnist.training import setup
-from vitmnist.training.step_options import StepConfig
+def train(*arguments: str) -> int:
+    from vitmnist.cli.train import main
 
-def train(*arguments):
     sys.argv = ["train.py", *arguments]
     try:
         main()
     except SystemExit as ended:
-        return ended.code
+        return int(ended.code or 0)
+    return 0
 
-quick = sys.argv[1:]
-train(*quick, "-m", "hydra.sweep.dir=whole")
-setup.resolve_step_config = lambda *parts: StepConfig(fused=True, cuda_graph=True, micro_batch=4)
-assert train(*quick, "hydra.run.dir=stopped", "max_minutes=0")
-assert not train("resume=stopped", "max_minutes=null")
-"""
+
+def train_with_top5() -> None:
+    """A sweep of one job, and a run that is captured, in microbatches, stopped in the middle of an epoch and resumed."""
+    quick = sys.argv[1:]
+    for module in [module for module in sys.modules if module.partition(".")[0] in ("vitmnist", "hydra_plugins")]:
+        del sys.modules[module]
+    from vitmnist.metrics import BATCH_METRICS
+
+    if "top5" not in BATCH_METRICS:  # it is in a copy with the examples of the documentation
+        exec(Path("top5.py").read_text())  # as importing it from vitmnist/metrics does
+    from vitmnist.training import setup
+    from vitmnist.training.step_options import StepConfig
+
+    train(*quick, "-m", "hydra.sweep.dir=whole")
+    setup.resolve_step_config = lambda *parts: StepConfig(fused=True, cuda_graph=True, micro_batch=4)
+    assert train(*quick, "hydra.run.dir=stopped", "max_minutes=0")
+    sys.exit(train("resume=stopped", "max_minutes=null"))
 
 
 def test_the_documented_metric_is_recorded_everywhere(quick: list[str], tmp_path: Path) -> None:
     (metric,) = (one for one in blocks("python", REPOSITORY / "docs" / "architecture.md") if "vitmnist/metrics/" in one)
     (tmp_path / "top5.py").write_text(metric)
-    command = [sys.executable, "-c", PROGRAM, *quick]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 0, ended.stderr
+    code, output = TrainProcess(tmp_path, *quick, before=train_with_top5).ended()
+    assert code == 0, output
     (whole,) = (path.parent for path in (tmp_path / "whole").glob("*/result.json"))
     stopped = tmp_path / "stopped"
     assert result_of(stopped)["trainer"]["cuda_graph"] is True
-    # Captured, in microbatches, stopped in the middle of an epoch and resumed.
     for epoch, expected in zip(*(result_of(folder)["epochs"] for folder in (stopped, whole)), strict=True):
         for split in ("train", "eval"):
             assert 0 <= epoch[f"{split}_acc"] < epoch[f"{split}_top5"] < 100
