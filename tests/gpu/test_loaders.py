@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,7 +93,7 @@ class SlowCopies(Loader):
             yield next(batches)
 
 
-def check_sums(loader: Loader, data: Split, delay_copies: Callable[[int], object] = int) -> None:
+def check_sums(loader: Loader, data: Split) -> None:
     """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
     sampler = loader.sampler
     for number in range(20):
@@ -102,7 +101,6 @@ def check_sums(loader: Loader, data: Split, delay_copies: Callable[[int], object
         for images, _ in loader.epoch(number):
             sums.append(images.sum())
             torch.cuda._sleep(30_000_000 if number % 2 else 0)
-            delay_copies(number)
             sums.append(images.sum())
             del images
         wanted = [data.images[indices].sum() for indices in sampler.batches(number)]
@@ -113,14 +111,3 @@ def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: t
     with make_loader("prefetch", tiny.train, batch_size=2, device=cuda, seed=3, base="ram") as loader:
         loader.base = SlowCopies(loader.base)
         check_sums(loader, tiny.train)
-
-
-def test_a_partly_resident_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
-    with make_loader("gpu_slice", tiny.train, batch_size=2, device=cuda, seed=3, resident=0.5) as loader:
-        assert loader._partial is not None
-
-        def delay_copies(number: int) -> None:
-            with torch.cuda.stream(loader._partial._stream):
-                torch.cuda._sleep(0 if number % 2 else 20_000_000)
-
-        check_sums(loader, tiny.train, delay_copies)

@@ -33,7 +33,7 @@ def train(*arguments: str) -> int:
 
 
 def train_with_top5() -> None:
-    """A sweep of one job, and a run that is captured, in microbatches, stopped in the middle of an epoch and resumed."""
+    """A sweep of one job; then a run that is captured, in microbatches, stopped in mid-epoch and resumed."""
     quick = sys.argv[1:]
     for module in [module for module in sys.modules if module.partition(".")[0] in ("vitmnist", "hydra_plugins")]:
         del sys.modules[module]

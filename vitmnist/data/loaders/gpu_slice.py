@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from vitmnist.data.loaders.base import LOADERS, Batch, Batches, Data, Loader
+from vitmnist.data.loaders.base import LOADERS, Batches, Data, Loader
 from vitmnist.data.loaders.pinned import PinnedBuffers, gather
 from vitmnist.data.loaders.ram import in_memory
-from vitmnist.data.loaders.residency import UPLOADED_AHEAD, GpuSliceOptions, needed_memory, resident_fraction
+from vitmnist.data.loaders.residency import GpuSliceOptions, needed_memory, resident_fraction
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
@@ -61,7 +59,6 @@ class GpuSliceLoader(Loader):
                 *(device, mib(free_memory_at(device))),
             )
             self._partial = PartialSet((images, labels), tensors, sampler, backend)
-            self.buffered = UPLOADED_AHEAD
 
     @classmethod
     def needs(cls, options: GpuSliceOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
@@ -80,9 +77,8 @@ class GpuSliceLoader(Loader):
 class PartialSet:
     """Batches of a set whose first rows are on the device.
 
-    The resident rows of a batch are gathered there. Its missing rows are gathered into pinned buffers and uploaded on a
-    stream of this object while the batches before it are consumed, and then written into their positions in the batch.
-    The host queues all of this, so no thread is needed.
+    The resident rows of a batch are gathered there. Its missing rows are gathered into pinned buffers and copied, as
+    `ram` does with whole batches, and then written into their positions in the batch. The host queues all of this.
 
     Args:
         resident: the first rows of the images and of the labels, on the device.
@@ -96,7 +92,6 @@ class PartialSet:
         self._resident = resident
         self._sampler = sampler
         self._backend = backend
-        self._stream = backend.new_stream()
         host = TensorSet(tensors.images.detach(), tensors.labels.detach())
         self._buffers = PinnedBuffers(backend, host, min(sampler.batch_size, sampler.size))
 
@@ -106,50 +101,22 @@ class PartialSet:
         if not indices:
             return
         missing = [batch >= len(self._resident[0]) for batch in indices]
-        uploads = self._upload_ahead(batch[mask] for batch, mask in zip(indices, missing, strict=True))
         # Row 0 stands in for a missing row. The indices of a whole epoch are copied at once, as those of a resident set
         # are: a copy from pageable memory makes the host wait for the stream.
         rows = self._to_device([batch.masked_fill(mask, 0) for batch, mask in zip(indices, missing, strict=True)])
         positions = self._to_device([mask.nonzero().flatten() for mask in missing])
-        for parts in zip(rows, positions, uploads, strict=True):
-            yield self._merge(*parts)
+        for batch, mask, resident, uploaded in zip(indices, missing, rows, positions, strict=True):
+            if mask.all():  # there may be no resident row to stand in
+                yield self._buffers.send(batch)
+                continue
+            images, labels = (part.index_select(0, resident) for part in self._resident)
+            if mask.any():
+                for tensor, part in zip((images, labels), self._buffers.send(batch[mask]), strict=True):
+                    tensor.index_copy_(0, uploaded, part)
+            yield images, labels
 
     def _to_device(self, parts: list[Tensor]) -> Iterable[Tensor]:
         """Small host tensors on the device, by a single copy."""
         together = self._backend.to_device(torch.cat(parts))
         copies: tuple[Tensor, ...] = together.split([len(part) for part in parts])
         return copies
-
-    def _upload_ahead(self, missing: Iterable[Tensor]) -> Iterator[tuple[Batch, Any] | None]:
-        """The missing rows of each batch and the event of their copy, queued `UPLOADED_AHEAD` batches ahead."""
-        queue: deque[tuple[Batch, Any] | None] = deque()
-        for indices in missing:
-            queue.append(self._upload(indices) if len(indices) else None)
-            if len(queue) > UPLOADED_AHEAD:
-                yield queue.popleft()
-        while queue:
-            yield queue.popleft()
-
-    def _upload(self, indices: Tensor) -> tuple[Batch, Any]:
-        with self._backend.use_stream(self._stream):
-            return self._buffers.send(indices), self._backend.record_event()
-
-    def _merge(self, rows: Tensor, positions: Tensor, upload: tuple[Batch, Any] | None) -> Batch:
-        """A batch on the current stream: the resident rows gathered, the uploaded ones written over their stand-ins."""
-        if upload is None:
-            return self._gather(rows)
-        uploaded, event = upload
-        self._backend.wait_event(event)
-        for tensor in uploaded:
-            # The memory belongs to the uploading stream, which must not reuse it while the current stream reads it.
-            self._backend.record_stream(tensor)
-        if len(positions) == len(rows):  # in the batch's order already; and there may be no resident row to stand in
-            return uploaded
-        batch = self._gather(rows)
-        for tensor, part in zip(batch, uploaded, strict=True):
-            tensor.index_copy_(0, positions, part)
-        return batch
-
-    def _gather(self, rows: Tensor) -> Batch:
-        images, labels = self._resident
-        return images.index_select(0, rows), labels.index_select(0, rows)

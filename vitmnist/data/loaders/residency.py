@@ -16,8 +16,7 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.memory import DoesNotFitError, Memory, free_memory_at, mib
 
-UPLOADED_AHEAD = 2  # batches whose missing rows are on their way to the device while another is consumed
-BATCHES = UPLOADED_AHEAD + 3  # on the device at a time: these, the one being merged, the consumer's and the one before
+BATCHES = 4  # on the device at a time: missing rows, the batch that they complete, the consumer's and the one before
 MODEL_SHARE = 0.2  # of the free memory, left by `auto` for activations and gradients where they were not measured
 INDEX_NBYTES = 16  # per row: an int64 for its position in the epoch, and another in its batch if it is not resident
 
