@@ -75,9 +75,7 @@ while batches.get() is not None:
     assert "waiting " not in ended.stderr
 
 
-def test_few_steps_have_figures_and_no_verdict_and_other_processes_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_steps_have_figures_and_no_verdict_and_other_processes_are_named(tmp_path: Path) -> None:
     """Of a rank that starts two Python processes, which may train, and another program."""
     script = f"""{SLOW_DATA}
 import multiprocessing, subprocess
@@ -89,10 +87,8 @@ if __name__ == "__main__":
     subprocess.run(["true"])
     train(DataLoader(Slow(), batch_size=2, num_workers=1), epochs=1)
 """
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
     (tmp_path / "report.json").touch()
-    ended, _ = diagnose(tmp_path, script, "--warm-up=0")
+    ended, _ = diagnose(tmp_path, script, "--warm-up=0", RANK="1", WORLD_SIZE="2")
     report = json.loads((tmp_path / "report-rank1.json").read_text())
     assert report["verdict"] is None
     assert (report["steps"], report["waiting_pct"] > 0) == (12, True)

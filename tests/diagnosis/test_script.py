@@ -15,6 +15,7 @@ def test_a_script_sees_its_own_arguments_and_main(tmp_path: Path, monkeypatch: p
     """Also its spawned workers, which import `__main__` again."""
     script = """
 import atexit, os, pickle, sys
+assert "torch" not in sys.modules  # which reads environment variables that the script may set
 
 class Numbers:
     def __len__(self):
@@ -37,7 +38,7 @@ if __name__ == "__main__":
     (tmp_path / "mine.py").write_text(script)
     expected = start(tmp_path, "mine.py", *arguments)
     monkeypatch.setenv("OBSERVED", "1")
-    ended, report = diagnose(tmp_path, script, "--warm-up=2", "--steps=200", arguments=arguments)
+    ended, report = diagnose(tmp_path, script, "--warm-up=2", "--steps=200", arguments=arguments, fresh=True)
     assert "x y" in expected.stdout
     assert ended.stdout == expected.stdout
     assert report["reason"] == "the script ended after 12 of the 200 steps to observe"
@@ -80,7 +81,7 @@ try:
 except ZeroDivisionError as error:
     raise RuntimeError("cannot train") from error
 """
-    ended, report = diagnose(tmp_path, script, "--fail-above=0")
+    ended, report = diagnose(tmp_path, script, "--fail-above=0", fresh=True)
     traceback, _, printed = ended.stderr.partition("\n\nvitmnist diagnose: ")
     assert traceback.startswith(f'Traceback (most recent call last):\n  File "{tmp_path / "mine.py"}", line ')
     assert "ZeroDivisionError: division by zero" in traceback
@@ -103,7 +104,7 @@ except ZeroDivisionError as error:
     ],
 )
 def test_exit_codes_are_the_scripts_own(tmp_path: Path, last_line: str, code: int) -> None:
-    ended, report = diagnose(tmp_path, f"import os, signal, sys\n{last_line}\n", "--fail-above=0")
+    ended, report = diagnose(tmp_path, f"import os, signal, sys\n{last_line}\n", "--fail-above=0", fresh=True)
     expected = start(tmp_path, "mine.py")
     assert ended.returncode == expected.returncode == code
     assert report["exit_code"] == (130 if code == -2 else code)
@@ -121,13 +122,15 @@ executor.submit(print, "submitted").result()
 threading.Thread(target=train, args=(DataLoader(Slow(), batch_size=2),)).start()
 sys.stderr.close()
 """
-    ended, report = diagnose(tmp_path, script)
+    ended, report = diagnose(tmp_path, script, fresh=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "submitted\n", "")
     assert report["loaders"][0]["batches_seen"] == 24
 
 
 def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measured_fails(tmp_path: Path) -> None:
-    ended, _ = diagnose(tmp_path, "import os, sys\nsys.stderr = open(os.devnull, 'w')\n", "--fail-above=100")
+    ended, _ = diagnose(
+        tmp_path, "import os, sys\nsys.stderr = open(os.devnull, 'w')\n", "--fail-above=100", fresh=True
+    )
     assert ended.returncode == 1
     assert "incomplete: no DataLoader was iterated" in ended.stderr
     assert ended.stderr.endswith("failed: nothing was measured to compare with --fail-above 100%\n")

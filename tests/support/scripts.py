@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPOSITORY
+from tests.support.processes import TrainProcess
 
 SLOW_DATA = """
 import os, signal, sys, time
-os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported
-assert "torch" not in sys.modules
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 class Slow(Dataset):
@@ -46,9 +45,33 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=220, check=False)
 
 
-def diagnose(folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
-    """Observe a script; returns the ended process and the JSON."""
+def run_vitmnist() -> None:
+    """What a process that has imported torch calls in place of `train.py`."""
+    from vitmnist.__main__ import main
+
+    sys.argv[0] = "vitmnist"
+    main()
+    sys.exit()
+
+
+def start_here(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `vitmnist` in a folder, in a process that has imported torch already."""
+    files = {"output": "stdout", "errors": "stderr"}
+    process = TrainProcess(folder, *arguments, **files, environment=environment, before=run_vitmnist)
+    code, output = process.ended()
+    return subprocess.CompletedProcess(arguments, code, output, (folder / "stderr").read_text())
+
+
+def diagnose(
+    folder: Path, script: str, *options: str, arguments: tuple[str, ...] = (), fresh: bool = False, **environment: str
+) -> tuple[Any, dict[str, Any]]:
+    """Observe a script; returns the ended process and the JSON.
+
+    Args:
+        fresh: in a process that has imported nothing.
+    """
     (folder / "mine.py").write_text(script)
-    ended = start(folder, "-m", "vitmnist", "diagnose", "--json=report.json", *options, "mine.py", *arguments)
+    command = ["diagnose", "--json=report.json", *options, "mine.py", *arguments]
+    ended = start(folder, "-m", "vitmnist", *command) if fresh else start_here(folder, *command, **environment)
     assert (folder / "report.json").exists(), ended.stderr
     return ended, json.loads((folder / "report.json").read_text() or "{}")

@@ -19,6 +19,8 @@ from typing import Any
 
 from vitmnist.diagnosis.observation import Limits, Observation, Timeline, new_observation
 
+MODULE = "torch.utils.data.dataloader"
+
 
 class ObservedIterator:
     """The iterator of a `DataLoader`, whose requests are timed."""
@@ -61,14 +63,17 @@ class ObservedIterator:
 
 
 class Observer:
-    """Replaces `DataLoader.__iter__` in this process, as soon as the script imports torch."""
+    """Replaces `DataLoader.__iter__` in this process, as soon as torch is imported."""
 
     def __init__(self, limits: Limits) -> None:
         self.time = Timeline(limits)
         self.processes = 0
         """Python processes that the script has started, such as ranks, without workers; they are not observed."""
         self._process = os.getpid()
-        sys.meta_path.insert(0, AfterImport("torch.utils.data.dataloader", self._install))
+        if module := sys.modules.get(MODULE):
+            self._install(module)
+        else:
+            sys.meta_path.insert(0, AfterImport(MODULE, self._install))
         self._count_processes()
 
     def _install(self, module: Any) -> None:
