@@ -28,7 +28,7 @@ from vitmnist.runtime.files import display_path, write_atomic
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 8
+FORMAT = 9
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 
@@ -57,8 +57,9 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     content += hashlib.sha256(content).digest()
     try:
         checkpoints.mkdir(exist_ok=True)
-        for unfinished in checkpoints.glob(".*.*.*"):  # .last.pt.TOKEN, left by a process that was killed while writing
-            unfinished.unlink()
+        for name in ("last.pt", "best.pt", "final.safetensors"):
+            for unfinished in checkpoints.glob(f".{name}.{8 * '[0-9a-f]'}"):  # left by a process that was killed
+                unfinished.unlink()
         if best:  # before last.pt: a run killed in between repeats the epoch and writes it again
             write_atomic(checkpoints / "best.pt", content)
         write_atomic(last, content, previous if last in _intact and last.exists() else None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from vitmnist.errors import printable
 from vitmnist.runtime.failures import Failure
 from vitmnist.runtime.files import display_path
 
@@ -63,7 +64,7 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     if failure.status == "interrupted":
         print(failure.message, file=sys.stderr)
     elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
-        print(f"error: {failure.message}", file=sys.stderr)
+        print("error:", "\n".join(map(printable, failure.message.split("\n"))), file=sys.stderr)
     else:
         raise error
     sys.exit(failure.exit_code)

@@ -180,6 +180,24 @@ def test_jitter_takes_its_steps_in_the_order_documented() -> None:
         torch.testing.assert_close(found[row], image, rtol=0, atol=1e-4)
 
 
+def test_jitter_rounds_alike_with_any_threads_layout_and_batch() -> None:
+    """In images so large that torch would divide the sum over a single one among its threads."""
+    jitter, source = operation("color_jitter", hue=0.1), images(3, height=200, width=210)
+    expected, threads = jitter(source, keys(3)), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(jitter(source[1:2], keys(3)[1:2]), expected[1:2])
+        for grey in (source[:, :1], source[:, :1].mT.contiguous().mT):
+            assert torch.equal(jitter(grey, keys(3)), jitter(grey.contiguous(), keys(3)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_jitter_can_be_compiled() -> None:
+    jitter = torch.compile(operation("color_jitter", hue=0.1), backend="eager", fullgraph=True)
+    assert torch.equal(jitter(images(5), keys(5)), operation("color_jitter", hue=0.1)(images(5), keys(5)))
+
+
 def test_jitter_refuses_two_channels() -> None:
     with pytest.raises(DataError, match="takes images of 1 or 3 channels, found 2"):
         operation("color_jitter")(images(2, channels=2), keys(2))

@@ -138,19 +138,32 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, worker
     assert not workers()
 
 
-def test_a_worker_that_is_terminated_while_it_starts_ends(workers: Workers) -> None:
-    """As when the start of a later one fails, and the program waits for all of them at its end."""
+def test_workers_outlive_the_signals_of_their_group_and_end_with_the_loader(workers: Workers) -> None:
+    """Also one that comes while they start; the training process may need their batches before it stops."""
     is_starting = True
     os.register_at_fork(after_in_child=lambda: is_starting and os.kill(os.getpid(), signal.SIGTERM))
+    pair = torch.arange(8), torch.arange(8)
     disk = {"num_workers": 1, "batch_size": 1, "device": "cpu", "seed": 0}
-    with handled_by(lambda *_: None, signal.SIGTERM), make_loader("disk", Sleeps(), **disk) as loader:
+    with handled_by(lambda *_: None, signal.SIGTERM), make_loader("disk", pair, **disk) as loader:
         batches = loader.epoch(0)
         next(batches)
         is_starting = False
-        (worker,) = workers()
+        for worker in workers():
+            os.kill(worker.pid, signal.SIGTERM)
+        time.sleep(0.2)
+        assert len(list(batches)) == 7
+    assert not workers()
+
+
+@pytest.mark.slow  # torch waits five seconds for it
+def test_a_worker_that_is_stopped_is_killed(workers: Workers) -> None:
+    with make_loader("disk", Sleeps(), num_workers=1, batch_size=1, device="cpu", seed=0) as loader:
+        next(loader.epoch(0))
+        for worker in workers():
+            os.kill(worker.pid, signal.SIGSTOP)
+    for worker in workers():
         worker.join(20)
-        assert worker.exitcode == 0
-        batches.close()
+    assert not workers()
 
 
 def test_a_default_device_of_torch_is_no_matter() -> None:

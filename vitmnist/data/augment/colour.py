@@ -53,7 +53,8 @@ class ColorJitter(Operation):
         if self.options.brightness:
             images = (images * next(factor)).clamp_(0, 1)
         if self.options.contrast:
-            mean = _luma(images).mean(dim=(1, 2, 3), keepdim=True)
+            # Row by row: of a single image, torch would divide one sum among its threads, and round it accordingly.
+            mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             images = mean.lerp(images, next(factor)).clamp_(0, 1)
         if self.options.saturation and channels == 3:
             images = torch.lerp(_luma(images), images, next(factor)).clamp_(0, 1)
@@ -85,5 +86,5 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
         position = sector + offset
         position -= (position / 6).floor_().mul_(6)
         trapezoid = torch.minimum(position, 4 - position).clamp_(0, 1)
-        torch.addcmul(value, chroma, trapezoid, value=-1, out=turned[:, channel])
+        turned[:, channel] = torch.addcmul(value, chroma, trapezoid, value=-1)
     return turned

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import _thread
 import logging
+import multiprocessing
 import os
 import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import data
@@ -27,10 +28,12 @@ from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.signals import STOPPING, held_back
 
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Semaphore  # which some systems lack
+
 log = logging.getLogger(__name__)
 
 END = object()
-GRACE_S = 3.0  # how long a worker survives SIGTERM
 POLL_S = 5.0  # how often torch looks for dead workers
 
 
@@ -54,6 +57,8 @@ class DiskLoader(Loader):
     """
 
     def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
+        self._ends: list[tuple[Semaphore, int]] = []  # of each DataLoader built: tells its workers to exit
+        weakref.finalize(self, _end_workers, self._ends)  # at interpreter exit after the one that closes iterators
         super().__init__(sampler)
         self.num_workers, self.buffered = options.num_workers, options.num_workers * options.prefetch_factor
         self.options, self.reader, self.device = options, BatchReader(source, sampler.seed), device
@@ -76,8 +81,7 @@ class DiskLoader(Loader):
             except IndexError:
                 dataloader, keys = self._build(workers)
             keys.number, keys.start = number, start
-            resource_tracker.ensure_running()  # its start, in iter(), would let SIGTERM through before Python 3.13
-            with held_back(*STOPPING):  # until `_handle_signals`: a SIGTERM lost before it would let a worker live on
+            with held_back(*STOPPING):  # until `_prepare_worker`
                 iterator = iter(dataloader)
         is_finished = False
         try:
@@ -107,6 +111,7 @@ class DiskLoader(Loader):
     def close(self) -> None:
         super().close()
         self._idle.clear()  # nothing else refers to these DataLoaders, so their workers end
+        _end_workers(self._ends)
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         """The next batch, or `END`.
@@ -123,7 +128,10 @@ class DiskLoader(Loader):
                     raise
 
     def _build(self, workers: int) -> tuple[data.DataLoader[Any], BatchKeys]:
-        keys = BatchKeys(self.sampler)
+        keys, prepare = BatchKeys(self.sampler), None
+        if workers:  # also starts Python's resource tracker, which in `iter` would let signals through
+            self._ends.append((multiprocessing.Semaphore(0), workers))
+            prepare = partial(_prepare_worker, self._ends[-1][0])
         dataloader: data.DataLoader[Any] = data.DataLoader(
             self.reader,
             sampler=keys,
@@ -133,7 +141,7 @@ class DiskLoader(Loader):
             pin_memory=self.options.pin_memory and self.device.type == "cuda",
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
-            worker_init_fn=_handle_signals,
+            worker_init_fn=prepare,
             timeout=min(POLL_S, self.options.timeout_s or POLL_S) if workers else 0,
             # DataLoader draws a seed for its workers, from the global generator if it has none.
             generator=torch.Generator(),
@@ -145,28 +153,38 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _shut_down(iterator: Iterator[Any]) -> None:
+def _shut_down(iterator: Any) -> None:
     """End the workers now; a traceback may keep the iterator alive, so the garbage collector might not."""
     try:
-        iterator.__del__()  # type: ignore[attr-defined]
+        iterator.__del__()
     except RuntimeError as error:
         if not worker_error(error):  # torch reports dead workers from a signal handler, also here
             raise
+    for worker in getattr(iterator, "_workers", ()):  # torch gives up after a few seconds
+        if worker.is_alive():
+            worker.kill()
 
 
-def _handle_signals(worker: int) -> None:
+def _end_workers(ends: list[tuple[Semaphore, int]]) -> None:
+    """Let workers exit that torch does not end: those of a DataLoader whose start failed, or at interpreter exit."""
+    while ends:
+        end, workers = ends.pop()
+        for _ in range(workers):
+            end.release()
+
+
+def _prepare_worker(end: Semaphore, worker: int) -> None:
     """Let workers outlive Ctrl-C, SIGTERM, …, which are sent to them too; the training process decides when to stop.
 
-    After SIGTERM a worker has `GRACE_S` to finish its batch, and then exits, since the signal may have been meant for
-    it alone. It exits with 0, because for other codes torch raises at any point of the training process.
+    It may need their batches for the step under way, however long they take.
     """
-    for number in {*STOPPING} - {signal.SIGTERM}:  # to ignore SIGTERM would discard one that is held back
+    for number in {*STOPPING} - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
-    # Not threading.Timer: the code that the signal interrupts may hold a lock that starting a Thread waits for.
-    signal.signal(signal.SIGTERM, lambda *_: _thread.start_new_thread(_exit_later, ()))
+    signal.signal(signal.SIGTERM, lambda *_: None)  # a program that a sample starts would inherit SIG_IGN
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    threading.Thread(target=_exit_at, args=[end], daemon=True).start()
 
 
-def _exit_later() -> None:
-    time.sleep(GRACE_S)
-    os._exit(0)
+def _exit_at(end: Semaphore) -> None:
+    end.acquire()
+    os._exit(0)  # for other codes torch raises at any point of the training process

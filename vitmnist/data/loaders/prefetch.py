@@ -33,7 +33,7 @@ Run = Generator[Any, None, None]
 class PrefetchOptions:
     """See `conf/data/loader/prefetch.yaml`. Without a base, tensors are taken from `ram` and samples from `disk`."""
 
-    queue_size: int = bounded(2, at_least=1)
+    queue_size: int = bounded(2, at_least=1, at_most=1000)
     base: dict[str, Any] = field(default_factory=dict)
 
 
