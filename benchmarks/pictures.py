@@ -162,7 +162,7 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
     train = load(folder, root, side).part(slice(arguments.batches * BATCH_SIZE))
     seconds = {name: partial(first_batch_s, start) for name, start in cold(folder, side).items()}
     tables = [rows(seconds, side, arguments.rounds, 2)]
-    if find_spec("ffcv"):  # once: it takes twenty seconds
+    if find_spec("ffcv"):  # once: its code is compiled for long
         once = first_batch_s(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
     for candidates in (decoding, decoded):
@@ -184,7 +184,8 @@ def compare(arguments: argparse.Namespace) -> str:
     method = (
         f"{arguments.pictures} JPEG files of {WIDTH}×{HEIGHT} and {size:.0f} KB, read before, so that the system has "
         f"them in memory; {arguments.rounds} rounds: median and range. Speeds are those of epochs of "
-        f"{arguments.batches} batches of {BATCH_SIZE}. A ratio is to the first row of the size in the same round."
+        f"{arguments.batches} batches of {BATCH_SIZE}. A ratio is to the first row of the size in the same round. "
+        "Until the first batch, torchvision reads the files of a few batches, the others all files."
     )
     parts = []
     for number, (title, unit) in enumerate(TABLES.items()):
