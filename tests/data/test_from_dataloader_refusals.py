@@ -131,7 +131,7 @@ class WithEpochs(Pairs):
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
         (DataLoader([]), {}, "its dataset is empty"),
         (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch: its samples change; use the"),
-        (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give the DataLoader that it was made of"),
+        (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give a plain DataLoader, such as"),
         (SimpleNamespace(loader=DataLoader(Pairs())), {}, r"SimpleNamespace wraps a DataLoader; give its \.loader"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script
 from vitmnist.diagnosis.verdict import verdict
@@ -53,7 +53,7 @@ def test_a_loader_that_competes_with_the_step_may_be_the_problem(cores: Cores, e
     assert not advise_on_script(10.0, cores)
 
 
-def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None) -> list[str]:
+def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None, kind: type = DataLoader) -> list[str]:
     """Advice on a loader whose batches take 10 ms, which compute, and a step of 2 ms; 100 batches."""
     loader = {"num_workers": 0, "batch_size": 4, "persistent_workers": False, "num_loaders": 1, "batches": 100}
     times = {
@@ -66,7 +66,7 @@ def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None) -> lis
     figures = {**loader, **times, "epochs": 2, **changed}
     script = {"work_s": 0.002, "seconds": 1.2, "command": "vitmnist diagnose mine.py", "rank": None}
     script |= {"waiting_s": 1.0, "waiting_pct": figures["waiting_pct"], "loaders": [figures]}
-    found = advise_on_loader(figures, script, cores, (dataset or Samples(), default_collate))
+    found = advise_on_loader(figures, script, cores, (dataset or Samples(), default_collate, kind))
     return [advice["text"] for advice in found]
 
 
@@ -87,6 +87,8 @@ def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None) -> lis
         ({"num_workers": 2}, Cores(2, 0.1, 0.05), "try num_workers=8"),
         ({"num_workers": 2}, Cores(8, 2.5, 2.0), "or try num_workers=8, since cores are free (2.5 of 8 cores busy)"),
         ({"num_workers": 2}, Cores(2, 2.0, 1.8), "and hardly a core is free (2.0 of 2 cores busy); use vitmnist"),
+        ({"num_workers": 4}, Cores(8, 1.5, 0.6), "although the 4 workers use only 0.6 cores: handing it over"),
+        ({"num_workers": 4}, Cores(8, 1.5, 0.6), "compare num_workers=0 and num_workers=8"),
         ({"num_workers": 8}, Cores(8, 5.0, 4.5), "cannot keep up with the step of 2.0 ms; use vitmnist.from_dataload"),
     ],
 )
@@ -116,8 +118,19 @@ class Stream(IterableDataset[Any]):
 def test_decoding_once_is_not_advised_where_it_would_be_refused(dataset: Any, reason: str) -> None:
     (text,) = advice_on({}, IDLE, dataset)
     assert "use vitmnist.from_dataloader" not in text
-    assert "vitmnist.from_dataloader refuses this dataset: " in text
+    assert "vitmnist.from_dataloader refuses this loader: " in text
     assert reason in text
+
+
+def test_decoding_once_is_not_advised_for_a_loader_with_an_iteration_of_its_own() -> None:
+    class Endless(DataLoader):
+        def __iter__(self) -> Any:
+            return super().__iter__()
+
+    (text,) = advice_on({}, IDLE, kind=Endless)
+    assert "use vitmnist.from_dataloader" not in text
+    assert "vitmnist.from_dataloader refuses this loader: " in text
+    assert "Endless iterates in its own way; give a plain DataLoader" in text
 
 
 PERSISTENT = "persistent_workers=True, which keeps the workers from one epoch to the next (what is shuffled"
@@ -157,6 +170,13 @@ class Transformed(Samples):
 class RandomShift:
     def __call__(self, sample: Tensor) -> Tensor:
         return sample + torch.rand(1)
+
+
+def test_decoding_once_is_not_advised_against_restarts_that_the_replacement_has_too() -> None:
+    restarts = {"num_workers": 2, "restarts_s": 0.9, "restarts_pct": 70.0}
+    (text,) = advice_on(restarts, IDLE, Transformed())
+    assert f"the starts and ends of epochs take 70% of the time; try {PERSISTENT}" in text
+    assert "from_dataloader" not in text
 
 
 def test_decoding_once_is_advised_for_random_transforms_with_what_it_saves() -> None:

@@ -59,11 +59,7 @@ def check_replaceable(dataloader: Any) -> None:
         if isinstance(getattr(dataloader, "loader", None), DataLoader):  # as timm's PrefetchLoader has
             raise ConfigError(f"dataloader: {kind} wraps a DataLoader; give its .loader")
         raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {kind}")
-    if type(dataloader).__iter__ is not DataLoader.__iter__:
-        raise ConfigError(
-            f"dataloader: {kind} iterates in its own way; give the DataLoader that it was made of, before a framework "
-            "prepares it"
-        )
+    check_iteration(type(dataloader))
     if isinstance(dataloader.dataset, IterableDataset):
         raise ConfigError(
             "dataloader: its dataset is an IterableDataset, whose samples have no index to find them by again; use the "
@@ -73,6 +69,15 @@ def check_replaceable(dataloader: Any) -> None:
         raise ConfigError("dataloader: batch_size=None leaves batches to the dataset; give it a batch_size")
     if not len(dataloader.dataset):  # type: ignore[arg-type]
         raise DataError("dataloader: its dataset is empty")
+
+
+def check_iteration(kind: type[DataLoader[Any]]) -> None:
+    """Raise `ConfigError` if a class of DataLoaders has an iteration of its own, which a replacement would not have."""
+    if kind.__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"dataloader: {kind.__name__} iterates in its own way; give a plain DataLoader, such as the one that a "
+            "framework has made it of"
+        )
 
 
 def workers_needed(dataloader: DataLoader[Any]) -> int:

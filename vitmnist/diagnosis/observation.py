@@ -46,7 +46,7 @@ class Observation:
     loaders: weakref.WeakSet[Any]  # those that still exist
     about: dict[str, Any]  # the settings of the loader, and where it is iterated
     # Kept for the advice, because a loader that a function has built no longer exists when the script has ended.
-    samples: tuple[Any, Any] | None  # the dataset and the collate function; None if it gives batches itself
+    samples: tuple[Any, Any, type] | None  # dataset, collate function, class; None if the dataset gives batches
     num_loaders: int = 1
     in_other_thread: bool = False
     is_iterated: bool = False  # now
@@ -204,7 +204,7 @@ def new_observation(loader: Any) -> Observation:
         "persistent_workers": loader.persistent_workers,
         "where": _calling_line(),
     }
-    samples = None if loader.batch_sampler is None else (loader.dataset, loader.collate_fn)
+    samples = None if loader.batch_sampler is None else (loader.dataset, loader.collate_fn, type(loader))
     return Observation(weakref.WeakSet([loader]), about, samples)
 
 

@@ -15,7 +15,7 @@ from vitmnist.runtime.cpu import Cores
 
 NO_LOADER = (
     "no DataLoader was iterated in this process; torch.utils.data.DataLoader is observed in the process that runs the "
-    "script, and subclasses that replace __iter__ are not"
+    "script, and subclasses whose __iter__ does not call it are not"
 )
 OTHER_PROCESSES = (
     "they may be what trains, so there is no verdict; ranks of torchrun are observed by torchrun -m vitmnist diagnose …"
