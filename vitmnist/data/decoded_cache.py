@@ -135,7 +135,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
     counts = [0] * len(files)
     for chunk in chunks:
         try:
-            arrays = [tensor.contiguous().numpy() for tensor in chunk]
+            arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
         except TypeError as error:
             raise DataError(f"a cache cannot hold such tensors: {error}; choose ram") from error
         with _named_errors(folder):
