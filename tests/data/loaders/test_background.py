@@ -153,12 +153,12 @@ def test_nothing_is_left(label: str, end: str) -> None:
 
 
 def test_an_error_of_the_next_epoch_is_not_raised_in_this_one(tmp_path: Path) -> None:
-    before = workers_and_threads()
+    before = running()
     with build("prefetch of disk", Recorded(tmp_path / "reads", fails=True), epochs=2) as loader:
         assert exhaust(loader, 0) == BATCHES
         with pytest.raises(OSError, match="the disk is gone"):
             exhaust(loader, 1)
-    assert not workers_and_threads() - before
+    assert not left_since(before)
 
 
 def test_the_interpreter_ends_under_a_live_iterator_and_an_epoch_that_was_begun() -> None:

@@ -163,6 +163,7 @@ def _shut_down(iterator: Any) -> None:
     for worker in getattr(iterator, "_workers", ()):  # torch gives up after a few seconds
         if worker.is_alive():
             worker.kill()
+            worker.join()
 
 
 def _end_workers(ends: list[tuple[Semaphore, int]]) -> None:
