@@ -11,9 +11,9 @@ from loops import LR, Epoch, new_model, timed
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from vitmnist.data.datasets import Split
-from vitmnist.data.loaders.batch_reader import ImagesOnDisk
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Split
+from vitmnist.loaders.batch_reader import ImagesOnDisk
 from vitmnist.models.vit import ViT
 
 SYNCHRONISE_EVERY = 100  # steps between two readings of loss and accuracy, which the articles print

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import data
 from torchvision import transforms
 
-from vitmnist.data.datasets import Split
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.tensors import TensorSet
 
 Epoch = Callable[[int], Iterable[Any]]

@@ -36,9 +36,9 @@ from rounds import main, mnist_command_line, raise_clocks, ratios, report, table
 from tqdm import tqdm
 
 from vitmnist import load_dataset
-from vitmnist.data.datasets import Split
-from vitmnist.data.loaders import LOADERS
+from vitmnist.data.datasets.base import Split
 from vitmnist.errors import UserError
+from vitmnist.loaders.base import LOADERS
 from vitmnist.models.vit import ViT
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment

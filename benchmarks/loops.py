@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from rounds import seconds_of
 from torch.utils.data import DataLoader, TensorDataset
 
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.data.datasets import Split
-from vitmnist.data.loaders.batch_stream import ResidentBatch
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Split
+from vitmnist.loaders.batch_stream import ResidentBatch
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.timer import synchronize

@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from vitmnist import Preprocess
-from vitmnist.data.datasets import Split
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.threads import map_in_threads
 
 Epoch = Callable[[int], Iterable[Any]]  # the batches (images, labels) of the epoch with this number

@@ -41,9 +41,9 @@ from rounds import at_least_one, command_line, main, ratios, report, spread, tab
 from torchvision.transforms import v2
 
 from vitmnist import Preprocess, keep_memory, load_dataset, make_loader
+from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
-from vitmnist.data.augment import build_augment
-from vitmnist.data.datasets import Split
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.image_io import Mode, read_picture
 from vitmnist.data.threads import map_in_threads
 from vitmnist.tracking.environment import describe_environment

@@ -32,8 +32,8 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
 from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
+from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
-from vitmnist.data.augment import build_augment
 from vitmnist.tracking.environment import describe_environment
 
 BATCH_SIZE = 64

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 
 from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, start_ranks
 from vitmnist.cli.train import main
-from vitmnist.data.datasets import Dataset, load_dataset
-from vitmnist.data.datasets.torchvision import FILES
+from vitmnist.data.datasets.base import Dataset, load_dataset
+from vitmnist.data.datasets.standard import FILES
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.signals import UNFINISHED
 

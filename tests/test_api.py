@@ -14,17 +14,15 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-from vitmnist import Loader, load_dataset, make_loader, register
+from vitmnist import Loader, check_loader, load_dataset, make_loader, register
 from vitmnist.config.validation import bounded
 from vitmnist.data import datasets
 from vitmnist.data.collate import collate_samples
-from vitmnist.data.datasets import Split
-from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.base import Batch, Batches, Data
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.testing import check_loader
+from vitmnist.loaders.base import LOADERS, Batch, Batches, Data
 
 PAIR = (torch.arange(10.0).view(10, 1), torch.arange(10))
 COMMON = {"batch_size": 4, "device": "cpu", "seed": 0}
@@ -235,7 +233,7 @@ def test_a_registered_loader_is_checked_and_built() -> None:
 @pytest.mark.usefixtures("custom")
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [  # tests/diagnosis/test_audit.py has the promises that an audit checks in the same way
+    [  # tests/auditing/test_audit.py has the promises that an audit checks in the same way
         ("twice", "batches depend on the seed .*: its length is 5, batches 10"),
         ("ends early", r"a resumed epoch neither skips nor repeats: epoch\(2, 0\): epoch 2.* is missing"),
         ("is not held", "keep their loader alive: epoch 0, batch 0"),

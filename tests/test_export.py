@@ -15,12 +15,12 @@ import torch
 
 from tests.conftest import CallHere
 from tests.support.pages import blocks
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.export import main
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.export import FORMATS, Exported, export_model
-from vitmnist.models import MODELS
+from vitmnist.models.base import MODELS
 
 
 def content(folder: Path) -> dict[Path, bytes]:

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere
+from vitmnist.augment.compose import Compose
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.cli.preview import main
-from vitmnist.data.augment import Compose
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 
 

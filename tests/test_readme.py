@@ -242,7 +242,7 @@ def extended_copy(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
-    """tests/training/test_metrics.py has what is recorded of the metric."""
+    """tests/training/test_accumulator.py has what is recorded of the metric."""
     folder = extended_copy(tmp_path)
     checks = ["config/test_validation", "data/loaders/test_base", "data/loaders/test_indexed", "training/test_metrics"]
     files = [f"tests/{name}.py" for name in checks]

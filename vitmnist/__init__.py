@@ -14,12 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitmnist.data.datasets import load_dataset
-    from vitmnist.data.from_dataloader import from_dataloader
-    from vitmnist.data.loaders import Loader, make_loader, register
-    from vitmnist.data.preprocess import Preprocess
-    from vitmnist.diagnosis.audit import audit
+    from vitmnist.auditing.audit import audit
+    from vitmnist.auditing.check_loader import check_loader
+    from vitmnist.augment.preprocess import Preprocess
+    from vitmnist.data.datasets.base import load_dataset
     from vitmnist.diagnosis.measure import diagnose
+    from vitmnist.loaders.base import Loader, register
+    from vitmnist.loaders.make_loader import make_loader
+    from vitmnist.replacement.from_dataloader import from_dataloader
     from vitmnist.runtime.allocator import keep_memory
 
 __version__ = "0.1.0"
@@ -27,6 +29,7 @@ __all__ = [
     "Loader",
     "Preprocess",
     "audit",
+    "check_loader",
     "diagnose",
     "from_dataloader",
     "keep_memory",
@@ -37,15 +40,16 @@ __all__ = [
 
 # Imported only when asked for: they need torch, and `vitmnist --help` is to answer at once.
 _HOMES = {
-    "Loader": "vitmnist.data.loaders.base",
-    "Preprocess": "vitmnist.data.preprocess",
-    "audit": "vitmnist.diagnosis.audit",
+    "Loader": "vitmnist.loaders.base",
+    "Preprocess": "vitmnist.augment.preprocess",
+    "audit": "vitmnist.auditing.audit",
+    "check_loader": "vitmnist.auditing.check_loader",
     "diagnose": "vitmnist.diagnosis.measure",
-    "from_dataloader": "vitmnist.data.from_dataloader",
+    "from_dataloader": "vitmnist.replacement.from_dataloader",
     "keep_memory": "vitmnist.runtime.allocator",
-    "load_dataset": "vitmnist.data.datasets",
-    "make_loader": "vitmnist.data.loaders",
-    "register": "vitmnist.data.loaders.base",
+    "load_dataset": "vitmnist.data.datasets.base",
+    "make_loader": "vitmnist.loaders.make_loader",
+    "register": "vitmnist.loaders.base",
 }
 
 

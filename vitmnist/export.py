@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import vitmnist
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ExportError
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
-from vitmnist.config.validation import join, validate
 from vitmnist.errors import ConfigError, allowed_names
 
 Built = TypeVar("Built")
@@ -24,11 +24,21 @@ class Registry(Generic[Built]):
     """The members of one config group.
 
     A configuration chooses by `name`, so it can build only what was registered: no value of it is ever imported.
+
+    Args:
+        group: the config group.
+        package: the package whose modules register the members; they are imported when one is first asked for.
     """
 
-    def __init__(self, group: str) -> None:
-        self.group = group
-        self._members: dict[str, tuple[type, Callable[..., Built]]] = {}
+    def __init__(self, group: str, package: str) -> None:
+        self.group, self.package = group, package
+        self._registered: dict[str, tuple[type, Callable[..., Built]]] = {}
+
+    @property
+    def _members(self) -> dict[str, tuple[type, Callable[..., Built]]]:
+        """The options and the builder of each member, by name."""
+        import_members(self.package)
+        return self._registered
 
     def register(self, name: str, options: type = NoOptions) -> Callable[[Builder], Builder]:
         """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
@@ -39,11 +49,12 @@ class Registry(Generic[Built]):
 
         if not is_dataclass(options):
             raise TypeError(f"the options of {name!r} must be a dataclass, not {options!r}")
-        if name in self._members:
-            raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
 
         def decorate(builder: Builder) -> Builder:
-            self._members[name] = (options, builder)
+            is_own = builder.__module__.startswith(f"{self.package}.")  # its package is being imported
+            if name in (self._registered if is_own else self._members):
+                raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
+            self._registered[name] = (options, builder)
             return builder
 
         return decorate
@@ -70,6 +81,8 @@ class Registry(Generic[Built]):
         Raises:
             ConfigError: an unknown name, or options that do not fit it.
         """
+        from vitmnist.config.validation import join, validate  # imports OmegaConf, which a script may not need
+
         key = self.group.replace("/", ".") if key is None else key
         if isinstance(values, str) and values in self._members:
             raise ConfigError(f"{key}={values}: must have its name as a key; type {{name: {values}}}")
@@ -88,10 +101,8 @@ class Registry(Generic[Built]):
         return builder(options, *parts)
 
 
-def import_members(package_name: str, package_path: Iterable[str]) -> None:
-    """Import every module of a package, so that a new member is registered by its file being there.
-
-    Called by the package's `__init__.py` as `import_members(__name__, __path__)`.
-    """
-    for module in iter_modules(package_path):
-        import_module(f"{package_name}.{module.name}")
+@cache
+def import_members(package: str) -> None:
+    """Import every module of a package, so that a new member is registered by its file being there."""
+    for module in iter_modules(import_module(package).__path__):
+        import_module(f"{package}.{module.name}")

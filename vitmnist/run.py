@@ -22,14 +22,14 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
+from vitmnist.tracking.epoch_table import EpochRecord, epoch_record
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
-from vitmnist.tracking.metrics import EpochRecord, epoch_record
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
+from vitmnist.training.accumulator import Predictions
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
-from vitmnist.training.metrics import Predictions
 from vitmnist.training.ranks import agree_on_device
 from vitmnist.training.setup import TrainSetup, build_setup
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from vitmnist.augment.base import OPERATIONS
 from vitmnist.config import CONF
-from vitmnist.data.augment import OPERATIONS
 
 INTRODUCTION = """\
 # Configuration

@@ -15,10 +15,10 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.support.processes import fork
 from vitmnist.config.labels import run_label
-from vitmnist.data.datasets import DATASETS
-from vitmnist.data.loaders import LOADERS
-from vitmnist.models import MODELS
-from vitmnist.optim import OPTIMIZERS, SCHEDULES
+from vitmnist.data.datasets.base import DATASETS
+from vitmnist.loaders.base import LOADERS
+from vitmnist.models.base import MODELS
+from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = (DATASETS, LOADERS, MODELS, OPTIMIZERS, SCHEDULES)
@@ -45,7 +45,7 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
 def test_a_module_is_found_by_being_in_its_package(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "vitmnist", tmp_path / "vitmnist", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(CONF, tmp_path / "conf")
-    packages = ("vitmnist.data.augment", "vitmnist.data.loaders", "vitmnist.models", "vitmnist.optim")
+    packages = ("vitmnist.augment", "vitmnist.loaders", "vitmnist.models", "vitmnist.optim")
     for package in packages:
         (tmp_path / package.replace(".", "/") / "added.py").touch()
 

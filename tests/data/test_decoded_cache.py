@@ -21,9 +21,9 @@ from torch.utils.data import Dataset, Subset
 from tests.support.processes import fork
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
-from vitmnist.data.loaders import cache
-from vitmnist.data.loaders.cache import CacheOptions, map_from_cache
 from vitmnist.errors import DataError
+from vitmnist.loaders import cache
+from vitmnist.loaders.cache import CacheOptions, map_from_cache
 from vitmnist.runtime.memory import DoesNotFitError
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.loaders import LOADERS
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.loaders.base import LOADERS
 
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from vitmnist import make_loader
+from vitmnist.auditing.subject import ProbeDataset
 from vitmnist.data.seeding import changed_generators, generator_states, read_samples
-from vitmnist.diagnosis.audit_subject import ProbeDataset
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.leftovers import left_since, running
 

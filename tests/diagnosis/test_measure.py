@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from vitmnist import diagnose, make_loader
-from vitmnist.data.loaders import timing
-from vitmnist.data.loaders.batch_stream import BatchStream
-from vitmnist.data.loaders.timing import Alternative, Block, Figure, Timed, try_workers
 from vitmnist.diagnosis import alternatives
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.loaders import timing
+from vitmnist.loaders.batch_stream import BatchStream
+from vitmnist.loaders.timing import Alternative, Block, Figure, Timed, try_workers
 from vitmnist.runtime.leftovers import left_since, running
 
 SLOW_S = 0.02

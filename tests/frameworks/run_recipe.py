@@ -59,7 +59,7 @@ def train(source: str, file: Path, ranks: int, rank: int, port: int) -> None:
 
 def main() -> None:
     script, folder, *modules = sys.argv[1:]
-    for module in (*modules, "torchvision", "vitmnist.data.from_dataloader"):
+    for module in (*modules, "torchvision", "vitmnist.replacement.from_dataloader"):
         importlib.import_module(module)
     fork = multiprocessing.get_context("fork")
     text = Path(script).read_text()

@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 from tests.gpu import NEEDS_CUDA
 from tests.training import test_step
 from vitmnist.config.schema import Precision
-from vitmnist.data.datasets import Dataset
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.runtime.backend import _capture_stream, backend_of
 from vitmnist.training.compilation import compile_step
 from vitmnist.training.cuda_graph import capture_step

@@ -8,17 +8,15 @@ import pytest
 import torch
 
 from tests.gpu import NEEDS_CUDA
-from vitmnist import make_loader
+from vitmnist import check_loader, make_loader
+from vitmnist.augment.compose import Compose
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.augment import Compose
-from vitmnist.data.datasets import Dataset, Split
-from vitmnist.data.loaders import Loader
-from vitmnist.data.loaders.base import Batches
-from vitmnist.data.loaders.pinned import HostLoader, PinnedBuffers
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.loaders.base import Batches, Loader
+from vitmnist.loaders.pinned import HostLoader, PinnedBuffers
 from vitmnist.runtime.memory import DoesNotFitError
-from vitmnist.testing import check_loader
 
 pytestmark = NEEDS_CUDA
 LOADER_OPTIONS = {

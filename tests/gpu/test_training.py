@@ -11,10 +11,10 @@ from tests.conftest import PLAIN, Train, assert_same_weights, result_of
 from tests.gpu import NEEDS_CUDA
 from tests.training import test_step
 from vitmnist import make_loader
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.preprocess import Preprocess
-from vitmnist.optim import SCHEDULES
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.optim.base import SCHEDULES
 from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.loop import EpochProgress, train_epoch

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitmnist.errors import ConfigError
-from vitmnist.optim import OPTIMIZERS, SCHEDULES
+from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
 
 ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 0.0001}
 

@@ -14,7 +14,7 @@ from tests.conftest import CallHere
 from tests.support.records import run
 from vitmnist.cli.report import main
 from vitmnist.report.write import write_report
-from vitmnist.tracking.metrics import METRICS
+from vitmnist.tracking.epoch_table import METRICS
 
 
 def test_all_files_agree(tmp_path: Path) -> None:

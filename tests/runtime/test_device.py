@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tests.support.fake_backend import FakeBackend
-from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.pinned import PinnedBuffers
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
+from vitmnist.loaders.base import LOADERS, Loader
+from vitmnist.loaders.pinned import PinnedBuffers
 from vitmnist.runtime import backend as backend_module
 from vitmnist.runtime.device import choose_device
 

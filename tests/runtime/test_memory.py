@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist import from_dataloader, make_loader
-from vitmnist.data.loaders import LOADERS
-from vitmnist.data.loaders.gpu_slice import GpuSliceLoader
-from vitmnist.data.loaders.residency import INDEX_NBYTES, GpuSliceOptions
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
+from vitmnist.loaders.base import LOADERS
+from vitmnist.loaders.gpu_slice import GpuSliceLoader
+from vitmnist.loaders.residency import INDEX_NBYTES, GpuSliceOptions
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.allocator import keep_memory

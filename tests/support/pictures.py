@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist import from_dataloader
-from vitmnist.data.batch_tensors import find_difference
+from vitmnist.data.difference import find_difference
 from vitmnist.data.seeding import seed_generators
 
 COUNT = 18

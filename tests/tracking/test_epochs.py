@@ -9,7 +9,7 @@ import pandas
 
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.runtime.signals import UNFINISHED
-from vitmnist.tracking.metrics import METRICS
+from vitmnist.tracking.epoch_table import METRICS
 from vitmnist.tracking.result import COLUMNS, Result
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from vitmnist.data.augment import Compose
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.loaders import LOADERS
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.augment.compose import Compose
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.loaders.base import LOADERS
 from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, caption, grid, training_batch, worst_mistakes
-from vitmnist.training.metrics import Predictions
+from vitmnist.training.accumulator import Predictions
 
 
 @pytest.mark.parametrize(

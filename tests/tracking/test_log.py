@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from vitmnist.tracking.epoch_table import METRICS
 from vitmnist.tracking.log import log_verdict
-from vitmnist.tracking.metrics import METRICS
 from vitmnist.tracking.result import Result
 
 ADVICE = "; data/loader=auto measures which loader helps"

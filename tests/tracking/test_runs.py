@@ -22,7 +22,7 @@ from vitmnist.errors import DataError
 from vitmnist.report.grouping import compare
 from vitmnist.report.table import as_csv
 from vitmnist.report.write import as_markdown, as_text
-from vitmnist.tracking.metrics import summarize
+from vitmnist.tracking.epoch_table import summarize
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import METRIC_BY_NAME, Run, find_runs, read_run
 

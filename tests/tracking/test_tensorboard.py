@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams import metadata
 
 from tests.conftest import PLAIN, Printed, result_of
 from vitmnist.runtime.signals import RunInterrupted
-from vitmnist.tracking.metrics import METRICS, SUMMARY, EpochRecord
+from vitmnist.tracking.epoch_table import METRICS, SUMMARY, EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.tensorboard import TensorBoard
 

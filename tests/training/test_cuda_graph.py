@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.training.test_step import CPU, CUTMIX, MIXUP, SHIFT, check_same_weights, make_loader, make_step, train
+from vitmnist.augment.compose import Compose
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.augment import Compose
-from vitmnist.data.datasets import Dataset
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import UnsupportedStepError
 from vitmnist.runtime.backend import CpuBackend
 from vitmnist.training.cuda_graph import capture_step

@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.base import Batches
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
-from vitmnist.optim import SCHEDULES
+from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.optim.base import SCHEDULES
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.step import TrainStep

@@ -12,17 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from vitmnist.augment.compose import Compose
+from vitmnist.augment.keys import operation_keys
+from vitmnist.augment.mixing import draw_partners
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision, Shuffle
-from vitmnist.data.augment import Compose
-from vitmnist.data.augment.keys import operation_keys
-from vitmnist.data.augment.mixing import draw_partners
-from vitmnist.data.datasets import Dataset
-from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import UnsupportedStepError
+from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim import OPTIMIZERS, SCHEDULES
+from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
 from vitmnist.training.compilation import compile_step
 from vitmnist.training.loop import EpochProgress, train_epoch

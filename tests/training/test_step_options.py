@@ -15,7 +15,7 @@ from tests.conftest import Printed, Train, result_of, weights
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ConfigError, UnsupportedStepError
-from vitmnist.models import MODELS
+from vitmnist.models.base import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.training import setup, step_options

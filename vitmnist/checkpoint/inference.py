@@ -11,12 +11,12 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DATASETS, Split
-from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import ConfigError
-from vitmnist.models import MODELS
+from vitmnist.models.base import MODELS
 
 WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
 

@@ -22,7 +22,7 @@ from vitmnist.runtime.records import refuse_control_characters
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
-from vitmnist.tracking.metrics import check_epoch
+from vitmnist.tracking.epoch_table import check_epoch
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.setup import TrainSetup

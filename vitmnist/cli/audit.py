@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from vitmnist.auditing.audit import audit
 from vitmnist.cli.command import command
-from vitmnist.diagnosis.audit import audit
 from vitmnist.errors import ConfigError, UserError, allowed_names
 
 

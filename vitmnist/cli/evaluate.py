@@ -21,22 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets import Dataset, Split, build_dataset
-from vitmnist.data.loaders import make_loader
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset, Split, build_dataset
 from vitmnist.errors import ConfigError, printable
+from vitmnist.loaders.make_loader import make_loader
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
-from vitmnist.training.metrics import Predictions
+from vitmnist.training.accumulator import Predictions
 
 USED = ("data", "device", "batch_size")
 """Keys and sections that an evaluation can override; the model is always that of the run."""

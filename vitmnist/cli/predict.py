@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from PIL import ImageOps
 
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run
 from vitmnist.data.image_io import Mode, find_pictures, has_alpha, read_picture, to_tensor
-from vitmnist.data.preprocess import Preprocess
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 

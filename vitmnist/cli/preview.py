@@ -11,15 +11,14 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from vitmnist.augment.compose import build_augment
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.cli.command import command
 from vitmnist.cli.overrides import searchpath
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import Config, Shuffle
+from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.data.augment import build_augment
-from vitmnist.data.datasets import build_dataset
-from vitmnist.data.datasets.base import Split
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.data.datasets.base import Split, build_dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.images import GRID_COLUMNS, grid, model_inputs
@@ -34,7 +33,7 @@ def draw(train: Split, preprocess: Preprocess, seed: int) -> Image.Image:
 
     These are the images of a run with this seed, except that mixing takes partners from among the images shown.
     """
-    sampler = EpochSampler(len(train), min(IMAGES, len(train)), seed, Shuffle.none)
+    sampler = EpochSampler(len(train), min(IMAGES, len(train)), seed, "none")
     shown = torch.arange(sampler.batch_size)
     keys = [None, *(next(preprocess.keys(sampler, epoch)) for epoch in range(GRID_COLUMNS - 1))]
     versions = torch.stack([model_inputs(train, shown, preprocess, key) for key in keys], dim=1)

@@ -33,6 +33,7 @@ from vitmnist.runtime.memory import DoesNotFitError, mib
 
 log = logging.getLogger(__name__)
 
+DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 """What reading a cache raises if its files are missing, or not what was written."""

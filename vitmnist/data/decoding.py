@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitmnist.data.batch_tensors import find_difference
 from vitmnist.data.collate import collate_samples
+from vitmnist.data.difference import find_difference
 from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.errors import ConfigError, DataError

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.config.schema import Shuffle
 from vitmnist.errors import ConfigError, allowed_names
+
+ORDERS = ("sample", "batch", "none")
+"""The values of `shuffle`."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,16 @@ class EpochSampler:
     size: int
     batch_size: int
     seed: int
-    shuffle: Shuffle = Shuffle.sample
+    shuffle: str = "sample"
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.shuffle not in (orders := [order.value for order in Shuffle]):
-            raise ConfigError(f"shuffle={self.shuffle}: {allowed_names(str(self.shuffle), orders)}")
+        if self.shuffle not in ORDERS:
+            raise ConfigError(f"shuffle={self.shuffle}: {allowed_names(str(self.shuffle), ORDERS)}")
         if not isinstance(self.drop_last, bool):
             raise ConfigError(f"drop_last={self.drop_last}: must be True or False")
         for name, least in (("batch_size", 1), ("seed", 0)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        object.__setattr__(self, "shuffle", Shuffle(self.shuffle))
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -71,7 +72,7 @@ class EpochSampler:
         Raises:
             ValueError: `start` is neither a batch of the epoch nor its end.
         """
-        if self.shuffle == Shuffle.sample:
+        if self.shuffle == "sample":
             indices = self.indices(epoch, start, device)
             if len(indices):  # split would make one empty batch of an empty tensor
                 yield from indices.split(self.batch_size)
@@ -83,7 +84,7 @@ class EpochSampler:
 
         Every batch but the last has `batch_size` of them, since a short block stays last.
         """
-        if self.shuffle == Shuffle.sample:
+        if self.shuffle == "sample":
             self._check(start)
             stop = len(self) * self.batch_size  # beyond the end, unless the short batch is dropped
             # A copy, because the next caller gets the same permutation.
@@ -94,7 +95,7 @@ class EpochSampler:
         """The contiguous batches where the order is not a permutation of the samples."""
         self._check(start)
         blocks = list(range(len(self)))
-        if self.shuffle == Shuffle.batch:
+        if self.shuffle == "batch":
             full = self.size // self.batch_size
             blocks[:full] = torch.randperm(full, generator=_generator(self.seed, epoch), device="cpu").tolist()
         for block in blocks[start:]:

@@ -129,10 +129,10 @@ def _ask(dataset: Any, collate: Any, kind: type, batch_size: int | None) -> tupl
     """
     from torch.utils.data import DataLoader  # not before the script has imported it
 
-    from vitmnist.data.dataloaders import check_iteration, check_replaceable
-    from vitmnist.data.decoded_dataset import DecodedDataset, TransformedDataset
-    from vitmnist.data.loaders.timing import reason
     from vitmnist.diagnosis.alternatives import decode_part
+    from vitmnist.loaders.timing import reason
+    from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
+    from vitmnist.replacement.original import check_iteration, check_replaceable
     from vitmnist.runtime.memory import DoesNotFitError
 
     if isinstance(dataset, DecodedDataset):

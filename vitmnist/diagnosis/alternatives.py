@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from vitmnist.data.dataloaders import rebuilt, workers_needed
-from vitmnist.data.decoded_dataset import DecodedDataset
 from vitmnist.data.decoding import find_random
-from vitmnist.data.from_dataloader import STORES, from_dataloader
-from vitmnist.data.loaders.batch_stream import BatchStream
-from vitmnist.data.loaders.timing import Alternative, Bench, Timed, reason
 from vitmnist.errors import ConfigError
+from vitmnist.loaders.batch_stream import BatchStream
+from vitmnist.loaders.timing import Alternative, Bench, Timed, reason
+from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.replacement.from_dataloader import STORES, from_dataloader
+from vitmnist.replacement.original import rebuilt, workers_needed
 from vitmnist.runtime.memory import Memory, check_fits
 
 TENSORS = 'ram, transforms="tensor"'

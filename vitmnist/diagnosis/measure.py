@@ -15,14 +15,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from vitmnist.data.collate import map_tensors
-from vitmnist.data.dataloaders import check_replaceable, rebuilt
-from vitmnist.data.loaders.base import Loader
-from vitmnist.data.loaders.batch_stream import BatchStream
-from vitmnist.data.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.diagnosis.alternatives import Alternatives, complete_row
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError, UserError
+from vitmnist.loaders.base import Loader
+from vitmnist.loaders.batch_stream import BatchStream
+from vitmnist.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers
+from vitmnist.replacement.original import check_replaceable, rebuilt
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.device import choose_device
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.data.loaders.timing import Alternative, Figure
 from vitmnist.diagnosis.verdict import FEW_STEPS, few, limit, milliseconds
+from vitmnist.loaders.timing import Alternative, Figure
 from vitmnist.runtime.memory import mib
 
 LEAST_ROUNDS = 3  # of T and T2 in turn, below which there is no verdict

@@ -63,4 +63,4 @@ def batch_sums(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {name: metric.compute(logits, labels) for name, metric in BATCH_METRICS.items()}
 
 
-import_members(__name__, __path__)
+import_members(__name__)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
-from vitmnist.optim import OPTIMIZERS
+from vitmnist.optim.base import OPTIMIZERS
 
 
 @dataclass

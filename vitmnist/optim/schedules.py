@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, LRScheduler
 
 from vitmnist.config.validation import bounded
-from vitmnist.optim import SCHEDULES
+from vitmnist.optim.base import SCHEDULES
 from vitmnist.registry import NoOptions
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from vitmnist.report.compare import NOTHING, Comparison, Configuration, value_text
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.runtime.records import csv_text
-from vitmnist.tracking.metrics import METRICS
+from vitmnist.tracking.epoch_table import METRICS
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
 

@@ -11,11 +11,11 @@ import torch
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
-from vitmnist.data.datasets import Split
-from vitmnist.data.loaders import Loader
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Split
 from vitmnist.errors import printable
-from vitmnist.training.metrics import Predictions
+from vitmnist.loaders.base import Loader
+from vitmnist.training.accumulator import Predictions
 
 GRID_IMAGES = 64
 GRID_COLUMNS = 8

@@ -8,7 +8,7 @@ import torch
 
 from vitmnist.config.schema import Config
 from vitmnist.runtime.world import World
-from vitmnist.tracking.metrics import EpochRecord
+from vitmnist.tracking.epoch_table import EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.training.setup import TrainSetup
 

@@ -17,7 +17,7 @@ from vitmnist.errors import printable
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
-from vitmnist.tracking.metrics import METRICS, SUMMARY, EpochRecord, summarize
+from vitmnist.tracking.epoch_table import METRICS, SUMMARY, EpochRecord, summarize
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
 COLUMNS = ("epoch", *(metric.name for metric in METRICS), "first_of_start", "ended_at")  # of `epochs.csv`

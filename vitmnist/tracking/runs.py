@@ -14,7 +14,7 @@ from vitmnist.config.values import flatten
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
-from vitmnist.tracking.metrics import METRICS, EpochRecord, check_epoch, check_numbers, steady_epochs, summarize
+from vitmnist.tracking.epoch_table import METRICS, EpochRecord, check_epoch, check_numbers, steady_epochs, summarize
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}

@@ -19,10 +19,10 @@ from torch.utils.tensorboard.summary import hparams, image, text
 from vitmnist.config.labels import trainer_label
 from vitmnist.config.schema import NOT_COMPARED
 from vitmnist.config.values import flatten, is_under
+from vitmnist.tracking.epoch_table import METRICS, SUMMARY, EpochRecord
 from vitmnist.tracking.images import training_batch, worst_mistakes
-from vitmnist.tracking.metrics import METRICS, SUMMARY, EpochRecord
 from vitmnist.tracking.result import Result
-from vitmnist.training.metrics import Predictions
+from vitmnist.training.accumulator import Predictions
 from vitmnist.training.setup import TrainSetup
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitmnist.data.loaders import Loader
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import UnsupportedStepError, first_line
+from vitmnist.loaders.base import Loader
 from vitmnist.runtime.backend import Backend
 from vitmnist.training.step import IGNORED, Inputs, Sums, TrainStep
 

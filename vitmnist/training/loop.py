@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitmnist.data.loaders import Loader
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
+from vitmnist.loaders.base import Loader
 from vitmnist.metrics import batch_sums
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.training.metrics import MetricAccumulator, Predictions
+from vitmnist.training.accumulator import MetricAccumulator, Predictions
 from vitmnist.training.step import TrainStep
 
 AfterStep = Callable[[EpochTimer], object]
@@ -30,7 +30,7 @@ def train_epoch(
     """Train on the remaining batches of an epoch, one step per batch.
 
     Returns:
-        The epoch's metrics by their names in `vitmnist.tracking.metrics`.
+        The epoch's metrics by their names in `vitmnist.tracking.epoch_table`.
 
     Raises:
         TrainingError: a loss is not finite; names the first such step.
@@ -107,7 +107,7 @@ class EpochProgress:
                 )
 
     def compute(self) -> dict[str, float]:
-        """The metrics so far, by their names in `vitmnist.tracking.metrics`; waits for the device.
+        """The metrics so far, by their names in `vitmnist.tracking.epoch_table`; waits for the device.
 
         Raises:
             TrainingError: a loss is not finite.
@@ -169,7 +169,7 @@ def evaluate(
     With several ranks, each evaluates a part, and all return the metrics and predictions of every image.
 
     Returns:
-        The metrics by their names in `vitmnist.tracking.metrics`, and the predictions.
+        The metrics by their names in `vitmnist.tracking.epoch_table`, and the predictions.
     """
     model.eval()
     sampler, device = loader.sampler, preprocess.mean.device

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets import Dataset, build_dataset
+from vitmnist.data.datasets.base import Dataset, build_dataset
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError

@@ -13,20 +13,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from vitmnist.config.schema import Config, Shuffle
-from vitmnist.data.augment import Compose, build_augment
-from vitmnist.data.datasets import DATASETS, Dataset
-from vitmnist.data.datasets.base import Split
-from vitmnist.data.loaders import LOADERS, Loader
-from vitmnist.data.loaders.auto import AutoOptions, LoaderSelection, select_loader
-from vitmnist.data.loaders.batch_stream import BatchStream, ResidentBatch
-from vitmnist.data.loaders.residency import with_resident_fraction
-from vitmnist.data.loaders.timing import Timed
-from vitmnist.data.preprocess import Preprocess
+from vitmnist.augment.compose import Compose, build_augment
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.config.schema import Config
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, UnsupportedStepError
-from vitmnist.models import MODELS
-from vitmnist.optim import OPTIMIZERS, SCHEDULES
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
+from vitmnist.loaders.base import LOADERS, Loader
+from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
+from vitmnist.loaders.residency import with_resident_fraction
+from vitmnist.loaders.timing import Timed
+from vitmnist.models.base import MODELS
+from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.backend import backend_of
@@ -118,7 +117,7 @@ def build_setup(
     # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their own
     # may differ by one image.
     eval_batch = world.broadcast_object(lambda: step.microbatch) * world.size
-    eval_sampler = rank_sampler(EpochSampler(len(dataset.test), eval_batch, config.seed, Shuffle.none), world)
+    eval_sampler = rank_sampler(EpochSampler(len(dataset.test), eval_batch, config.seed, "none"), world)
 
     values, selection = config.data.loader, None
     if isinstance(LOADERS.member(values)[1], AutoOptions):

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.loaders import Loader
-from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.loaders.base import Loader
 from vitmnist.metrics import batch_sums
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World

@@ -15,7 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import Train
 from tests.support.cifar import write_cifar
-from vitmnist.data.datasets import load_dataset
+from vitmnist.data.datasets.base import load_dataset
 from vitmnist.errors import DataError
 
 SOURCES = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}

@@ -15,9 +15,9 @@ from torchvision.transforms.functional import pil_to_tensor
 from tests.conftest import Train
 from tests.support.pictures import smooth
 from vitmnist import load_dataset, make_loader
-from vitmnist.data.datasets import Dataset, Split
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_io import find_pictures, read_picture
-from vitmnist.data.preprocess import Preprocess
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 

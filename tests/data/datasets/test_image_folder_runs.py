@@ -19,7 +19,8 @@ from tests.conftest import CallHere, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, draw, folder, load
 from tests.support.processes import fork
 from vitmnist.cli import evaluate, predict
-from vitmnist.data.datasets import Dataset, image_folder
+from vitmnist.data.datasets import image_folder
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_io import read_picture
 
 __all__ = ["folder"]  # a fixture

@@ -17,9 +17,9 @@ from torchvision import datasets as torchvision_datasets
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import write_idx, write_mnist_like
-from vitmnist.data.datasets import Dataset, load_dataset
+from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.idx import read_idx
-from vitmnist.data.datasets.torchvision import BUNDLED_MNIST, FILES
+from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
 from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
@@ -147,7 +147,7 @@ def read_hostile(path: Path, content: bytes) -> None:
 def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = tmp_path / "mnist"
     shutil.copytree(BUNDLED_MNIST, bundled)
-    monkeypatch.setattr("vitmnist.data.datasets.torchvision.BUNDLED_MNIST", bundled)
+    monkeypatch.setattr("vitmnist.data.datasets.standard.BUNDLED_MNIST", bundled)
     file = bundled / "train-images-idx3-ubyte.gz"
     content = bytearray(file.read_bytes())
     content[5_000_000] ^= 1

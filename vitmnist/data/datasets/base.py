@@ -1,10 +1,15 @@
-"""The dataset types: a training and a test split of images and labels, and how to read single images from disk."""
+"""The dataset types: a training and a test split of images and labels, and how to read single images from disk.
+
+To add a dataset, write a module in this folder whose function registers itself and returns a `Dataset`, and its YAML
+file in `conf/data/dataset/`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,7 +134,8 @@ class Dataset:
         )
 
 
-DATASETS: Registry[Dataset] = Registry("data/dataset")
+DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
+DEFAULT_ROOT = "~/.cache/vitmnist"
 """Functions of (options, root) that return a `Dataset`.
 
 Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
@@ -172,3 +178,30 @@ def dataset_in_memory(
         for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
+
+
+def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
+    """The dataset `name`: its training and test split, uint8 images, labels and channel statistics.
+
+    Args:
+        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, or your own.
+        root: the folder for downloaded and decoded files; `~` is the home folder.
+        options: the keys of the set's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
+
+    Raises:
+        ConfigError: an unknown name or option, or a size that the set does not have.
+        DataError: a file that is missing or damaged.
+    """
+    return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
+
+
+def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
+    """The dataset that a configuration chooses by `values["name"]`; raises as `load_dataset`.
+
+    Args:
+        key: where `values` are in the configuration, if not at `data.dataset`.
+    """
+    try:
+        return DATASETS.build(values, Path(root).expanduser(), key=key)
+    except OSError as error:
+        raise DataError(f"data.root={root}: {error.filename or ''}: {error.strerror}") from error

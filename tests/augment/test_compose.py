@@ -1,0 +1,178 @@
+"""Compositions: presets, lists on the command line, and every mistake in them named."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.augment.test_operations import keys, operation
+from vitmnist import make_loader
+from vitmnist.augment.base import OPERATIONS
+from vitmnist.augment.compose import Compose, build_augment
+from vitmnist.augment.keys import operation_keys
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.config import CONF
+from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import ConfigError
+from vitmnist.training.setup import check_augment
+
+PRESETS = sorted(file.stem for file in (CONF / "data" / "augment").glob("*.yaml"))
+
+
+@cache
+def configured(*overrides: str) -> Compose | None:
+    return build_augment(validate(Config, compose(list(overrides))).data.augment)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> TensorSet:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (23, 3, 16, 20), generator=generator, dtype=torch.uint8)
+    return TensorSet(images, torch.arange(23) % 5)
+
+
+def test_operations_are_applied_in_order_with_the_keys_of_their_places(pictures: TensorSet) -> None:
+    values = [{"name": "horizontal_flip"}, {"name": "shift", "pixels": 3}, {"name": "horizontal_flip"}]
+    found = Preprocess(pictures, Compose(values))(pictures.images, keys(23))
+    expected = pictures.images
+    for place, value in enumerate(values):
+        expected = operation(**value)(expected, operation_keys(keys(23), place))
+    assert torch.equal(found, Preprocess(pictures)(expected))
+
+
+def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:
+    composition = configured("data/augment=crops")
+    preprocess = Preprocess(pictures, composition)
+    expected = composition(pictures.images / 255, composition.draw(keys(23), *pictures.images.shape[2:]))
+    found = preprocess(pictures.images, keys(23)) * preprocess.std + preprocess.mean
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> None:
+    assert configured("data/augment=none") is None
+    for preset in set(PRESETS) - {"compose"}:  # which shows that parameters may be left out
+        values = compose([f"data/augment={preset}"]).data.augment
+        assert values.name == preset
+        for listed in values.operations:
+            assert set(listed) == set(OPERATIONS.complete(listed)), preset
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])
+@pytest.mark.parametrize("shuffle", ["sample", "batch"])
+def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: str, shuffle: str) -> None:
+    """Also one that has normalised them; so the batches of a run do not depend on its loader."""
+    preprocess = Preprocess(pictures, configured(f"data/augment={preset}"), classes=5)
+    epochs = []
+    for name in ("gpu_slice", "ram", "prefetch", "disk"):
+        options = {"num_workers": 0} if name == "disk" else {}
+        with make_loader(name, pictures, batch_size=5, device="cpu", seed=3, shuffle=shuffle, **options) as loader:
+            batches = zip(loader.epoch(1), preprocess.keys(loader.sampler, 1), strict=True)
+            if preprocess.mixes:
+                epochs.append(torch.cat([preprocess.mixed(*batch, keys)[0] for batch, keys in batches]))
+            else:
+                epochs.append(torch.cat([preprocess(images, keys) for (images, _), keys in batches]))
+    assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
+    normalised = Preprocess(pictures)(pictures.images)
+    sampler = EpochSampler(23, 5, 3, shuffle)
+    assert not torch.equal(epochs[0], normalised[sampler.indices(1)])
+    assert torch.equal(preprocess(pictures.images), normalised)  # without keys, as in an evaluation
+    (batch, *_), (drawn, *_) = sampler.indices(1).split(5), preprocess.keys(sampler, 1)
+    arguments = (pictures.labels[batch], drawn) if preprocess.mixes else (drawn,)
+    again = (preprocess.mixed if preprocess.mixes else preprocess)(normalised[batch], *arguments)
+    assert torch.equal((again[0] if preprocess.mixes else again), epochs[0][:5])
+
+
+@pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet"])
+def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_parts_threads_and_normalising(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large images, the first operations are applied to bytes, by threads; large batches are made in parts."""
+    images = torch.randint(0, 256, (23, 3, 100, 120), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    operations = configured(f"data/augment={preset}").operations
+    values = compose([f"data/augment={preset}"]).data.augment.operations[: len(operations)]  # without mixing
+    preprocess = Preprocess((images, torch.zeros(23)), Compose(values))
+    expected = torch.cat([preprocess(image[None], key[None]) for image, key in zip(images, keys(23), strict=True)])
+    assert torch.equal(preprocess(preprocess(images), keys(23)), expected)
+    for size in (2**12, 2**30):
+        monkeypatch.setattr("vitmnist.augment.preprocess.PART", size)
+        monkeypatch.setattr("vitmnist.data.threads.PART", size)
+        with torch.inference_mode(size == 2**12):
+            assert torch.equal(preprocess(images, keys(23)), expected)
+
+
+def test_parameters_are_overridden_by_their_place() -> None:
+    augment = configured("data/augment=cifar", "data.augment.operations.2.p=0.25")
+    assert augment.operations[2].options.p == 0.25
+    assert augment.operations[2].options.ratio == [0.3, 3.3]
+
+
+def test_a_list_on_the_command_line_has_the_defaults_of_its_operations() -> None:
+    augment = configured("data/augment=compose", "data.augment.operations=[{name: horizontal_flip}, {name: cutmix}]")
+    assert augment.operations[0].options.p == 0.5
+    assert augment.mixes
+
+
+@pytest.mark.parametrize(
+    ("operations", "message"),
+    [
+        ("[{name: horizontal_filp}]", "operations.0.name=horizontal_filp: not known; did you mean 'horizontal_flip'?"),
+        ("[{name: shift}, {name: mixpu}]", "operations.1.name=mixpu: not known; did you mean 'mixup'?"),
+        (
+            "[{name: color_jitter, contrats: 1}]",
+            "operations.0.contrats: there is no such key; did you mean 'contrast'?",
+        ),
+        ("[{name: horizontal_flip, p: 1.5}]", "operations.0.p=1.5: must be at least 0 and at most 1"),
+        ("[{name: horizontal_flip, p: often}]", "operations.0.p=often: must be a number"),
+        ("[{name: random_erasing, scale: [0.3, 0.1]}]", "scale=[0.3, 0.1]: must be two numbers, the lower one first"),
+        ("[{name: random_erasing, scale: [0.3]}]", "operations.0.scale=[0.3]: must be two numbers"),
+        ("[{name: random_erasing, scale: [0.3, 1.2]}]", "at least 0 and at most 1"),
+        ("[{name: random_resized_crop, ratio: [1, .inf]}]", "operations.0.ratio=[1.0, inf]: must be two numbers"),
+        ("[{name: random_resized_crop, ratio: 1}]", "operations.0.ratio=1: must be a list of two numbers, as in"),
+        ("[{name: random_resized_crop, size: 0}]", "operations.0.size=0: must be at least 1"),
+        ("[{name: mixup, alpha: 0}]", "operations.0.alpha=0.0: must be above 0 and at most 10"),
+        ("[{name: mixup}, {name: shift}]", "operations.0.name=mixup: mixes finished images; move it to the end"),
+        ("[{name: mixup}, {name: cutmix}]", "operations.0.name=mixup: mixes finished images; move it to the end"),
+        (
+            "[horizontal_flip]",
+            "operations.0=horizontal_flip: must have its name as a key; type {name: horizontal_flip}",
+        ),
+        ("[]", "operations=[]: must have an operation; without augmentation, type data/augment=none"),
+        ("flip", "data.augment.operations=flip: must be a list"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build_augment({"name": "compose", "operations": OmegaConf.create(f"x: {operations}").x})
+    assert message in str(raised.value)
+
+
+def test_none_is_the_empty_list() -> None:
+    with pytest.raises(ConfigError, match="name=none: is the empty list; for operations, type data/augment=compose"):
+        configured("data.augment.operations=[{name: shift}]")
+
+
+def test_operations_that_do_not_fit_the_images_are_refused() -> None:
+    values = [{"name": "random_resized_crop", "size": 8}, {"name": "shift", "pixels": 9}]
+    augment = Compose(values)
+    with pytest.raises(ConfigError, match=r"data\.augment\.operations\.1\.pixels=9: must be below .* 8"):
+        augment.output_size(28, 28)
+    smaller = Compose(values[:1])
+    with pytest.raises(ConfigError, match=r"makes images of 8×8, but the model takes .* 28×28"):
+        check_augment(smaller, 28, 28)
+
+
+def test_an_augmentation_that_mixes_needs_labels(pictures: TensorSet) -> None:
+    images, drawn = pictures.images, keys(23)
+    with pytest.raises(ConfigError, match="call mixed"):
+        Preprocess(pictures, configured("data/augment=imagenet"))(images, drawn)
+    with pytest.raises(ConfigError, match="pass Preprocess a split, or the number of classes="):
+        Preprocess(pictures, configured("data/augment=imagenet")).mixed(images, pictures.labels, drawn)
+    with pytest.raises(ConfigError, match="does not mix"):
+        Preprocess(pictures, configured("data/augment=cifar")).mixed(images, pictures.labels, drawn)

@@ -1,0 +1,253 @@
+"""Each operation is torchvision's, applied image by image with the parameters that were drawn for its index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torchvision.transforms.v2 import functional as TF
+
+from vitmnist.augment.base import OPERATIONS, Mixing, Operation
+from vitmnist.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
+from vitmnist.augment.keys import _mix64, augment_keys, random_signed, random_uniform
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import DataError
+
+NUMBER = 200
+# Parameters that change no image.
+IDENTITY = {
+    "shift": {"pixels": 0},
+    "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
+    "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
+    "horizontal_flip": {"p": 0},
+    "color_jitter": {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0},
+    "random_erasing": {"p": 0},
+}
+
+
+def built(name: str, **options: object) -> Operation | Mixing:
+    return OPERATIONS.build(OPERATIONS.complete({"name": name, **options}))
+
+
+def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
+    """An operation as a function of images and their keys."""
+    one = built(name, **options)
+    return lambda images, keys: one(images, *one.draw(keys, *images.shape[2:]))
+
+
+def keys(number: int = NUMBER) -> Tensor:
+    return augment_keys(EpochSampler(number, number, 0, "none"), 0, torch.device("cpu"))
+
+
+def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int = 17, seed: int = 0) -> Tensor:
+    return torch.rand(number, channels, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("size", "antialias"), [(None, False), (None, True), (8, False), (40, False)])
+def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> None:
+    """To 1e-5; antialiasing would change nothing in crops of the size of the image."""
+    crop, source = operation("random_resized_crop", size=size), images()
+    found = crop(source, keys())
+    boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
+    for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
+        box = int(top), int(left), int(bottom - top), int(right - left)
+        theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=antialias)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [None, 8, 40])
+def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | None) -> None:
+    source = images().mul(255).to(torch.uint8)
+    found = operation("random_resized_crop", size=size)(source, keys())
+    for image, top, left, bottom, right, ours in zip(
+        source, *random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17), found, strict=True
+    ):
+        box = int(top), int(left), int(bottom - top), int(right - left)
+        assert torch.equal(ours, TF.resized_crop(image, *box, [size or 12, size or 17], antialias=False))
+
+
+@pytest.mark.parametrize("name", ["shift", "horizontal_flip"])
+def test_bytes_move_as_floats_do(name: str) -> None:
+    source = images().mul(255).to(torch.uint8)
+    assert torch.equal(operation(name)(source, keys()), operation(name)(source.float(), keys()).to(torch.uint8))
+
+
+def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
+    source = images(20_000, 2, 6, 9)
+    moved = operation("shift", pixels=1)(source, keys(20_000))
+    framed = torch.nn.functional.pad(source, (1, 1, 1, 1))
+    taken = torch.zeros(3, 3, dtype=torch.int64)
+    for down in range(3):
+        for right in range(3):
+            window = framed[:, :, down : down + 6, right : right + 9]
+            taken[down, right] = ((window - moved).abs().amax(dim=(1, 2, 3)) < 1e-6).sum()
+    assert taken.sum() == 20_000
+    # Evenly: a ninth each, within five standard deviations.
+    assert (taken - 20_000 / 9).abs().max() < 5 * math.sqrt(20_000 * 8 / 81)
+
+
+def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
+    boxes = random_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
+    heights, widths = (boxes.bottom - boxes.top).double(), (boxes.right - boxes.left).double()
+    areas, ratios = heights * widths / 60_000, widths / heights
+    assert 0.095 < areas.min() < 0.12
+    assert 0.38 < areas.max() < 0.405
+    assert areas.mean() == pytest.approx(0.25, abs=0.01)
+    assert 0.49 < ratios.min() < 0.52
+    assert 1.48 < ratios.max() < 1.52
+    assert ratios.log().mean() == pytest.approx((math.log(0.5) + math.log(1.5)) / 2, abs=0.02)
+    for first, end, side in ((boxes.top, boxes.bottom, 200), (boxes.left, boxes.right, 300)):
+        assert first.min() == 0
+        assert end.max() == side
+        room = side - (end - first)
+        assert (first[room > 0] / room[room > 0]).mean() == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
+def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
+    """To 1e-4, each parameter alone and all of them together."""
+    bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
+    bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
+    found = operation("affine", **bounds)(images(50), keys(50))
+    names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
+    drawn = torch.stack([bounds[name] * random_signed(keys(50), number) for number, name in enumerate(names)], dim=1)
+    for name, part in zip(names, drawn.T, strict=True):
+        assert 0.9 * bounds[name] <= part.abs().max() <= bounds[name]
+    for image, (angle, shear, scale, down, right), ours in zip(images(50), drawn.tolist(), found, strict=True):
+        theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
+    source = images(2000)
+    found = operation("horizontal_flip", p=0.3)(source, keys(2000))
+    is_flipped = torch.tensor(
+        [torch.equal(ours, TF.horizontal_flip(image)) for ours, image in zip(found, source, strict=True)]
+    )
+    assert all(torch.equal(found[row], source[row]) for row in range(2000) if not is_flipped[row])
+    assert is_flipped.double().mean() == pytest.approx(0.3, abs=0.05)
+
+
+def test_erased_boxes_are_those_of_torchvision() -> None:
+    found = operation("random_erasing", p=0.4)(images(), keys())
+    boxes = random_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
+    is_erased = random_uniform(keys(), NUMBERS_OF_A_BOX) < 0.4
+    assert 0.25 < is_erased.double().mean() < 0.55
+    for image, erased, top, left, bottom, right, ours in zip(images(), is_erased, *boxes, found, strict=True):
+        box = int(top), int(left), int(bottom - top), int(right - left)
+        assert torch.equal(ours, TF.erase(image, *box, torch.zeros(())) if erased else image)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("parameter", "number", "adjust"),
+    [
+        ("brightness", 0, TF.adjust_brightness),
+        ("contrast", 1, TF.adjust_contrast),
+        ("saturation", 2, TF.adjust_saturation),
+        ("hue", 3, TF.adjust_hue),
+    ],
+)
+def test_colours_are_those_of_torchvision(parameter: str, number: int, adjust, channels: int) -> None:
+    """Each to 1e-5; hue to 1e-4, because torchvision rounds to sectors of the wheel first."""
+    strength = 0.5 if parameter == "hue" else 0.8
+    source = images(channels=channels)
+    source[:20] = source[:20, :1]  # grey pixels, which have no hue
+    only = {**IDENTITY["color_jitter"], parameter: strength}
+    found = operation("color_jitter", **only)(source, keys())
+    centre = 0.0 if parameter == "hue" else 1.0
+    factors = random_uniform(keys(), number, centre - strength, centre + strength)
+    assert factors.unique().numel() == NUMBER
+    for image, factor, ours in zip(source, factors, found, strict=True):
+        tolerance = 1e-4 if parameter == "hue" else 1e-5
+        torch.testing.assert_close(ours, adjust(image, float(factor)), rtol=0, atol=tolerance)
+
+
+def test_jitter_takes_its_steps_in_the_order_documented() -> None:
+    source, strengths = images(), {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+    found = operation("color_jitter", **strengths)(source, keys())
+    for row in range(NUMBER):
+        image = source[row]
+        for number, (name, strength) in enumerate(strengths.items()):
+            centre = 0.0 if name == "hue" else 1.0
+            factor = float(random_uniform(keys(), number, centre - strength, centre + strength)[row])
+            image = getattr(TF, f"adjust_{name}")(image, factor)
+        torch.testing.assert_close(found[row], image, rtol=0, atol=1e-4)
+
+
+def test_jitter_rounds_alike_with_any_threads_layout_and_batch() -> None:
+    """In images so large that torch would divide the sum over a single one among its threads."""
+    jitter, source = operation("color_jitter", hue=0.1), images(3, height=200, width=210)
+    expected, threads = jitter(source, keys(3)), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(jitter(source[1:2], keys(3)[1:2]), expected[1:2])
+        for grey in (source[:, :1], source[:, :1].mT.contiguous().mT):
+            assert torch.equal(jitter(grey, keys(3)), jitter(grey.contiguous(), keys(3)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_jitter_can_be_compiled() -> None:
+    jitter = torch.compile(operation("color_jitter", hue=0.1), backend="eager", fullgraph=True)
+    assert torch.equal(jitter(images(5), keys(5)), operation("color_jitter", hue=0.1)(images(5), keys(5)))
+
+
+def test_jitter_refuses_two_channels() -> None:
+    with pytest.raises(DataError, match="takes images of 1 or 3 channels, found 2"):
+        operation("color_jitter")(images(2, channels=2), keys(2))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from(sorted(IDENTITY)),
+    side=st.integers(5, 20),
+    extra=st.integers(0, 9),
+    number=st.integers(1, 5),
+    channels=st.sampled_from([1, 3]),
+    seed=st.integers(0, 1000),
+)
+def test_any_batch_keeps_its_shape_dtype_and_range(
+    name: str, side: int, extra: int, number: int, channels: int, seed: int
+) -> None:
+    """And is not written to; parameters for no change give the same images to 1e-5."""
+    source = images(number, channels, side, side + extra, seed)
+    before = source.clone()
+    found = operation(name)(source, keys(number))
+    assert (found.shape, found.dtype) == (source.shape, torch.float32)
+    assert found.min() >= -1e-6
+    assert found.max() <= 1 + 1e-6
+    assert torch.equal(source, before)
+    options = dict(IDENTITY[name])
+    if "ratio" in options:
+        options["ratio"] = [(side + extra) / side] * 2
+    torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)
+
+
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    """The generator's first outputs for seed 1234567, as published with its reference implementation."""
+    states = [(1234567 + 0x9E3779B97F4A7C15 * step) % 2**64 for step in (1, 2, 3)]
+    found = _mix64(torch.tensor([state - 2**64 if state >= 2**63 else state for state in states]))
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [value % 2**64 for value in found.tolist()] == published
+
+
+def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Tensor:
+    sampler = EpochSampler(1000, batch_size, seed, shuffle)
+    numbers = torch.empty(1000, dtype=torch.int64)
+    numbers[sampler.indices(epoch)] = augment_keys(sampler, epoch, torch.device("cpu"))
+    return numbers
+
+
+def test_an_images_number_depends_on_seed_epoch_and_index_and_not_on_its_batch() -> None:
+    """Neither on the batch size nor on the order."""
+    expected = by_index(1, "none")
+    assert torch.equal(by_index(4, "sample"), expected)
+    assert torch.equal(by_index(7, "batch"), expected)
+    found = torch.cat([by_index(1000, "none", seed, epoch) for seed in range(4) for epoch in range(4)])
+    assert len(found.unique()) == 16_000

@@ -1,0 +1,99 @@
+"""Normalising a batch of bytes on its device gives what torchvision gives sample by sample, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+from torchvision import transforms
+
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.tensors import channel_statistics
+from vitmnist.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize("statistics", ["mnist", "random"])
+def test_every_byte_becomes_what_torchvision_makes_of_it(tiny: Dataset, statistics: str) -> None:
+    mean, std = ((0.1307,), (0.3081,)) if statistics == "mnist" else channel_statistics(tiny.train.images)
+    values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    split = replace(tiny.train, mean=mean, std=std)
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
+    assert torch.equal(Preprocess(split)(values)[0], transform(Image.fromarray(values[0, 0].numpy())))
+
+
+def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
+    """By their dtype they are normalised: looking at values would wait for the device, and break a compiled graph."""
+    preprocess = Preprocess(tiny.train)
+    images = tiny.train.images.clone()
+    normalised = preprocess(images)
+    assert normalised.dtype == torch.float32
+    assert torch.equal(images, tiny.train.images)
+    for floats in (normalised, 9 * normalised, tiny.train.images / 255, normalised.half()):
+        assert preprocess(floats) is floats
+    assert torch._dynamo.explain(preprocess)(images).graph_break_count == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool])
+def test_images_of_a_wrong_dtype_are_refused(tiny: Dataset, dtype: torch.dtype) -> None:
+    with pytest.raises(DataError, match=f"images: must be uint8, or floating point and normalised, found {dtype}"):
+        Preprocess(tiny.train)(tiny.train.images.to(dtype))
+
+
+def test_statistics_are_the_same_from_a_split_a_pair_a_dataset_and_by_name(tiny: Dataset) -> None:
+    train = tiny.train
+    expected = Preprocess(train)(train.images)
+    for other in (
+        Preprocess((train.images, train.labels)),
+        Preprocess([train.images, train.labels]),
+        Preprocess(TensorDataset(train.images, train.labels)),
+        Preprocess(mean=train.mean, std=train.std),
+        Preprocess(mean=train.mean[0], std=train.std[0]),
+    ):
+        assert torch.equal(other(train.images), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda images: images[:, 0], r"must be \[B, C, H, W\], found \[23, 28, 28\]; images.unsqueeze\(1\)"),
+        (lambda images: images.permute(0, 2, 3, 1), r"found \[23, 28, 28, 1\], with the channels last; images.permute"),
+        (lambda images: images.flatten(1), r"must be \[B, C, H, W\], found \[23, 784\]"),
+        (lambda images: images.expand(-1, 3, -1, -1), r"3 channel\(s\) .*, but the mean and std are of 1"),
+    ],
+)
+def test_images_that_the_statistics_cannot_be_right_for_are_refused(
+    tiny: Dataset, change: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    images = change(tiny.train.images)
+    with pytest.raises(DataError, match=message):
+        Preprocess(tiny.train)(images)
+    if images.dim() == 4 and images.shape[1] != 3:
+        with pytest.raises(DataError, match="channels last" if images.dtype == torch.uint8 else "computed from uint8"):
+            Preprocess((images, tiny.train.labels))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"mean": 0.1},
+        {"mean": 0.1, "std": 0},
+        {"mean": [0.1, 0.2], "std": [1.0]},
+        {"mean": [], "std": []},
+        {"mean": 120, "std": 60},
+        {"mean": float("nan"), "std": 1},
+    ],
+)
+def test_statistics_that_are_none_are_refused(arguments: dict) -> None:
+    with pytest.raises(ConfigError, match="mean"):
+        Preprocess(**arguments)
+
+
+def test_a_split_refuses_labels_below_the_first_class(tiny: Dataset) -> None:
+    with pytest.raises(DataError, match="labels: must be 0 to 9, found -7 to -1"):
+        replace(tiny.train, labels=-1 - tiny.train.labels)

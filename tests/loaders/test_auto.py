@@ -1,0 +1,247 @@
+"""An automatic choice is measured with the step that will train, explained, recorded, and changes nothing but time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import BRIEF, Train, assert_same_run, result_of
+from vitmnist import make_loader
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.loaders import auto as auto_module
+from vitmnist.loaders import timing
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
+from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.loaders.batch_stream import BatchStream
+from vitmnist.loaders.timing import Block, Timed
+from vitmnist.registry import NoOptions
+from vitmnist.runtime import memory
+from vitmnist.runtime.memory import Memory
+from vitmnist.training import setup
+from vitmnist.training.cuda_graph import GraphedStep
+from vitmnist.training.step_options import StepConfig
+
+CPU = torch.device("cpu")
+SAMPLER = EpochSampler(23, 2, 0)
+TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=True)
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """The loaders `slow`, which takes 30 ms a batch, and `broken`."""
+
+    class Slow(Loader):
+        def __init__(self, options: NoOptions, data: object, sampler: EpochSampler, device: torch.device) -> None:
+            super().__init__(sampler)
+
+        def batches(self, number: int, start: int) -> Batches:
+            for _ in range(start, len(self)):
+                time.sleep(0.03)
+                yield torch.zeros(2, 3), torch.zeros(2)
+
+    def broken(*parts: object) -> Loader:
+        raise DataError("its disk is gone")
+
+    LOADERS.register("slow")(Slow)
+    LOADERS.register("broken")(broken)
+    yield
+    for name in ("slow", "broken"):
+        del LOADERS._members[name]
+
+
+def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
+    return select_loader(AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU)
+
+
+def stepping(step: Callable[[object], object]) -> Callable[[Loader], Timed]:
+    return lambda loader: Timed(BatchStream(loader, CPU), step)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
+    selection = chosen("slow", "broken", "ram")
+    assert selection.name == "ram"
+    assert selection.values == {"name": "ram"}
+    fast, slow, broken = selection.record()["candidates"]
+    assert slow["epoch_s_low"] > 12 * 0.03
+    assert slow["epoch_s_high"] >= slow["epoch_s"] >= slow["epoch_s_low"] > fast["epoch_s_low"] > 0
+    assert broken == {"name": "broken", "refused": "broken: its disk is gone"}
+    table = selection.table()
+    assert re.search(r"slow +[\d.e-]+ +0\.\d+ +0\.\d+–0\.\d+$", table, re.MULTILINE)
+    assert re.search(r"^refused: broken: its disk is gone$", table, re.MULTILINE)
+    assert re.search(r"chosen: ram, [\d.e-]+ s an epoch expected, the least$", table)
+    assert "waiting" not in table, "without a model there is nothing that waits"
+    with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
+        chosen("broken")
+
+
+def test_mistaken_candidates_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"data\.loader\.candidates=auto: not known; .*allowed: cache, disk, gpu"):
+        chosen("auto")
+    with pytest.raises(
+        ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or null"
+    ):
+        make_loader("auto", TENSORS, worker_counts=4, batch_size=1, device="cpu", seed=0)
+
+
+@pytest.mark.usefixtures("registered")
+def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ram` would fit by itself, but not beside the model's step, which is measured."""
+    size = MAPPED.nbytes
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
+    sizes = chain([2**28], repeat(1))  # 256 MiB at first: the process's memory varies by a few MiB by itself
+
+    def step(batch: object) -> None:
+        torch.ones(next(sizes), dtype=torch.uint8)
+
+    options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
+    selection = select_loader(options, MAPPED, SAMPLER, CPU, timed_of=stepping(step))
+    assert selection.name == "slow"
+    assert re.search(r"refused: ram: the set takes .*, and the model needs \d\d\d\.\d MiB too", selection.table())
+    assert select_loader(options, MAPPED, SAMPLER, CPU).name != "slow"
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 1))
+    options = AutoOptions(batches=5, candidates=["ram", "cache"])
+    assert select_loader(options, MAPPED, SAMPLER, CPU, also=[(MAPPED, SAMPLER)]).name == "cache", "the test set's too"
+
+
+def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
+    step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
+    automatic = ["data/loader=auto", *BRIEF]
+    ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")
+    assert ended.returncode == 0, ended.stderr
+    assert "waiting for data" in ended.stdout
+    assert "(the model alone, without loading: " in ended.stdout
+    found = result_of(tmp_path / "automatic")
+    assert {"gpu_slice", "ram", "prefetch", "disk"} == {row["name"] for row in found["auto"]["candidates"]}
+    assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
+    assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
+    assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
+    assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
+    assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float], cores: float = 0.0, waiting: float = 0.5
+) -> None:
+    """Candidates take `pace(loader, block)` seconds a batch, a share of them waiting, with so many cores busy."""
+
+    class Pretended(Timed):
+        def time_block(self, size: int = 2) -> Block | None:
+            seconds = pace(self.stream.source, len(self.blocks) + 1 if self.first else 0)
+            block = Block(seconds, seconds * waiting, cores)
+            self.blocks += [block] if self.first else []
+            self.first = self.first or block
+            return block
+
+    monkeypatch.setattr(auto_module, "Timed", Pretended)
+    monkeypatch.setattr(timing, "MOST_SETTLE_S", 0.0)
+
+
+def test_the_median_decides_and_differences_within_the_noise_are_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loaders whose blocks take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
+    blocks = {"RamLoader": [0, 2, 1, 3, 1, 3], "GpuSliceLoader": [0, 3, 2, 4, 2, 4], "DiskLoader": [9] * 6}
+    pretend(monkeypatch, lambda loader, number: blocks[type(loader).__name__][number])
+    selection = chosen("disk", "gpu_slice", "ram", worker_counts=[])
+    assert selection.name == "ram"
+    assert selection.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
+    rows = {row["name"]: row for row in selection.record()["candidates"]}
+    assert (rows["ram"]["epoch_s_low"], rows["ram"]["epoch_s_high"]) == (12.0, 36.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds", "cores", "waiting", "tried"),
+    [
+        # Samples that wait for something: twice as many workers take half of the time, up to 16.
+        (None, lambda workers: 8 / min(workers or 0.5, 16), 0.5, 0.5, [0, 4, 8, 16, 32]),
+        # Samples that compute on four cores.
+        (None, lambda workers: 8 / min(workers or 1, 4), 3.9, 0.5, [0, 4]),
+        # Nothing waits.
+        (None, lambda workers: 8 / (workers or 1), 0.5, 0.01, []),
+        ([3, 5], lambda workers: 8 / (workers or 1), 3.9, 0.5, [3, 5]),
+        ([], lambda workers: 1.0, 0.0, 0.5, []),
+    ],
+)
+def test_more_workers_than_cores_are_tried_where_cores_are_idle_and_that_pays(
+    asked: list[int] | None,
+    seconds: Callable[[int], float],
+    cores: float,
+    waiting: float,
+    tried: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "available_cores", lambda: 4)
+    pretend(monkeypatch, lambda loader, number: seconds(loader.num_workers), cores, waiting)
+    selection = chosen("disk", worker_counts=asked)
+    assert [row["name"] for row in selection.candidates] == ["disk", *(f"disk, {workers} workers" for workers in tried)]
+    assert selection.values["name"] == "disk"
+
+
+def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:
+    class Counted(torch.utils.data.Dataset):
+        reads = 0
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            Counted.reads += 1
+            time.sleep(0.001)
+            return torch.full((3,), float(index)), index
+
+    with make_loader("auto", Counted(), batch_size=10, device="cpu", seed=0, candidates=["ram"], batches=3) as loader:
+        assert sum(len(labels) for _, labels in loader.epoch(0)) == 100
+    # Each sample once, two of each probe for randomness, four for a batch of them, and the first for its size.
+    assert Counted.reads < 100 + 2 * 32 + 4 + 5
+
+
+def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout())
+    calls = []
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        calls.append(len(labels))
+        model(images).sum().backward()
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, candidates=["ram"], step=step) as loader:
+        assert loader.selection.record()["candidates"][0]["data_wait_s"] is not None
+    assert set(calls) == {5}
+    assert torch.equal(before, torch.get_rng_state()), "how much a step draws depends on the time that it takes"
+    assert re.search(r"candidate +set-up, s +epoch, s +range +waiting for data\n", capsys.readouterr().err)
+
+    def fails(images: Tensor, labels: Tensor) -> None:
+        raise ZeroDivisionError("of the user")
+
+    with pytest.raises(ZeroDivisionError, match="of the user"):  # not a reason against the loader
+        make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, step=fails)
+
+
+def test_a_graph_is_timed_as_it_would_run(train_here: Train, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured for the batches of each candidate: floats of `disk`, uint8 of the others."""
+    inputs: list[list[torch.dtype]] = []
+    replay = GraphedStep.replay
+
+    def recorded(self: GraphedStep, batch: tuple[Tensor, ...], keys: Tensor | None) -> dict[str, Tensor]:
+        assert [part.dtype for part in batch] == [part.dtype for part in self._inputs]
+        inputs.append([part.dtype for part in batch])
+        return replay(self, batch, keys)
+
+    monkeypatch.setattr(GraphedStep, "replay", recorded)
+    monkeypatch.setattr(setup, "resolve_step_config", lambda *parts: StepConfig(fused=True, cuda_graph=True))
+    candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
+    ended = train_here(*quick, "data/loader=auto", candidates, "epochs=1", *BRIEF)
+    assert ended.returncode == 0, ended.stderr
+    for expected in ([torch.uint8, torch.int64], [torch.float32, torch.int64]):
+        assert expected in inputs

@@ -1,0 +1,203 @@
+"""The contract that every registered loader keeps, and what single loaders promise."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from vitmnist import check_loader, make_loader
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.errors import ConfigError, DataError, LoadingError
+from vitmnist.loaders.base import LOADERS
+from vitmnist.runtime.signals import handled_by
+
+LOADER_OPTIONS = {
+    "disk": {"name": "disk", "num_workers": 0},
+    "disk, 1 worker": {"name": "disk", "num_workers": 1, "persistent_workers": False},
+    "disk, 2 persistent workers": {"name": "disk", "num_workers": 2},
+    "ram": {"name": "ram"},
+    "gpu_slice": {"name": "gpu_slice"},
+    "cache": {"name": "cache"},
+    "auto": {"name": "auto", "batches": 1, "candidates": ["gpu_slice", "ram"]},
+    "prefetch": {"name": "prefetch"},
+    "prefetch of gpu_slice": {"name": "prefetch", "queue_size": 1, "base": "gpu_slice"},
+    "prefetch of cache": {"name": "prefetch", "base": "cache"},
+    "prefetch of disk, 0 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 0}},
+}
+TAKES_DATASETS = ("disk", "ram", "cache", "prefetch")
+CPU = torch.device("cpu")
+for added in sorted(set(LOADERS.names()) - set(LOADER_OPTIONS)):  # tested with its defaults
+    LOADER_OPTIONS[added] = {"name": added}
+
+
+GENERATOR = torch.Generator().manual_seed(0)
+FLOATS = torch.randn(23, 3, generator=GENERATOR, dtype=torch.float64)
+BYTES = torch.randint(0, 256, (23, 1, 3, 3), generator=GENERATOR, dtype=torch.uint8)
+DATA = {
+    "split": None,
+    "pair of tensors": (FLOATS, torch.arange(46, dtype=torch.int16).view(23, 2)),
+    "map-style dataset": TensorDataset(BYTES, torch.arange(23)),
+}
+KINDS = {  # starting processes takes most of the time, hence one kind of data for each loader with workers
+    "auto": ["split"],
+    "disk, 1 worker": ["split"],
+    "disk, 2 persistent workers": ["pair of tensors"],
+    "prefetch of disk, 0 workers": ["map-style dataset"],  # of which it starts one
+    "prefetch of gpu_slice": ["split"],
+    "prefetch of cache": ["map-style dataset"],
+}
+SLOW = (("disk, 1 worker", "split"), ("prefetch", "map-style dataset"))  # which starts two workers
+CASES = [
+    pytest.param(label, data, marks=pytest.mark.slow if (label, data) in SLOW else ())
+    for label in LOADER_OPTIONS
+    for data in KINDS.get(label, DATA)
+    if data != "map-style dataset" or (label.startswith(TAKES_DATASETS) and "gpu_slice" not in label)
+]
+
+
+@pytest.mark.parametrize(("label", "data"), CASES)
+def test_contract(label: str, data: str, tiny: Dataset, tmp_path: Path) -> None:
+    options = dict(LOADER_OPTIONS[label])
+    if options["name"] == "cache":
+        options["folder"] = str(tmp_path)
+    if options.get("base") == "cache":
+        options["base"] = {"name": "cache", "folder": str(tmp_path)}
+    check_loader(data=DATA[data] or tiny.train, **options)
+
+
+@pytest.mark.parametrize("name", ["ram", "gpu_slice"])
+def test_contiguous_batches_are_views(tiny: Dataset, name: str) -> None:
+    inside = range(tiny.train.images.data_ptr(), tiny.train.images.data_ptr() + tiny.train.images.numel())
+    with make_loader(name, tiny.train, batch_size=5, device="cpu", seed=1, shuffle="batch") as loader:
+        assert all(images.data_ptr() in inside for images, _ in loader.epoch(0))
+
+
+Workers = Callable[[], "set[multiprocessing.Process]"]
+
+
+@pytest.fixture
+def workers() -> Workers:
+    """The processes that this one has started since the test began: earlier tests may have left a pool."""
+    before = set(multiprocessing.active_children())
+    return lambda: set(multiprocessing.active_children()) - before
+
+
+class Sleeps(torch.utils.data.Dataset):
+    """Its fifth sample never comes."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        while index == 5:
+            time.sleep(0.1)
+        return index, index
+
+
+@pytest.mark.slow  # torch waits five seconds for a worker that does not end
+def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
+    sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
+    with (
+        make_loader("disk", Sleeps(), num_workers=1, timeout_s=1.0, **sampler) as loader,
+        pytest.raises(LoadingError, match=r"disk: no batch came from a worker in time.*data\.loader\.timeout_s"),
+    ):
+        list(loader.epoch(0))
+    deadline = time.monotonic() + 10
+    while workers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not workers()
+
+
+@pytest.mark.parametrize("wrapper", [None, "prefetch"])
+def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, workers: Workers) -> None:
+    sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
+    disk = {"num_workers": 1, "prefetch_factor": 1}
+    if wrapper:
+        loader = make_loader(wrapper, Sleeps(), base={"name": "disk", **disk}, **sampler)
+    else:
+        loader = make_loader("disk", Sleeps(), **disk, **sampler)
+    # Beside a thread it is torch's handler of SIGCHLD that speaks, in the main thread and wherever that is.
+    wanted = (RuntimeError, LoadingError) if wrapper else LoadingError
+    with loader, pytest.raises(wanted, match=r"killed|exited unexpectedly") as caught:  # noqa: PT012
+        for number, _ in enumerate(loader.epoch(0)):
+            if number == 1:
+                for worker in workers():
+                    os.kill(worker.pid, signal.SIGKILL)
+    assert wrapper or "try fewer with data.loader.num_workers=N" in str(caught.value)
+    assert not workers()
+
+
+def test_workers_outlive_the_signals_of_their_group_and_end_with_the_loader(workers: Workers) -> None:
+    """Also one that comes while they start; the training process may need their batches before it stops."""
+    is_starting = True
+    os.register_at_fork(after_in_child=lambda: is_starting and os.kill(os.getpid(), signal.SIGTERM))
+    pair = torch.arange(8), torch.arange(8)
+    disk = {"num_workers": 1, "batch_size": 1, "device": "cpu", "seed": 0}
+    with handled_by(lambda *_: None, signal.SIGTERM), make_loader("disk", pair, **disk) as loader:
+        batches = loader.epoch(0)
+        next(batches)
+        is_starting = False
+        for worker in workers():
+            os.kill(worker.pid, signal.SIGTERM)
+        time.sleep(0.2)
+        assert len(list(batches)) == 7
+    assert not workers()
+
+
+@pytest.mark.slow  # torch waits five seconds for it
+def test_a_worker_that_is_stopped_is_killed(workers: Workers) -> None:
+    with make_loader("disk", Sleeps(), num_workers=1, batch_size=1, device="cpu", seed=0) as loader:
+        next(loader.epoch(0))
+        for worker in workers():
+            os.kill(worker.pid, signal.SIGSTOP)
+    for worker in workers():
+        worker.join(20)
+    assert not workers()
+
+
+def test_a_default_device_of_torch_is_no_matter() -> None:
+    torch.set_default_device("meta")
+    try:
+        for name in ("ram", "gpu_slice"):  # `DataLoader` itself cannot bear it
+            pair = torch.arange(6, device="cpu"), torch.arange(6, device="cpu")
+            with make_loader(name, pair, batch_size=4, device="cpu", seed=0) as loader:
+                batches = list(loader.epoch(0))
+            assert sorted(value for images, _ in batches for value in images.tolist()) == list(range(6))
+    finally:
+        torch.set_default_device(None)
+
+
+def test_numbers_of_numpy_are_whole_numbers() -> None:
+    pair = torch.arange(6), torch.arange(6)
+    with make_loader("ram", pair, batch_size=np.int64(4), device="cpu", seed=np.uint8(1)) as loader:
+        assert len(loader) == 2
+    with pytest.raises(ConfigError, match="batch_size=True: must be a whole number"):
+        make_loader("ram", pair, batch_size=True, device="cpu", seed=0)
+    with pytest.raises(ConfigError, match=r"^batch_size='64': must be a whole number"):
+        make_loader("ram", pair, batch_size="64", device="cpu", seed=0)  # type: ignore[arg-type]
+
+
+def test_samples_that_make_no_batch_are_refused_with_what_can() -> None:
+    class Lengths(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(index + 1), index
+
+    samples = Lengths()
+    with (
+        make_loader("disk", samples, batch_size=2, device="cpu", seed=0, num_workers=0) as loader,
+        pytest.raises(DataError, match=r"do not make a batch: .*same shape in a transform .* or use a DataLoader"),
+    ):
+        list(loader.epoch(0))

@@ -1,0 +1,239 @@
+"""The background thread: it overlaps, it stops, and it hides nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from vitmnist import make_loader
+from vitmnist.data import datasets
+from vitmnist.data.collate import collate_samples
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.loaders.base import Batches, Loader
+from vitmnist.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
+from vitmnist.runtime.backend import CpuBackend
+
+BATCHES = 6
+
+
+class Source(Loader):
+    """Delivers numbered batches and raises where it is told to."""
+
+    fail_at: int | None = None
+    error: BaseException = OSError("the disk is gone")
+    made = 0
+    before_batch: ClassVar[dict[int, Callable[[], object]]] = {}
+
+    def batches(self, number: int, start: int) -> Batches:
+        for index in range(start, BATCHES + 1):
+            if index == self.fail_at:
+                raise self.error
+            if index < BATCHES:
+                self.before_batch.get(index, int)()
+                self.made += 1
+                yield torch.full((1,), index), torch.full((1,), number)
+
+
+@pytest.fixture
+def prefetch(tiny: datasets.Dataset) -> PrefetchLoader:
+    sampler = EpochSampler(BATCHES, 1, seed=0)
+    loader = PrefetchLoader(PrefetchOptions(queue_size=2), tiny.train, sampler, torch.device("cpu"))
+    loader.base = Source(sampler)
+    return loader
+
+
+def numbers(batches: Batches) -> list[int]:
+    return [int(images) for images, _ in batches]
+
+
+@pytest.mark.parametrize("epochs", [None, 2])  # that are known beforehand, of which the next would be begun
+@pytest.mark.parametrize("fail_at", [0, 3, BATCHES])
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), SystemExit(3)])
+def test_an_exception_arrives_where_its_batch_would_have(
+    prefetch: PrefetchLoader, fail_at: int, error: BaseException, epochs: int | None
+) -> None:
+    prefetch.epochs, prefetch.base.fail_at, prefetch.base.error = epochs, fail_at, error
+    seen = []
+    with pytest.raises(type(error)) as caught:  # noqa: PT012
+        for images, _ in prefetch.epoch(0):
+            seen.append(int(images))
+    assert seen == list(range(fail_at))
+    assert caught.value is error
+    assert "raise self.error" in "".join(traceback.format_tb(caught.value.__traceback__))
+    prefetch.base.fail_at = None
+    assert numbers(prefetch.epoch(1)) == list(range(BATCHES))
+
+
+def test_the_thread_leaves_the_cores_to_the_model(prefetch: PrefetchLoader) -> None:
+    before, inside = torch.get_num_threads(), []
+    prefetch.base.before_batch = {1: lambda: inside.append(torch.get_num_threads())}
+    torch.set_num_threads(2)  # also of new threads
+    try:
+        numbers(prefetch.epoch(0))
+        assert (inside, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: PrefetchLoader) -> None:
+    blocked = threading.Event()
+    prefetch.base.before_batch = {2: blocked.wait}
+    seen = []
+    consumer = threading.Thread(target=lambda: seen.extend(numbers(prefetch.epoch(0))))
+    consumer.start()
+    while prefetch.base.made < 2:
+        time.sleep(0.01)
+    prefetch.close()  # the base is amid a batch, which cannot be interrupted
+    consumer.join(timeout=5)
+    assert not consumer.is_alive()
+    assert seen in ([], [0], [0, 1])
+    blocked.set()
+    assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
+
+
+def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> None:
+    """Python may run the `finally` of an abandoned iterator in any thread."""
+
+    def source() -> Batches:
+        producer.stop()
+        yield torch.zeros(1), torch.zeros(1)
+
+    producer = Producer(source, 1, CpuBackend(torch.device("cpu")), None)
+    producer._thread.start()
+    producer._thread.join(timeout=5)
+    assert not producer._thread.is_alive()
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true; on a busy machine a thread that ends may take its time."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def prefetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "vitmnist-prefetch"]
+
+
+def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
+    """Whatever the machine's speed: the consumer goes on although the thread cannot be ended."""
+    assert soon(lambda: not prefetching())
+    blocked = threading.Event()
+    prefetch.base.before_batch = {1: blocked.wait}
+    batches = prefetch.epoch(0)
+    next(batches)
+    batches.close()
+    assert len(prefetching()) == 1
+    blocked.set()
+    assert soon(lambda: not prefetching())
+
+
+PROGRAM = """
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
+import torch
+from torch.utils.data import Dataset
+from vitmnist import make_loader
+from vitmnist.loaders import disk
+
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = disk.GRACE_S = 0.2  # seconds that a blocked worker has to end
+
+class Blocks(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if {blocks}:
+            print("blocked", flush=True)
+            threading.Event().wait()
+        time.sleep(0.01)
+        return index, index
+
+loader = make_loader("prefetch", Blocks(), batch_size=2, device="cpu", seed=0, shuffle="none",
+                     base={{"name": "disk", "num_workers": {workers}}})
+for epoch in range(10_000):
+    for batch in loader.epoch(epoch):
+        print("batch", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "blocks", "sign"),
+    [(1, "index == 4", "blocked"), pytest.param(0, "False", "batch", marks=pytest.mark.slow)],
+)
+def test_ctrl_c_ends_the_program(workers: int, blocks: str, sign: str) -> None:
+    """In the middle of an epoch, and while the source blocks for ever; no worker survives it."""
+    program = PROGRAM.format(workers=workers, blocks=blocks)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal sends Ctrl-C to the whole group, workers included
+    )
+    while sign not in process.stdout.readline():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    # At its end Python stops a thread that blocks by pthread_exit, which torch's C++ may take for a crash.
+    allowed = (-signal.SIGINT, 1, *([-signal.SIGABRT] if sign == "blocked" else []))
+    assert process.returncode in allowed, errors
+    assert "KeyboardInterrupt" in errors
+    deadline = time.monotonic() + 5
+    while group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not group_lives(process.pid)
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+class Nested(Dataset[dict[str, object]]):
+    """Samples as a detection model has them."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        boxes = [torch.tensor([index, index]), torch.tensor([-index])]
+        return {
+            "boxes": boxes,
+            "point": Point(torch.tensor(index), f"point {index}"),
+            "mask": None,
+            "pair": (index, ""),
+        }
+
+
+def test_nested_samples_pass_through() -> None:
+    """Dicts, lists, tuples, named tuples, None and strings, as the article's loader lets them."""
+    sampler = {"batch_size": 2, "device": "cpu", "seed": 0, "shuffle": "none"}
+    with make_loader("prefetch", Nested(), base={"name": "disk", "num_workers": 0}, **sampler) as loader:
+        batch, short = loader.epoch(0)
+    assert [array.tolist() for array in batch["boxes"]] == [[[0, 0], [1, 1]], [[0], [-1]]]
+    assert (batch["point"].x.tolist(), batch["point"].name) == ([0, 1], ("point 0", "point 1"))
+    assert batch["mask"] is None
+    assert (batch["pair"][0].tolist(), short["pair"][0].tolist()) == ([0, 1], [2])
+    with pytest.raises(TypeError, match="some samples have None where others have a value"):  # and not all without
+        collate_samples([{"mask": None}, {"mask": torch.tensor(7)}])

@@ -1,0 +1,284 @@
+"""A DataLoader over decoded samples delivers the batches of the original, bit for bit and in its order."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    random_split,
+)
+
+from tests.support.pictures import assert_same, run
+from tests.support.samples import SIZE, Pairs
+from vitmnist import from_dataloader
+from vitmnist.data import decoded_cache
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement import fixed_samples, keep_samples
+from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.runtime import memory
+from vitmnist.runtime.memory import DoesNotFitError, Memory
+
+STORES = ("ram", "cache", "gpu_slice")
+Point = namedtuple("Point", ["x", "y"])
+
+
+class Nested(Dataset[Any]):
+    """Samples of every structure and dtype that a batch may have, and one tensor with a NaN."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return {
+            "image": torch.full((3, 4, 5), index / 7),
+            "pair": (index, torch.tensor([index, -index], dtype=torch.int16)),
+            "flag": index % 2 == 0,
+            "inner": OrderedDict(half=torch.full((2,), index / 3, dtype=torch.float16), list=[index / 9]),
+            "point": Point(float(index), np.float32("nan") if index == 3 else np.float32(index)),
+            "nothing": torch.zeros(0),
+        }
+
+
+def compare(build: Callable[[], DataLoader[Any]], run: Callable[[Any], Any], name: str = "ram", **options: Any) -> Any:
+    """What `run` gives with the loader and with its replacement; both are equal, and the random state afterwards."""
+    results = []
+    for is_replaced in (False, True):
+        loader = build()
+        torch.manual_seed(2)
+        loader = from_dataloader(loader, name, **options) if is_replaced else loader
+        torch.manual_seed(3)
+        results.append((run(loader), torch.get_rng_state().tolist()))
+    assert results[0] == results[1]
+    return results[0][0]
+
+
+def labels_of(loader: Any, end: int | None = None) -> list[list[int]]:
+    return [labels.tolist() for _, labels in islice(loader, end)]
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "shuffled": {"batch_size": 10, "shuffle": True},
+    "single samples": {"batch_size": 1},
+    "generator": {"batch_size": 7, "shuffle": True, "drop_last": True, "generator": torch.Generator()},
+    "batch sampler": {"batch_sampler": [[1, 2, 3], [5], list(range(30)), (7, 7)]},
+    "torch's batch sampler": {"batch_sampler": BatchSampler(RandomSampler(range(SIZE)), 9, drop_last=True)},
+    "weighted": {"batch_size": 8, "sampler": WeightedRandomSampler(torch.arange(1.0, SIZE + 1), 50)},
+    "subset": {"batch_size": 8, "sampler": SubsetRandomSampler(range(7, 30))},
+    "replacement": {"batch_size": 8, "sampler": RandomSampler(range(SIZE), replacement=True, num_samples=50)},
+}
+DATASETS: dict[str, Dataset[Any]] = {
+    "nested": Nested(),
+    "subset": Subset(ConcatDataset([Pairs(20), Pairs(30)]), range(3, 3 + SIZE)),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS.keys())
+def test_batches_and_order_are_those_of_the_dataloader(
+    dataset: Dataset[Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    dataloader, generator = DataLoader(dataset, **settings), settings.get("generator")
+    state = generator.get_state() if generator else None
+    expected, after = run(dataloader), torch.get_rng_state()
+    for name in (*STORES, "auto"):
+        replacement = from_dataloader(dataloader, name, folder=str(tmp_path))
+        assert type(replacement) is DataLoader
+        assert isinstance(replacement.dataset, DecodedDataset)
+        assert len(replacement) == len(dataloader)
+        if generator:
+            generator.set_state(state)
+        assert_same(run(replacement), expected)
+        assert torch.equal(torch.get_rng_state(), after)
+        same = ("batch_size", "sampler", "drop_last", "generator") if dataloader.batch_size else ("batch_sampler",)
+        assert [one for one in same if getattr(replacement, one) is not getattr(dataloader, one)] == []
+        assert from_dataloader(replacement) is replacement
+
+
+def test_set_epoch_of_a_distributed_sampler_changes_the_order() -> None:
+    sampler = DistributedSampler(Pairs(), num_replicas=2, rank=1, seed=3)
+    dataloader = DataLoader(Pairs(), batch_size=5, sampler=sampler)
+    replacement = from_dataloader(dataloader)
+    orders = []
+    for number in (0, 1):
+        sampler.set_epoch(number)
+        assert_same(list(replacement), list(dataloader))
+        orders.append(labels_of(replacement))
+    assert orders[0] != orders[1]
+
+
+WORKERS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"num_workers": 2, "generator": torch.Generator()},
+    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 1, "batch_sampler": BatchSampler(RandomSampler(range(SIZE)), 7, drop_last=False)},
+]
+
+
+@pytest.mark.parametrize("settings", WORKERS, ids=["none", "two", "generator", "persistent", "batch sampler"])
+def test_the_order_is_the_same_with_workers_and_after_an_epoch_that_was_left_early(settings: dict[str, Any]) -> None:
+    def build() -> DataLoader[Any]:
+        if "generator" in settings:
+            settings["generator"].manual_seed(1)
+        batches = {} if "batch_sampler" in settings else {"batch_size": 7, "shuffle": True}
+        return DataLoader(Pairs(), **batches, **settings)
+
+    compare(build, lambda loader: [labels_of(loader, end) for end in (2, None, None)])
+
+
+def test_workers_are_kept_only_where_the_order_depends_on_them() -> None:
+    for settings, kept in ((WORKERS[1], 0), (WORKERS[2], 2), (WORKERS[3], 2)):
+        dataloader = DataLoader(Pairs(), 7, shuffle=True, prefetch_factor=3, **settings)
+        replaced = from_dataloader(dataloader)
+        assert (replaced.num_workers, replaced.prefetch_factor) == (kept, 3 if kept else None)
+    with pytest.raises(ConfigError, match=r"^gpu_slice: the order .* depends on its workers.*; give it num_workers=0"):
+        from_dataloader(dataloader, "gpu_slice")
+
+
+def after_an_exception(loader: Any) -> list[list[int]]:
+    with pytest.raises(ZeroDivisionError):
+        [1 / (3 - number) for number, _ in enumerate(loader)]
+    return labels_of(loader)
+
+
+USES: list[Callable[[Any], Any]] = [
+    lambda loader: [labels_of(one, 2) for one in (iter(loader), iter(loader))],
+    lambda loader: [(one[1].tolist(), other[1].tolist()) for one, other in zip(loader, loader, strict=True)],
+    lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],  # such as dropout
+    after_an_exception,
+    lambda loader: [labels_of(one) for one in (copy.copy(loader), copy.deepcopy(loader))],
+    lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
+    lambda loader: (len(loader.dataset), loader.dataset.classes, loader.dataset.size, loader.dataset[4][1]),
+    lambda loader: [
+        labels_of(DataLoader(part, 5, shuffle=True, collate_fn=loader.collate_fn))
+        for part in (*random_split(loader.dataset, [20, SIZE - 20]), ConcatDataset([loader.dataset, Pairs()]))
+    ],
+]
+
+
+def test_whatever_is_done_with_the_loader_gives_what_the_original_gives() -> None:
+    for use in USES:
+        compare(lambda: DataLoader(Pairs(), 7, shuffle=True), use)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_loaders_over_one_dataset_in_lockstep(workers: int) -> None:
+    class Counted(Pairs):
+        """Reading changes an attribute, which is no reason to refuse."""
+
+        reads = 0
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            self.reads += 1
+            return super().__getitem__(index)
+
+    orders = []
+    for is_replaced in (False, True):
+        dataset = Counted()
+        loaders = [DataLoader(dataset, size, shuffle=True, num_workers=workers) for size in (7, 5)]
+        loaders = [from_dataloader(loader) for loader in loaders] if is_replaced else loaders
+        torch.manual_seed(1)
+        orders.append([[part.tolist() for _, part in both] for both in zip(*loaders, strict=False)])
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_order_is_drawn_when_the_original_draws_it(workers: int) -> None:
+    """With workers by `iter`, which reads ahead; without them by the first `next`."""
+
+    def begin_and_draw(loader: Any) -> list[list[int]]:
+        batches = iter(loader)
+        torch.rand(1)  # such as the weights of a model
+        return labels_of(batches)
+
+    compare(lambda: DataLoader(Pairs(), 7, shuffle=True, num_workers=workers), begin_and_draw)
+
+
+NOISE = np.random.default_rng(1)
+
+
+class OwnGenerators(Pairs):
+    """Random samples from generators that belong to the dataset, its transform, or its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch, self.python = torch.Generator().manual_seed(1), random.Random(1)
+        numpy = np.random.RandomState(1)
+        self.transforms = [lambda: 2 * numpy.rand()]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        numbers = self.python.random(), self.transforms[0](), NOISE.random()
+        return torch.rand(2, generator=self.torch) + torch.tensor(sum(numbers)), index
+
+
+def test_probing_does_not_advance_the_generators_of_a_dataset() -> None:
+    def build() -> DataLoader[Any]:
+        NOISE.bit_generator.state = np.random.default_rng(1).bit_generator.state
+        return DataLoader(OwnGenerators(), 7, shuffle=True)
+
+    with pytest.warns(UserWarning, match="ram: sample 0 is random"):
+        compare(build, lambda loader: [images.tolist() for images, _ in loader], "auto")
+
+
+def test_a_set_larger_than_memory_is_kept_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=SIZE))
+    dataloader = DataLoader(Pairs(), batch_size=4)
+    for name in ("ram", "gpu_slice"):
+        with pytest.raises(DoesNotFitError, match=f"^{name}: the set takes"):
+            from_dataloader(dataloader, name)
+    written, decode = [], keep_samples.decode_temporarily
+    monkeypatch.setattr(keep_samples, "decode_temporarily", lambda *parts: written.append(1) or decode(*parts))
+    assert_same(list(from_dataloader(dataloader, folder=str(tmp_path))), list(dataloader))
+    assert written
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=SIZE))
+    monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
+    with pytest.raises(DoesNotFitError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
+        from_dataloader(dataloader, "cache", folder=str(tmp_path))
+    with pytest.warns(UserWarning, match=r"undecoded: cache: the decoded set takes"):
+        assert from_dataloader(dataloader, folder=str(tmp_path)) is dataloader
+
+
+def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets  # takes 2 s
+
+    decoded = []
+    chunks = fixed_samples.read_chunks
+    monkeypatch.setattr(fixed_samples, "read_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
+
+    def in_cache(dataloader: DataLoader[Any], **options: Any) -> DataLoader[Any]:
+        return from_dataloader(dataloader, "cache", folder=str(tmp_path), **options)
+
+    rows = datasets.Dataset.from_dict({"x": [[float(row), 1.0] for row in range(SIZE)], "y": list(range(SIZE))})
+    for change, times in ((lambda one: one, 1), (lambda one: one, 1), (lambda one: one.select(range(20)), 2)):
+        dataloader = DataLoader(change(rows.with_format("torch")), batch_size=8, shuffle=True)
+        assert_same(run(in_cache(dataloader)), run(dataloader))
+        assert len(decoded) == times
+    for times in (3, 3):
+        in_cache(DataLoader(Pairs()), fingerprint="pairs 1")
+        assert len(decoded) == times
+    with pytest.raises(DataError, match=r"fingerprint= do not fit"):
+        in_cache(DataLoader([(torch.zeros(2, 2, dtype=torch.uint8), 1)] * SIZE), fingerprint="pairs 1")
+    in_cache(DataLoader(Pairs()))
+    assert len(decoded) == 4

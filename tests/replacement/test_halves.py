@@ -1,0 +1,327 @@
+"""Samples are decoded once up to the first random transform, and batches stay those of the original, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset, default_collate
+
+from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
+from tests.support.processes import fork, free_port
+from vitmnist import from_dataloader
+from vitmnist.replacement.decoded_dataset import TransformedDataset
+
+v1 = pytest.importorskip("torchvision.transforms")
+from torchvision import datasets  # noqa: E402
+from torchvision.transforms import v2  # noqa: E402
+
+CROP = v1.RandomResizedCrop(16)
+FLIP = v1.RandomHorizontalFlip()
+CLOSE = [v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.2,) * 3)]
+V1 = v1.Compose([v1.Resize(24), CROP, FLIP, v1.ColorJitter(0.4, 0.4, 0.4), *CLOSE])
+V2 = v2.Compose(
+    [v2.Resize(24), v2.RandomResizedCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def once_and_always(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]]:
+    """The names of the transforms that were applied once, and of the others, for each division."""
+    halves = getattr(loader.dataset._transform, "func", loader.dataset._transform).__self__.halves
+    return [tuple([type(one).__name__ for one in some] for some in (half.once, half.always)) for half in halves]
+
+
+WORKERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "two": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("settings", WORKERS.values(), ids=WORKERS.keys())
+def test_batches_are_the_same_with_any_workers_and_after_an_early_break(settings: dict[str, Any], folder: Path) -> None:
+    original, replaced = replaced_as_well(lambda: DataLoader(Pictures(folder, V1), 4, shuffle=True, **settings))
+    assert isinstance(replaced.dataset, TransformedDataset)
+    assert replaced.num_workers == original.num_workers
+    assert once_and_always(replaced)[0][0] == ["Resize"]
+    for epochs, end in ((1, 2), (2, None)):
+        assert_same(run(replaced, epochs, end), run(original, epochs, end))
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    from_dataloader(original, "ram")
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_a_generator_whose_state_was_saved_continues_the_epochs(folder: Path) -> None:
+    generator = torch.Generator().manual_seed(7)
+    loader = DataLoader(Pictures(folder, V1), 4, shuffle=True, generator=generator, num_workers=2)
+    replaced = from_dataloader(loader, "ram")
+    list(loader)
+    saved = generator.get_state()
+    expected = list(loader)
+    generator.set_state(saved)
+    assert_same(list(replaced), expected)
+
+
+def rank_epochs(rank: int, port: int, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+
+    def build() -> DataLoader[Any]:
+        dataset = Pictures(folder, V1)
+        return DataLoader(dataset, 4, sampler=DistributedSampler(dataset, seed=4))
+
+    epochs = []
+    for loader in replaced_as_well(build):
+        torch.manual_seed(rank)
+        epochs.append([])
+        for epoch in range(2):
+            loader.sampler.set_epoch(epoch)
+            epochs[-1] += list(loader)
+    assert_same(*epochs)
+    gathered: list[Any] = [None, None]
+    torch.distributed.all_gather_object(gathered, [labels.tolist() for _, labels in epochs[0]])
+    assert gathered[0] != gathered[1]
+
+
+def test_two_ranks_get_their_parts(folder: Path) -> None:
+    processes = [fork(partial(rank_epochs, rank, port, folder)) for port in [free_port()] for rank in range(2)]
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+class Noisy:
+    """A random transform of a user, of which nothing is known."""
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(5)
+
+    def __call__(self, image: Any) -> Any:
+        return image + 0.1 * self.numbers.standard_normal()
+
+
+class Rarely:
+    """Random for few samples: its name and its use of a generator tell."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return ImageOps.invert(image) if random.random() < 0.01 else image
+
+
+class Grey:
+    """Not random, and unknown."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return ImageOps.grayscale(image).convert("RGB")
+
+
+def closure() -> Callable[[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return lambda image: image + torch.rand((), generator=generator)
+
+
+SMALL = v1.Resize((9, 9))
+TRANSFORMS: dict[str, tuple[Callable[[], list[Any]], list[str]]] = {
+    "v1": (lambda: [V1], ["Resize"]),
+    "v2": (lambda: [V2], ["Resize"]),
+    "nested": (lambda: [v1.Compose([v1.Resize(20)]), v2.Compose([SMALL, V1])], ["Resize", "Resize", "Resize"]),
+    "sequential": (lambda: [v1.ToTensor(), torch.nn.Sequential(SMALL, FLIP)], ["ToTensor", "Resize"]),
+    "choice": (lambda: [SMALL, v1.RandomChoice([v1.ColorJitter(0.5), v1.Grayscale(3)]), *CLOSE], ["Resize"]),
+    "wide": (lambda: [SMALL, v1.TrivialAugmentWide(), v1.PILToTensor()], ["Resize"]),
+    "custom": (lambda: [SMALL, Grey(), *CLOSE, Noisy()], ["Resize", "Grey", "ToTensor", "Normalize"]),
+    "closure": (lambda: [SMALL, v1.ToTensor(), closure()], ["Resize", "ToTensor"]),
+    "pictures": (lambda: [v1.RandomCrop(16)], []),
+}
+
+
+@pytest.mark.parametrize(("transforms", "once"), TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_transforms_are_divided_at_the_first_random_one(
+    transforms: Callable[[], list[Any]], once: list[str], folder: Path
+) -> None:
+    replaced = check_same(lambda: DataLoader(Pictures(folder, v1.Compose(transforms())), 4, True, collate_fn=list))
+    assert once_and_always(replaced)[0][0] == once
+
+
+class Preset:
+    """Its transforms within an object, as in torchvision's reference scripts."""
+
+    def __init__(self, transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, image: Any) -> Any:
+        return self.transforms(image)
+
+
+class TwoViews(Preset):
+    def __call__(self, image: Any) -> Any:
+        return torch.stack([self.transforms(image), self.transforms(image)])
+
+
+@pytest.mark.parametrize(("kind", "once"), [(Preset, ["Resize"]), (TwoViews, [])])
+def test_transforms_within_a_preset_are_divided_if_it_does_nothing_else(
+    kind: Any, once: list[str], folder: Path
+) -> None:
+    original, replaced = replaced_as_well(lambda: DataLoader(Pictures(folder, kind(V1)), 4, shuffle=True))
+    assert once_and_always(replaced)[0][0] == once
+    assert_same(run(replaced, 2), run(original, 2))
+
+
+def test_a_rare_random_transform_is_not_frozen(folder: Path) -> None:
+    for rare in (v1.RandomGrayscale(1e-9), v2.RandomGrayscale(1e-9), Rarely(), v1.RandomApply([Grey()], 1e-9)):
+        transform = v1.Compose([v1.Resize((8, 8)), rare, v1.ToTensor()])
+        replaced = from_dataloader(DataLoader(Pictures(folder, transform), 4), "ram")
+        assert once_and_always(replaced) == [(["Resize"], [type(rare).__name__, "ToTensor"])]
+
+
+@pytest.mark.slow
+def test_timm(folder: Path) -> None:
+    timm = pytest.importorskip("timm.data")
+    for options in ({}, {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5}):
+        transform = timm.create_transform(24, is_training=True, **options)
+        check_same(lambda transform=transform: DataLoader(Pictures(folder, transform), 4, num_workers=2))
+
+
+class Cifar(datasets.VisionDataset):
+    """Pictures in memory, as torchvision's CIFAR keeps them."""
+
+    def __init__(self, **transforms: Any) -> None:
+        super().__init__("nowhere", **transforms)
+        self.data = np.random.default_rng(0).integers(0, 256, (20, 12, 12, 3), dtype=np.uint8)
+        self.targets = list(range(20))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        image, target = Image.fromarray(self.data[index]), self.targets[index]
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, self.target_transform(target) if self.target_transform is not None else target
+
+
+class Segmented(Cifar):
+    """Pictures with masks, and a joint transform of the two."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.fromarray(self.data[index])
+        return self.transforms(image, image.convert("L").point(lambda value: value // 128))
+
+
+class Views(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        image = self.open(index)
+        return self.transform(image), self.transform(image)
+
+
+class Keyed(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        image = self.open(index)
+        found = {"id": f"n°{index}", "image": self.transform(image), "size": list(image.size), "share": index / 7}
+        return found | {"known": index > 3, "mean": np.float32(np.mean(image)), "none": torch.zeros(0)}
+
+
+class InBlock(Pictures):
+    """Pictures are loaded by their first transform, and their file is closed after it."""
+
+    def __getitem__(self, index: int) -> Any:
+        with Image.open(self.paths[index]) as image:
+            return self.transform(image), index
+
+
+class Wrapping(Dataset[Any]):
+    """The usual way to give each part of a `random_split` its transforms."""
+
+    def __init__(self, subset: Any, transform: Any) -> None:
+        self.subset, self.transform = subset, transform
+
+    def __len__(self) -> int:
+        return len(self.subset)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.subset[index]
+        return self.transform(image), label
+
+
+def reassigned(transform: Any) -> Cifar:
+    dataset = Cifar(transform=v1.ToTensor())
+    dataset.transform = transform  # torchvision keeps the first one in `transforms`
+    return dataset
+
+
+CLOSED = v1.Compose([v1.RandomCrop(12, padding=2), FLIP, *CLOSE])
+JOINT = v2.Compose([v2.Resize((16, 16)), v2.RandomCrop(9), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+FEW = [5, 1, 9, 12, 3, 3, 8]
+DATASETS: dict[str, Callable[[Path], Any]] = {
+    "subset": lambda folder: Subset(Subset(Pictures(folder, V1), range(1, 15)), FEW),
+    "concatenated": lambda folder: ConcatDataset([Pictures(folder, V1), Subset(Pictures(folder, V2), FEW)]),
+    "image folder": lambda folder: datasets.ImageFolder(str(folder), V1),
+    "target transform": lambda folder: datasets.ImageFolder(str(folder), V1, target_transform=float),
+    "cifar": lambda folder: Cifar(transform=CLOSED, target_transform=float),
+    "pair of transforms": lambda folder: Segmented(transform=CLOSED, target_transform=v1.PILToTensor()),
+    "joint transform": lambda folder: Segmented(transforms=JOINT),
+    "reassigned": lambda folder: reassigned(CLOSED),
+    "two views": lambda folder: Views(folder, V1),
+    "dicts": lambda folder: Keyed(folder, V1),
+    "open file": lambda folder: InBlock(folder, V1),
+    "wrapped": lambda folder: Wrapping(Subset(Pictures(folder), FEW), V1),
+}
+
+
+@pytest.mark.parametrize("build", DATASETS.values(), ids=DATASETS.keys())
+def test_samples_of_any_dataset_are_the_same(build: Callable[[Path], Any], folder: Path) -> None:
+    replaced = check_same(lambda: DataLoader(build(folder), 3, shuffle=True))
+    assert isinstance(replaced.dataset, TransformedDataset)
+
+
+class MixedBatch:
+    """Mixes pictures of a batch, with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(2)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        images, labels = default_collate(samples)
+        return images.lerp(images.flip(0), self.numbers.random()), labels
+
+
+COLLATES: dict[str, Callable[[], Any]] = {
+    "mixup": lambda: lambda samples: v2.RandomChoice([v2.MixUp(num_classes=20)])(*default_collate(samples)),
+    "own generator": MixedBatch,
+}
+
+
+@pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES.keys())
+def test_a_random_collate_function_is_applied_to_each_batch(collate: Callable[[], Any], folder: Path) -> None:
+    fixed = v1.Compose([v1.Resize((12, 12)), *CLOSE])
+    for dataset in (Pictures(folder, V1), Pictures(folder, fixed), [(torch.ones(3, 4, 4), n) for n in range(20)]):
+        check_same(lambda dataset=dataset: DataLoader(dataset, 4, shuffle=True, collate_fn=collate()))
+
+
+def test_halves_that_are_named_by_functions(folder: Path) -> None:
+    pictures = Pictures(folder)
+
+    class Drawn(Pictures):
+        """No attribute holds its random step."""
+
+        def __getitem__(self, index: int) -> Any:
+            return finish((self.open(index), index))
+
+    def finish(decoded: Any) -> Any:
+        return CLOSED(decoded[0].resize((14, 14))), decoded[1]
+
+    def decode(index: int) -> Any:
+        return pictures.open(index), index
+
+    check_same(lambda: DataLoader(Drawn(folder), 4, shuffle=True, num_workers=2), decode=decode, transform=finish)

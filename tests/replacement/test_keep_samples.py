@@ -1,0 +1,166 @@
+"""Samples of any kind are kept as they are, in memory that workers share, or in files that are complete."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils._pytree import tree_structure
+from torch.utils.data import DataLoader, get_worker_info
+
+from tests.support.pictures import Pictures, assert_same, check_same, draw, run, write_pictures
+from tests.support.samples import Pairs
+from vitmnist import from_dataloader
+from vitmnist.data import decoded_cache
+from vitmnist.data.difference import find_difference
+from vitmnist.errors import DataError
+from vitmnist.replacement import keep_samples
+from vitmnist.replacement.samples import MODES, Samples, encode
+from vitmnist.runtime import memory
+from vitmnist.runtime.memory import DoesNotFitError, Memory
+
+v1 = pytest.importorskip("torchvision.transforms")
+from torchvision import tv_tensors  # noqa: E402
+
+FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+VALUES: list[Any] = [
+    *(0, -1, 2**63 - 1, -(2**63), True, False, 0.1, -0.0, float("inf"), "", "text", "é\udcff", b"".decode()),
+    *(np.float32(0.1), np.int8(-3), np.bool_(True), np.zeros((0, 3)), np.arange(6, dtype=np.uint16).reshape(2, 3)),
+    *(np.arange(12).reshape(3, 4)[::-1, ::2], np.array(3.5), np.array([True]), np.complex64(1j)),
+    *(torch.tensor(4), torch.zeros(0, 2), torch.rand(2, 3, dtype=torch.float64), torch.rand(3).bfloat16()),
+    *(torch.tensor([float("nan"), 1.0]), torch.zeros(1, 2, 1, 2, 1), torch.tensor([True])),
+    *(tv_tensors.Image(torch.zeros(3, 2, 2, dtype=torch.uint8)), tv_tensors.Mask(torch.ones(2, 2))),
+    *({"a": [1, (2.0, "b")], "c": {}}, OrderedDict(x=1), [], ()),
+    *(draw(3).convert("L").convert(mode).convert(mode) for mode in MODES if mode not in ("LAB", "I;16")),
+    draw(3, "I;16"),
+]  # fmt: skip
+
+
+def test_values_are_kept_as_they_are() -> None:
+    for value in VALUES:
+        sample = {"one": value, "label": 7}
+        structure = tree_structure(sample)
+        found = Samples(*encode([sample] * 3, structure), structure)[1]
+        assert found["label"] == 7
+        if isinstance(value, np.ndarray):
+            assert (found["one"].dtype, found["one"].tolist()) == (value.dtype, value.tolist())
+        else:
+            assert find_difference(found["one"], value) is None, value
+
+
+def test_what_cannot_be_kept_is_named() -> None:
+    for value in (
+        *(2**63, None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.zeros(1, 1, 1, 1, 1, 1)),
+        *(draw(1, "P"), torch.zeros(2).to_sparse(), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
+    ):
+        named = "a picture of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
+        with pytest.raises(DataError, match=f"a sample has {named}, which cannot be kept; convert it to"):
+            encode([{"one": value}])
+    with pytest.raises(DataError, match="the samples differ in their structure"):
+        encode([[1], [1, 2]], tree_structure([0]))
+
+
+def test_a_sample_is_a_copy() -> None:
+    samples = Samples(*encode([[torch.zeros(3)]] * 2), tree_structure([0]))
+    samples[0][0].fill_(9.0)
+    assert samples[0][0].tolist() == [0.0] * 3
+
+
+def address(samples: list[Any]) -> int:
+    """A collate function that tells where the worker has the samples."""
+    return int(get_worker_info().dataset._samples.content.data_ptr())
+
+
+def test_forked_workers_share_the_memory(folder: Path) -> None:
+    dataset = from_dataloader(DataLoader(Pictures(folder, FLIP), 4, num_workers=2), "ram").dataset
+    addresses = set(DataLoader(dataset, 4, num_workers=2, collate_fn=address))
+    assert addresses == {dataset._samples.content.data_ptr()}
+
+
+class Reads(Pictures):
+    """Leaves a line for each read of a sample."""
+
+    def open(self, index: int) -> Any:
+        with (self.root.parent / "reads").open("a") as file:
+            file.write(f"{index}\n")
+        return super().open(index)
+
+
+def test_too_little_room_is_refused_before_anything_is_decoded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=1000))
+    # `auto` takes the file if memory is too small.
+    check_same(lambda: DataLoader(Pictures(folder, FLIP), 4, True), loader="auto", folder=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    monkeypatch.setattr(keep_samples, "load", lambda *parts: pytest.fail("decoded"))
+    monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
+    dataloader = DataLoader(Pictures(folder, v1.Compose([v1.RandomCrop(9), v1.ToTensor()])), 4)
+    for name, advice in (("ram", r"max_side= .*loader='cache'"), ("cache", r"folder=.*max_side=")):
+        size = r"[\d.]+ MiB"
+        with pytest.raises(
+            DoesNotFitError, match=rf"^{name}: the .*set takes {size} .*, where {size} are fr.*{advice}"
+        ):
+            from_dataloader(dataloader, name, folder=str(tmp_path))
+    with pytest.warns(UserWarning, match="undecoded: cache: the decoded set takes"):
+        from_dataloader(dataloader, folder=str(tmp_path))
+
+
+class Doubled:
+    """Its `repr` has its address, which is another one in each process."""
+
+    def __call__(self, image: Any) -> Any:
+        return image.resize((2 * image.width, 2 * image.height))
+
+
+def test_later_replacements_find_the_files_by_their_fingerprint(tmp_path: Path) -> None:
+    folder, cache = write_pictures(tmp_path / "pictures", 90), str(tmp_path / "cache")
+    counts = []
+    for _ in range(2):
+        dataset = Reads(folder, v1.Compose([Doubled(), FLIP]))
+        found = from_dataloader(DataLoader(dataset, 4, True), "cache", folder=cache, fingerprint="pictures")
+        counts.append(len((tmp_path / "reads").read_text().splitlines()))
+        assert_same(run(found), run(DataLoader(Pictures(folder, v1.Compose([Doubled(), FLIP])), 4, True)))
+    assert counts[1] - counts[0] == counts[0] - 90
+    assert len(list(Path(cache).glob("*/images.npy"))) == 1
+    dataset.paths.reverse()
+    with pytest.raises(DataError, match=r"fingerprint= do not fit"):
+        from_dataloader(DataLoader(dataset, 4), "cache", folder=cache, fingerprint="pictures")
+
+
+def look_at_dataset(worker: int) -> None:
+    dataset = get_worker_info().dataset
+    assert len(dataset.paths) if hasattr(dataset, "paths") else dataset.classes
+
+
+@pytest.mark.slow  # each worker imports torch
+def test_spawned_workers_which_see_the_dataset(folder: Path, tmp_path: Path) -> None:
+    for dataset, name in ((Pictures(folder, FLIP), "ram"), (Pairs(), "cache")):
+        settings = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": look_at_dataset}
+        spawned = DataLoader(dataset, 4, True, multiprocessing_context="spawn", **settings)
+        replaced = from_dataloader(spawned, name, folder=str(tmp_path))
+        assert replaced.num_workers == 1
+        assert_same(run(replaced, 1), run(DataLoader(dataset, 4, True, **settings), 1))
+
+
+def test_pictures_of_any_kind_that_can_be_kept_stay_as_they_are(tmp_path: Path) -> None:
+    for number, mode in enumerate(["RGB", "L", "RGBA", "I;16", "1", "LA", "CMYK"] * 3):
+        (tmp_path / "all").mkdir(exist_ok=True)
+        image = draw(number, "I;16") if mode == "I;16" else draw(number).convert(mode)
+        image.save(tmp_path / "all" / f"{number:02}.{'tif' if mode == 'CMYK' else 'png'}")
+    dataset = Pictures(tmp_path, v1.RandomCrop(16), convert=None)
+    check_same(lambda: DataLoader(dataset, 4, shuffle=True, collate_fn=list))

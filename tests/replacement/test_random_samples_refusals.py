@@ -1,0 +1,233 @@
+"""Random samples that cannot be divided, read or kept are refused, and the message says which and why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Subset
+
+from tests.support.pictures import Pictures, assert_same, draw, run, write_pictures
+from vitmnist import from_dataloader
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement import keep_samples
+
+v1 = pytest.importorskip("torchvision.transforms")
+
+FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+class Counting:
+    """Keeps a state from one sample to the next."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, image: Any) -> Any:
+        self.seen += 1
+        return image.rotate(self.seen)
+
+
+class Smoothed:
+    """Mixes each picture with those before it."""
+
+    mean: Any = 0.0
+
+    def __call__(self, image: Any) -> Any:
+        self.mean = 0.9 * self.mean + 0.1 * image.mean()
+        return image - self.mean
+
+
+class Numbered(Pictures):
+    """Its transform reads the index."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.open(index), index), index
+
+
+class Named(Pictures):
+    """Its transform has arguments by name, as those of Albumentations."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(image=np.asarray(self.open(index)))["image"], index
+
+
+class Inspected(Pictures):
+    """Looks into what its transform has made."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.open(index)).mean(), index
+
+
+class InMethod(Pictures):
+    """Random without an attribute that holds a transform."""
+
+    def __getitem__(self, index: int) -> Any:
+        return v1.functional.to_tensor(self.open(index).resize((8, 8)).rotate(random.randrange(360))), index
+
+
+class RandomTarget(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.open(index)), random.randrange(10)
+
+
+class Sometimes(Pictures):
+    """Has some samples without a transform."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.open(index)
+        return (self.transform(image) if index % 2 else v1.functional.to_tensor(image.resize((8, 8)))), index
+
+
+class Handle:
+    """An object that no file holds."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class WithHandle(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.open(index)), Handle(index)
+
+
+def with_index(image: Any, index: int) -> Any:
+    return v1.functional.to_tensor(image.resize((8, 8))) * random.random() * index
+
+
+def by_name(image: Any) -> Any:
+    return {"image": torch.tensor(image[:8, :8]) * random.random()}
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "counting": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
+    "smoothed": (lambda folder: Pictures(folder, v1.Compose([FLIP, Smoothed()])), "keep no state between samples"),
+    "index": (lambda folder: Numbered(folder, with_index), "with_index .* not return as many results; name the"),
+    "names": (lambda folder: Named(folder, by_name), "passes it keywords, name the two steps"),
+    "inspected": (lambda folder: Inspected(folder, FLIP), "uses what its transform returns, or .*, name the two"),
+    "no attribute": (InMethod, "sample 0 is random apart from .*move all that is random there, name the two steps"),
+    "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random apart from the transforms"),
+    "sometimes": (lambda folder: Sometimes(folder, FLIP), "the samples differ in their structure; return the same"),
+    "object": (lambda folder: WithHandle(folder, FLIP), "a sample has a Handle, which cannot be kept; convert it to"),
+    "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "Required crop size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_samples_that_cannot_be_divided_are_refused(build: Callable[[Path], Any], message: str, folder: Path) -> None:
+    dataloader = DataLoader(build(folder), 4, collate_fn=list)
+    with pytest.raises((ConfigError, DataError), match=f"^ram: .*{message}"):
+        from_dataloader(dataloader, "ram")
+    with pytest.warns(UserWarning, match="^from_dataloader returns the DataLoader as it is, undecoded: ram: "):
+        assert from_dataloader(dataloader) is dataloader
+
+
+@pytest.mark.parametrize(("damaged", "workers"), [(0, 0), (7, 2)])
+def test_a_picture_that_cannot_be_read_is_named(damaged: int, workers: int, tmp_path: Path) -> None:
+    dataset = Pictures(write_pictures(tmp_path), FLIP)
+    path = dataset.paths[damaged]
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-60]), path.unlink):
+        damage()
+        with pytest.raises(DataError, match=rf"^ram: sample {damaged}: \w+Error: "):
+            from_dataloader(DataLoader(dataset, 4, num_workers=workers), "ram")
+    assert list(from_dataloader(DataLoader(Subset(dataset, [1, 2, 3]), 3), "ram"))
+
+
+def test_a_picture_with_a_palette_is_named_and_a_converted_one_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for number in range(60):
+        draw(number, "P" if number == 57 else ["RGB", "L", "RGBA", "I;16"][number % 4]).save(
+            tmp_path / "all" / f"{number:02}.png"
+        )
+    crop = v1.Compose([v1.RandomCrop(9), v1.PILToTensor()])
+    with pytest.raises(DataError, match=r"^ram: sample 57: .*a picture of mode P, which cannot be kept; convert it"):
+        from_dataloader(DataLoader(Pictures(tmp_path, crop, None), 4, collate_fn=list), "ram")
+    for form in ("exact", "tensor"):
+        assert list(from_dataloader(DataLoader(Pictures(tmp_path, crop, "RGBA"), 4), "ram", transforms=form))
+
+
+class Changing(Pictures):
+    """Its files change when `change` is set."""
+
+    change: Callable[[Path], Image.Image] | None = None
+
+    def open(self, index: int) -> Image.Image:
+        return self.change(self.paths[index]) if self.change else super().open(index)
+
+
+def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = keep_samples.load
+    dataset = Changing(write_pictures(tmp_path), FLIP)
+
+    def load_changed(*parts: Any) -> Any:
+        dataset.change = change
+        return load(*parts)
+
+    monkeypatch.setattr(keep_samples, "load", load_changed)
+    for changed, message in (
+        (lambda path: Image.open(path.with_name("gone")), r"sample 0: FileNotFoundError"),
+        (lambda path: draw(1, "P"), r"sample 0: a sample has a picture of mode P"),
+    ):
+        dataset.change, change = None, changed
+        with pytest.raises(DataError, match=f"^ram: {message}"):
+            from_dataloader(DataLoader(dataset, 4), "ram")
+    dataset.transform = v1.Compose([v1.RandomCrop(90, pad_if_needed=True), v1.ToTensor()])
+    dataset.change, change = None, lambda path: Image.open(path).resize((100, 100))  # more than was estimated
+    original, replaced = DataLoader(dataset, 4), from_dataloader(DataLoader(dataset, 4), "ram")
+    assert_same(run(replaced), run(original))
+
+
+def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path) -> None:
+    def build() -> DataLoader[Any]:
+        return DataLoader(
+            Pictures(folder, v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])), 9
+        )
+
+    for form in ("exact", "tensor"):
+        original, replaced = build(), from_dataloader(build(), "ram", transforms=form)
+        for loader in (original, replaced):
+            assert list(loader)
+            loader.dataset.transform.transforms[1].p = 1.0
+        assert_same(run(replaced), run(original))
+
+    def replace(replaced: Any) -> None:
+        replaced.dataset.transform = v1.ToTensor()
+
+    def append(replaced: Any) -> None:
+        replaced.dataset.transform.transforms.append(v1.RandomErasing())
+
+    for change, name in ((replace, r"dataset\.transform"), (append, r"dataset\.transform\.transforms\[3\]")):
+        replaced = from_dataloader(build(), "ram")
+        assert list(replaced)
+        change(replaced)
+        with pytest.raises(ConfigError, match=f"^{name} has changed since the samples were decoded"):
+            list(replaced)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allowed: exact, tensor"),
+        ({"loader": "gpu_slice"}, r"^gpu_slice: the transform RandomHorizontalFlip is random, and .*; use ram"),
+        ({"decode": len}, r"^decode= and transform= are the two steps of a sample; give both"),
+        ({"transform": len}, r"^decode= and transform= are the two steps of a sample; give both"),
+        ({"decode": len, "transform": len, "transforms": "tensor"}, r"are for transforms of the dataset; leave dec"),
+        ({"decode": lambda index: index, "transform": str}, r"^ram: .*decode=, transform= or fingerprint= do not fit"),
+        ({"decode": lambda index: 1 // 0, "transform": str}, r"^ram: sample 0: ZeroDivisionError"),
+        ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random apart from .*"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_used_are_named(options: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        from_dataloader(DataLoader(Pictures(folder, FLIP), 4), **{"loader": "ram", **options})

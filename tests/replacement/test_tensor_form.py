@@ -1,0 +1,275 @@
+"""Random transforms on tensors in place of PIL images: the same transforms, and pixels that differ by rounding."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
+
+from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run, write_pictures
+from vitmnist import from_dataloader
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement.tensor_form import DeviceDataLoader
+
+v1 = pytest.importorskip("torchvision.transforms")
+from torchvision import datasets, tv_tensors  # noqa: E402
+from torchvision.transforms import v2  # noqa: E402
+
+FLIPS = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
+NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+CLOSE = [v1.ToTensor(), NORMALIZE]
+RESIZED = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ColorJitter(0.2, 0.2), *CLOSE])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+class Noisy:
+    """A random transform that takes tensors too, with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(5)
+
+    def __call__(self, image: Any) -> Any:
+        if self.numbers.random() < 0.5:
+            return image
+        return image.rotate(180) if isinstance(image, Image.Image) else image.flip(1, 2)
+
+
+TRANSFORMS: dict[str, list[Any]] = {
+    "v1": [*FLIPS, *CLOSE],
+    "v2": [
+        v2.RandomCrop(16),
+        v2.RandomHorizontalFlip(),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        NORMALIZE,
+    ],
+    "converted": [*FLIPS, v1.PILToTensor(), v1.ConvertImageDtype(torch.float32), NORMALIZE],
+    "erased before": [*FLIPS, v1.ToTensor(), v1.RandomErasing(1.0), NORMALIZE],
+    "resized before": [v1.Resize((20, 20)), *FLIPS, *CLOSE],
+    "tensors before": [v1.Resize((20, 20)), v1.ToTensor(), *FLIPS, NORMALIZE],
+    "once alone": [v1.Resize((20, 20)), v1.RandomApply([], 0.5), *CLOSE],
+    "own generator": [Noisy(), v1.RandomCrop(16), *CLOSE],
+}
+
+
+@pytest.mark.parametrize("transforms", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_batches_are_equal_where_nothing_is_resized(transforms: list[Any], folder: Path) -> None:
+    for device, workers in ((None, 1), ("cpu", 0)):
+
+        def build(workers: int = workers) -> DataLoader[Any]:
+            return DataLoader(Pictures(folder, deepcopy(v1.Compose(transforms))), 4, shuffle=True, num_workers=workers)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            original, replaced = replaced_as_well(build, transforms="tensor", device=device)
+        assert_same(run(replaced, 1), run(original, 1))
+        assert isinstance(replaced, DeviceDataLoader) == (device is not None)
+
+
+def test_resizing_rounds_differently_and_the_call_says_by_how_much(folder: Path) -> None:
+    def build() -> DataLoader[Any]:
+        return DataLoader(datasets.ImageFolder(str(folder), RESIZED), 4, shuffle=True)
+
+    with pytest.warns(
+        UserWarning, match=r"the same random transforms, with pixels that differ by [\d.]+ of 255 on ave"
+    ):
+        original, replaced = replaced_as_well(build, transforms="tensor", tolerance=30)
+    for (ours, our_labels), (theirs, labels) in zip(run(replaced), run(original), strict=True):
+        assert torch.equal(our_labels, labels)
+        assert (ours - theirs).abs().mean() < 0.05 if ours.dim() else torch.equal(ours, theirs)
+    with pytest.raises(ConfigError, match=r"differ by up to [\d.]+ of 255 from .*, and tolerance=0\.01; give a larger"):
+        from_dataloader(build(), "ram", transforms="tensor", tolerance=0.01)
+
+
+class Inverted:
+    """For PIL images alone."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.point(lambda value: 255 - value) if torch.rand(()) < 0.5 else image
+
+
+class ToTensor:
+    """Not the one of torchvision, although it has its name."""
+
+    def __call__(self, image: Any) -> Tensor:
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() if isinstance(image, Image.Image) else image
+
+
+class Rounded:
+    """Makes floats 0 to 1 of a picture, and of a tensor something else."""
+
+    def __call__(self, image: Any) -> Tensor:
+        return v1.ToTensor()(image) if isinstance(image, Image.Image) else image.float().div(255).round()
+
+
+class Joint(Dataset[Any]):
+    def __init__(self) -> None:
+        self.transforms = v2.Compose([v2.RandomCrop(8), v2.PILToTensor()])
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transforms(draw(index), draw(index, "L"))
+
+
+class Keyed(Joint):
+    def __getitem__(self, index: int) -> Any:
+        return self.transforms({"image": draw(index), "label": index})
+
+
+def images_alone(dtype: torch.dtype) -> v2.ToDtype:
+    return v2.ToDtype({tv_tensors.Image: dtype, "others": None})
+
+
+REFUSED: dict[str, tuple[list[Any], str]] = {
+    "PIL alone": ([*FLIPS, Inverted(), *CLOSE], "the transform Inverted cannot be applied: .*; use transforms='exact'"),
+    "a name like torchvision's": (
+        [*FLIPS, ToTensor(), NORMALIZE],
+        "no batch: the transform Normalize",
+    ),
+    "floats": ([*FLIPS, Rounded()], r"pixels differ by up to 1\d\d of 255"),
+    "other dtypes": (
+        [v2.RandomCrop(8), v2.ToImage(), images_alone(torch.float32)],
+        "no batch: values of the batch differ in dty",
+    ),
+}
+
+
+@pytest.mark.parametrize(("transforms", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_transforms_that_do_something_else_to_tensors_are_refused(
+    transforms: list[Any], message: str, folder: Path
+) -> None:
+    dataset = Pictures(folder, v1.Compose(transforms))
+    with pytest.raises(ConfigError, match=f"^transforms='tensor': {message}"):
+        from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor")
+    assert list(from_dataloader(DataLoader(dataset, 4), "ram"))
+
+
+@pytest.mark.parametrize("dataset", [Joint(), Keyed()])
+def test_transforms_of_more_than_a_picture_are_refused(dataset: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^transforms='tensor': is for transforms of one picture; use transforms='exa"
+    ):
+        from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor")
+
+
+COLLATES: dict[str, tuple[Callable[[list[Any]], Any], str | None]] = {
+    "cutmix": (lambda samples: v2.CutMix(num_classes=20)(*default_collate(samples)), None),
+    "nested": (lambda samples: {"x": [default_collate(samples)], "n": len(samples)}, None),
+    "mixup": (
+        lambda samples: v2.MixUp(num_classes=20)(*default_collate(samples)),
+        "no batch: RuntimeError",
+    ),
+    "offset": (
+        lambda samples: default_collate(samples)[0] + 1.5,
+        "no batch: values of the batch",
+    ),
+}
+
+
+@pytest.mark.parametrize(("collate", "message"), COLLATES.values(), ids=COLLATES.keys())
+def test_collate_functions_get_bytes(collate: Callable[[Any], Any], message: str | None, folder: Path) -> None:
+    def build() -> DataLoader[Any]:
+        dataset = Pictures(folder, v1.Compose([*FLIPS, *CLOSE]))
+        return DataLoader(dataset, 4, shuffle=True, collate_fn=collate)
+
+    if message:
+        with pytest.raises(ConfigError, match=f"^transforms='tensor': {message}.*; use transforms='exact'"):
+            from_dataloader(build(), "ram", transforms="tensor")
+    else:
+        for device in (None, "cpu"):
+            original, replaced = replaced_as_well(build, transforms="tensor", device=device)
+            assert_same(run(replaced), run(original))
+
+
+def test_closing_transforms_of_one_kind_are_applied_to_the_batch_and_others_to_samples(folder: Path) -> None:
+    few, many = (v1.Compose([*FLIPS, v1.ToTensor(), v1.Normalize(mean, 0.5)]) for mean in (0.4, 0.6))
+    for other, applied in ((few, 2), (many, 0)):
+        original, replaced = replaced_as_well(
+            lambda other=other: DataLoader(ConcatDataset([Pictures(folder, few), Pictures(folder, other)]), 8, True),
+            transforms="tensor",
+        )
+        assert len(replaced.collate_fn.finish.transforms) == applied
+        assert_same(run(replaced), run(original))
+
+
+def test_two_loaders_on_a_device_draw_their_seeds_as_the_originals_do(folder: Path) -> None:
+    orders = []
+    for is_replaced in (False, True):
+        loaders = [DataLoader(Pictures(folder, v1.Compose([*FLIPS, *CLOSE])), size, True) for size in (4, 5)]
+        if is_replaced:
+            loaders = [from_dataloader(loader, "ram", transforms="tensor", device="cpu") for loader in loaders]
+        torch.manual_seed(1)
+        iterators = [iter(loader) for loader in loaders]
+        orders.append([next(one)[1].tolist() for _, one in itertools.product(range(2), iterators)])
+    assert orders[0] == orders[1]
+
+
+def test_timms_transforms_that_take_no_tensor_are_named(folder: Path) -> None:
+    timm = pytest.importorskip("timm.data")
+    automatic = timm.create_transform(24, is_training=True, auto_augment="rand-m9-mstd0.5-inc1")
+    with pytest.raises(ConfigError, match=r"the transform RandAugment cannot be applied: .*; use transforms='exact'"):
+        from_dataloader(DataLoader(Pictures(folder, automatic), 4), "ram", transforms="tensor", tolerance=99)
+
+
+def test_pictures_of_sixteen_bits_are_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for number in range(40):
+        draw(number, "I;16" if number == 37 else "L").save(tmp_path / "all" / f"{number:02}.png")
+    dataset = Pictures(tmp_path, v1.Compose([v1.RandomCrop(9), v1.PILToTensor()]), convert=None)
+    with pytest.raises(
+        DataError, match=r"^ram: pictures of mode I;16 are no tensors of bytes; convert them to L or RGB"
+    ):
+        from_dataloader(DataLoader(dataset, 4, collate_fn=list), "ram", transforms="tensor")
+
+
+@pytest.mark.parametrize("form", ["exact", "tensor"])
+def test_pictures_are_kept_smaller(form: Any, folder: Path) -> None:
+    dataset = Pictures(folder, v1.Compose([v1.RandomCrop(6), *CLOSE]))
+    with pytest.warns(UserWarning, match=r"^max_side=13: larger pictures are kept smaller, so batches differ$"):
+        replaced = from_dataloader(DataLoader(dataset, 4), "ram", max_side=13, transforms=form)
+    kept = [replaced.dataset._samples[index][2][0][0] for index in range(len(dataset))]
+    sizes = [list(one.size) if isinstance(one, Image.Image) else list(one.shape[:0:-1]) for one in kept]
+    assert [max(size) for size in sizes] == [13] * len(dataset)
+    assert [images.shape[1:] for images, _ in replaced] == [(3, 6, 6)] * len(replaced)
+    with (
+        pytest.warns(UserWarning, match="smaller"),
+        pytest.raises(DataError, match=r"the transform RandomCrop cannot be"),
+    ):
+        from_dataloader(DataLoader(dataset, 4), "ram", max_side=5, transforms=form)
+
+
+def test_only_pil_images_are_kept_smaller(folder: Path) -> None:
+    early = Pictures(folder, v1.Compose([v1.Resize((9, 9)), v1.ToTensor(), v1.RandomErasing()]))
+    with pytest.raises(DataError, match=r"max_side is for PIL images, and the random transforms get a Tensor"):
+        from_dataloader(DataLoader(early, 4), "ram", max_side=9)
+    with pytest.raises(ConfigError, match="max_side= are for transforms of the dataset; leave decode="):
+        from_dataloader(DataLoader(early, 4), "ram", max_side=9, decode=early.open, transform=early.transform)
+
+
+def test_a_framework_that_builds_another_dataloader_gets_finished_batches(folder: Path) -> None:
+    dataset = Pictures(folder, v1.Compose([*FLIPS, *CLOSE]))
+    replaced = from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor", device="cpu")
+    again = DataLoader(replaced.dataset, batch_sampler=replaced.batch_sampler, collate_fn=replaced.collate_fn)
+    like = type(replaced)(replaced.dataset, 4, collate_fn=replaced.collate_fn)
+    batches = []
+    for loader in (replaced, again, like):
+        torch.manual_seed(2)
+        batches.append(list(loader))
+    assert_same(batches[0], batches[1])
+    assert_same(batches[0], batches[2])

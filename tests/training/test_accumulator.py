@@ -1,0 +1,98 @@
+"""A metric of a batch is one file: it is recorded, resumed, captured and reported without another change."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import REPOSITORY, result_of
+from tests.support.pages import blocks
+from tests.support.processes import TrainProcess
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import DataError, TrainingError
+from vitmnist.metrics import BATCH_METRICS, batch_metric
+from vitmnist.tracking.epoch_table import METRICS, epoch_record
+from vitmnist.training.accumulator import MetricAccumulator
+
+
+def train(*arguments: str) -> int:
+    from vitmnist.cli.train import main
+
+    sys.argv = ["train.py", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def train_with_top5() -> None:
+    """A sweep of one job; then a run that is captured, in microbatches, stopped in mid-epoch and resumed."""
+    quick = sys.argv[1:]
+    for module in [module for module in sys.modules if module.partition(".")[0] in ("vitmnist", "hydra_plugins")]:
+        del sys.modules[module]
+    from vitmnist.metrics import BATCH_METRICS
+
+    if "top5" not in BATCH_METRICS:  # it is in a copy with the examples of the documentation
+        exec(Path("top5.py").read_text())  # as importing it from vitmnist/metrics does
+    from vitmnist.training import setup
+    from vitmnist.training.step_options import StepConfig
+
+    train(*quick, "-m", "hydra.sweep.dir=whole")
+    setup.resolve_step_config = lambda *parts: StepConfig(fused=True, cuda_graph=True, micro_batch=4)
+    assert train(*quick, "hydra.run.dir=stopped", "max_minutes=0")
+    sys.exit(train("resume=stopped", "max_minutes=null"))
+
+
+def test_the_documented_metric_is_recorded_everywhere(quick: list[str], tmp_path: Path) -> None:
+    (metric,) = (one for one in blocks("python", REPOSITORY / "docs" / "architecture.md") if "vitmnist/metrics/" in one)
+    (tmp_path / "top5.py").write_text(metric)
+    code, output = TrainProcess(tmp_path, *quick, before=train_with_top5).ended()
+    assert code == 0, output
+    (whole,) = (path.parent for path in (tmp_path / "whole").glob("*/result.json"))
+    stopped = tmp_path / "stopped"
+    assert result_of(stopped)["trainer"]["cuda_graph"] is True
+    for epoch, expected in zip(*(result_of(folder)["epochs"] for folder in (stopped, whole)), strict=True):
+        for split in ("train", "eval"):
+            assert 0 <= epoch[f"{split}_acc"] < epoch[f"{split}_top5"] < 100
+            assert epoch[f"{split}_top5"] == expected[f"{split}_top5"]
+    header, *_ = (stopped / "epochs.csv").read_text().splitlines()
+    assert {"train_top5", "eval_top5"} <= set(header.split(","))
+    (events,) = whole.glob("events.out.tfevents.*")
+    tags = EventAccumulator(str(events)).Reload().Tags()["scalars"]
+    assert {"train/top5", "eval/top5", "summary/eval_top5_last"} <= set(tags)
+    report = (tmp_path / "whole" / "report.md").read_text()
+    last = result_of(whole)["epochs"][-1]["eval_top5"]
+    assert re.search(rf"\| +top-5 accuracy, % .*\n.*\n.*\b{last:.2f}\b", report), report
+
+
+def test_an_epoch_is_not_resumed_with_other_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, device = EpochSampler(10, 4, 0), torch.device("cpu")
+    state = MetricAccumulator(sampler, device).state_dict()
+    monkeypatch.setitem(BATCH_METRICS, "another", BATCH_METRICS["acc"])
+    with pytest.raises(
+        DataError, match=r"with other metrics: another; resume it with the same files in vitmnist/metrics"
+    ):
+        MetricAccumulator(sampler, device).load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
+    """Or the run could be neither resumed nor reported."""
+    metrics = {metric.name: 1.0 for metric in METRICS} | {"eval_acc": value}
+    with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
+        epoch_record(0, metrics, [], first_of_start=True)
+
+
+@pytest.mark.parametrize("name", ["acc", "loss", "s"])
+def test_a_name_is_registered_once(name: str) -> None:
+    before = dict(BATCH_METRICS)
+    with pytest.raises(ValueError, match=f"train_{name} is taken; choose another name"):
+        batch_metric(name, unit="%", tag="other")
+    assert before == BATCH_METRICS

@@ -1,0 +1,250 @@
+"""Measures instead of guessing: each loader that fits is timed for a few batches, and the fastest is built.
+
+All loaders deliver the same batches, so the choice changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from tqdm import tqdm
+
+from vitmnist.config.validation import bounded, join
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.seeding import preserved_generators
+from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.loaders.base import LOADERS, Data, Loader, needs_of
+from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
+from vitmnist.loaders.pinned import HostLoader
+from vitmnist.loaders.residency import with_resident_fraction
+from vitmnist.loaders.timing import (
+    Alternative,
+    Bench,
+    Block,
+    Figure,
+    Step,
+    Timed,
+    calling,
+    take_turns,
+    try_workers,
+)
+from vitmnist.runtime.memory import Memory, check_fits, peak_memory
+
+
+@dataclass
+class AutoOptions:
+    """See `conf/data/loader/auto.yaml`."""
+
+    batches: int = bounded(30, at_least=1)
+    seconds: float = bounded(3.0, above=0)
+    worker_counts: list[int] | None = None
+    candidates: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class LoaderSelection:
+    """The selected loader, the reason, and the table.
+
+    `candidates` is the record for `result.json`: expected seconds of an epoch, with their range over blocks.
+    `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
+    `decoded` is the set as a trial has decoded it; None if the chosen loader does not need it.
+    """
+
+    name: str
+    values: dict[str, Any]
+    reason: str
+    candidates: list[dict[str, Any]]
+    model_alone_s: float | None
+    decoded: Data | None = None
+
+    @property
+    def built(self) -> dict[str, str]:
+        """The chosen registered names, for the `choices` of `result.json`."""
+        base = self.values.get("base")
+        return {"loader": self.values["name"]} | ({"loader.base": base["name"]} if base else {})
+
+    def record(self) -> dict[str, Any]:
+        """For `result.json`."""
+        return {key: getattr(self, key) for key in ("name", "reason", "candidates", "model_alone_s")}
+
+    def table(self) -> str:
+        """The table as text; the column of waiting times only with a model."""
+        timed = [row for row in self.candidates if not row["refused"]]
+        columns = {
+            "candidate": [row["name"] for row in timed],
+            "set-up, s": [f"{row['setup_s']:.3f}" for row in timed],
+            "epoch, s": [f"{row['epoch_s']:.4g}" for row in timed],
+            "range": [f"{row['epoch_s_low']:.4g}–{row['epoch_s_high']:.4g}" for row in timed],
+        }
+        lines = [f"refused: {row['refused']}" for row in self.candidates if row["refused"]]
+        if self.model_alone_s is not None:
+            waits = [(row["data_wait_s"], row["epoch_s"] or 1.0) for row in timed]
+            columns["waiting for data"] = [f"{wait:.3g} s ({100 * wait / epoch:.0f}%)" for wait, epoch in waits]
+            lines.append(f"(the model alone, without loading: {self.model_alone_s:.3g} s)")
+        table = tabulate(columns, headers="keys", tablefmt="plain", disable_numparse=True)
+        return "\n".join([table, *lines, f"chosen: {self.name}, {self.reason}"])
+
+
+@LOADERS.register("auto", AutoOptions)
+def auto(
+    options: AutoOptions, data: Data, sampler: EpochSampler, device: torch.device, step: Step | None = None
+) -> Loader:
+    """The loader with the fastest epoch; prints the table. Its `selection` is the `LoaderSelection`.
+
+    Args:
+        step: a training step to time the candidates with; without one, batches are dropped.
+
+    Raises:
+        ConfigError: no candidate can be used.
+    """
+    timed_of = (lambda loader: Timed(BatchStream(loader, device), calling(step))) if step else None
+    # The number of steps depends on the time they take, but what they draw must not change what follows.
+    with preserved_generators(device):
+        selection = select_loader(options, data, sampler, device, "", timed_of)
+    print(selection.table(), file=sys.stderr)
+    loader = LOADERS.build(selection.values, selection.decoded or data, sampler, device)
+    loader.selection = replace(selection, decoded=None)
+    return loader
+
+
+def select_loader(
+    options: AutoOptions,
+    data: Data,
+    sampler: EpochSampler,
+    device: torch.device,
+    key: str = "data.loader",
+    timed_of: Callable[[Loader], Timed] | None = None,
+    also: Sequence[tuple[Data, EpochSampler]] = (),
+) -> LoaderSelection:
+    """Time the loaders that fit and select the fastest.
+
+    Args:
+        key: where the options are in the configuration.
+        timed_of: how a training step is timed with a loader; without one, batches are dropped.
+        also: other sets for which a loader of the same kind will be built, whose memory counts too.
+
+    Raises:
+        ConfigError: an unknown candidate, or none that can be used.
+    """
+    names = _candidates(options, key)
+    with ExitStack() as stack:
+        bench = Candidates(stack, data=data, sampler=sampler, device=device, timed_of=timed_of, also=also)
+        model = bench.add_model(timed_of) if timed_of and len(sampler) else None
+        for name in tqdm(names, desc="building loaders", leave=False, disable=None):
+            # `cache` would only write to the disk what `ram` already holds in memory.
+            if options.candidates or name != "cache" or bench.decoded is None:
+                bench.add_loader(name, {"name": name})
+        bench.add_workers(options.worker_counts)
+        take_turns(bench.turns, options.batches, options.seconds * len(bench.turns))
+    size = len(sampler)
+    for one in bench.turns:
+        one.complete_row([Block(0.0, 0.0)] if not size else [])
+    rows = [_record(row, size, with_model=model is not None) for row in bench.rows]
+    timed = {row["name"]: row for row in rows if not row["refused"]}
+    if not timed:
+        raise ConfigError("no candidate can be used:\n" + "\n".join(row["refused"] for row in rows))
+    name = min(timed, key=lambda name: timed[name]["epoch_s"])
+    model_alone_s = Figure.of(block.batch_s for block in model.blocks).median * size if model else None
+    decoded = bench.decoded if _decodes(bench.values[name]) else None
+    return LoaderSelection(name, bench.values[name], _reason(name, timed), rows, model_alone_s, decoded)
+
+
+def _record(row: Alternative, size: int, with_model: bool) -> dict[str, Any]:
+    """A candidate as `result.json` has it; an epoch has `size` batches."""
+    if not row.batch_s or not row.waiting_s:
+        return {"name": row.name, "refused": f"{row.name}: {row.refused}"}
+    epoch = row.batch_s
+    times = {"epoch_s": epoch.median * size, "epoch_s_low": epoch.low * size, "epoch_s_high": epoch.high * size}
+    waiting = row.waiting_s.median * size if with_model else None
+    return {"name": row.name, "setup_s": row.set_up_s, **times, "data_wait_s": waiting, "refused": None}
+
+
+def _candidates(options: AutoOptions, key: str) -> list[str]:
+    """The names of the loaders to try: those asked for, or all that are registered."""
+    if negative := [workers for workers in options.worker_counts or () if workers < 0]:
+        raise ConfigError(f"{join(key, 'worker_counts')}: {negative[0]} must be at least 0")
+    known = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
+    for name in options.candidates or ():
+        if name not in known:
+            raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, known)}")
+    # `ram` first, because the others reuse what it has decoded; `cache` last, because it may not be needed then.
+    return sorted(options.candidates or known, key=lambda name: (name == "cache", name != "ram"))
+
+
+@dataclass
+class Candidates(Bench):
+    """The loaders of `auto`; see `select_loader` for the fields."""
+
+    data: Data = field(kw_only=True)
+    sampler: EpochSampler = field(kw_only=True)
+    device: torch.device = field(kw_only=True)
+    timed_of: Callable[[Loader], Timed] | None = None
+    also: Sequence[tuple[Data, EpochSampler]] = ()
+    model_memory: Memory = field(default_factory=Memory)
+    decoded: TensorSet | None = None  # the set in memory, once `ram` has read it
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row, fitted to the memory left
+
+    def add_model(self, timed_of: Callable[[Loader], Timed]) -> Timed:
+        """The step over one batch that is already on the device; also measures the model's memory."""
+        model = timed_of(ResidentBatch(self.data, self.sampler, self.device))
+        self.model_memory, _ = peak_memory(model.time_block, self.device)
+        self.turns.append(model)
+        return model
+
+    def add_loader(self, name: str, values: Mapping[str, Any]) -> Timed | None:
+        """A loader with these options, as a row of this name; None if the row says why it cannot be used."""
+        return self.add(name, partial(self._build, values))
+
+    def add_workers(self, counts: list[int] | None) -> None:
+        """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
+        timed = {one.row.name: one for one in self.turns if one.row and one.first}
+        fastest = min((one.first for one in timed.values() if one.first), default=None)
+        for name, given in timed.items() if fastest and fastest.waits else ():
+            values = self.values[name]
+            if "num_workers" in values:
+                try_workers(given, values["num_workers"], partial(self._add_workers, name, values), counts)
+
+    def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
+        return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
+
+    def _build(self, values: Mapping[str, Any], row: Alternative, stack: ExitStack) -> Timed:
+        """A loader, if there is memory for it next to the model and what was built before."""
+        values = LOADERS.complete(values)
+        can_share = _decodes(values) or (values["name"] == "gpu_slice" and self.device.type == "cpu")
+        data = self.decoded if self.decoded is not None and can_share else self.data
+        sets = [(data, self.sampler), *self.also]
+        values = with_resident_fraction(values, sets, self.device, self.model_memory if self.timed_of else None)
+        needs = [needs_of(values, *each, self.device) for each in sets]
+        check_fits(values["name"], sum(needs, Memory()), self.device, self.model_memory)
+        started = time.perf_counter()
+        loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
+        self.values[row.name], row.set_up_s = values, time.perf_counter() - started
+        if values["name"] == "ram" and isinstance(loader, HostLoader):
+            self.decoded = loader.tensors
+        return self.timed_of(loader) if self.timed_of else Timed(BatchStream(loader, self.device))
+
+
+def _decodes(values: Mapping[str, Any]) -> bool:
+    """Whether a loader is `ram`, or prefetches from it."""
+    return bool((values.get("base") or values)["name"] == "ram")
+
+
+def _reason(chosen: str, timed: Mapping[str, dict[str, Any]]) -> str:
+    """Why a loader was chosen, and which others are within noise of it: those whose ranges overlap with its own."""
+    best = timed[chosen]
+    text = f"{best['epoch_s']:.3g} s an epoch expected, "
+    if len(timed) == 1:
+        return f"{text}the only loader that fits"
+    low, high = best["epoch_s_low"], best["epoch_s_high"]
+    equal = [name for name, row in timed.items() if row["epoch_s_low"] <= high and low <= row["epoch_s_high"]]
+    equal.remove(chosen)
+    return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")

@@ -1,0 +1,128 @@
+"""The contract of a loader, and the registry of loaders.
+
+To add one, write a module in this folder that registers a subclass of `Loader`, and its YAML file in
+`conf/data/loader/`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
+from vitmnist.registry import Registry
+from vitmnist.runtime.memory import Memory
+
+Data = TensorSet | Dataset[Any]
+"""What a loader loads: a split or a pair of tensors, or a map-style dataset that is read sample by sample."""
+
+Batch = tuple[Tensor, Tensor]
+"""Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
+float32. A batch may be a view of the loader's set: read it, do not write to it.
+
+Batches of other tensors or datasets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
+that are not pairs (dict, list, tuple, None, str)."""
+
+Batches = Generator[Batch, None, None]
+
+
+class Loader(ABC):
+    """Delivers the batches of a sampler on a device.
+
+    A subclass is built with (options, data, sampler, device) and implements `batches`. What an epoch needs belongs to
+    its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
+    `close`. An exception is raised unchanged, in place of the batch where it happened.
+    """
+
+    resident: TensorSet | None = None
+    """The whole set, if it is on the run's device; None if batches, or parts of them, are copied there."""
+
+    buffered: int = 0
+    """How many batches may be ready ahead of the consumer."""
+
+    num_workers: int = 0
+    """Processes that make batches, which they deliver in turn."""
+
+    epochs: int | None = None
+    """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
+    may use it to begin the next epoch early. Any other epoch may still be asked for."""
+
+    selection: object = None
+    """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
+
+    release_memory: Callable[[], object] = staticmethod(lambda: None)
+    """Called by `close`; see `vitmnist.keep_memory`."""
+
+    def __init__(self, sampler: EpochSampler) -> None:
+        self.sampler = sampler
+        self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._lock = threading.Lock()  # prefetch starts epochs in threads
+        # Also at interpreter exit, while threads and processes can still be stopped.
+        weakref.finalize(self, _close_all, self._live, self._lock)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.sampler)
+
+    def epoch(self, number: int, start: int = 0) -> Batches:
+        """The batches of epoch `number` from batch `start` on: a pure function of the sampler's seed and the number.
+
+        Live iterators are independent of each other. An abandoned one is closed when it is garbage-collected.
+        """
+        iterator = self._hold(number, start)
+        with self._lock:
+            self._live.add(iterator)
+        return iterator
+
+    def _hold(self, number: int, start: int) -> Batches:
+        """The batches; the generator's reference to `self` keeps the loader from being collected, and closed."""
+        yield from self.batches(number, start)
+
+    @classmethod
+    def needs(cls, options: Any, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
+        """The memory that the loader would allocate, apart from a few batches."""
+        return Memory()
+
+    @abstractmethod
+    def batches(self, number: int, start: int) -> Batches:
+        """The generator behind `epoch`."""
+
+    def close(self) -> None:
+        """End live iterators, and release what the loader owns."""
+        _close_all(self._live, self._lock)
+        self.release_memory()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _close_all(iterators: weakref.WeakSet[Batches], lock: threading.Lock) -> None:
+    with lock:
+        live = list(iterators)
+    for iterator in live:
+        with suppress(ValueError):  # it is running in another thread, which will close it
+            iterator.close()
+
+
+LOADERS: Registry[Loader] = Registry("data/loader", __package__)
+register = LOADERS.register
+
+
+def needs_of(values: Mapping[str, Any], data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
+    """The memory that the loader named by `values["name"]` would allocate."""
+    builder, options = LOADERS.member(values)
+    needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
+    memory: Memory = needs(options, data, sampler, device)
+    return memory

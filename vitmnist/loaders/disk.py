@@ -1,0 +1,191 @@
+"""The articles' first pipeline: every sample is read and transformed on its own when it is needed."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import data
+
+from vitmnist.config.validation import bounded
+from vitmnist.data.collate import map_tensors
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import LoadingError, UserError
+from vitmnist.loaders.base import LOADERS, Batches, Data, Loader
+from vitmnist.loaders.batch_reader import BatchKeys, BatchReader
+from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.failures import worker_error
+from vitmnist.runtime.signals import STOPPING, held_back
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Semaphore  # which some systems lack
+
+log = logging.getLogger(__name__)
+
+END = object()
+POLL_S = 5.0  # how often torch looks for dead workers
+
+
+@dataclass
+class DiskOptions:
+    """See `conf/data/loader/disk.yaml`."""
+
+    num_workers: int = bounded(2, at_least=0)
+    pin_memory: bool = True
+    prefetch_factor: int = bounded(2, at_least=1)
+    persistent_workers: bool = True
+    timeout_s: float | None = bounded(300.0, above=0, at_most=1e6)
+
+
+@LOADERS.register("disk", DiskOptions)
+class DiskLoader(Loader):
+    """A `torch.utils.data.DataLoader`; for a split on disk it delivers normalised float32.
+
+    A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live epoch has
+    its own DataLoader, and a finished one is kept, with its workers, for the next epoch.
+    """
+
+    def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
+        self._ends: list[tuple[Semaphore, int]] = []  # of each DataLoader built: tells its workers to exit
+        weakref.finalize(self, _end_workers, self._ends)  # at interpreter exit after the one that closes iterators
+        super().__init__(sampler)
+        self.num_workers, self.buffered = options.num_workers, options.num_workers * options.prefetch_factor
+        self.options, self.reader, self.device = options, BatchReader(source, sampler.seed), device
+        self.backend = backend_of(device)
+        self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
+
+    def batches(self, number: int, start: int) -> Batches:
+        workers = self.num_workers
+        if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
+            workers = 1
+            log.info(
+                "disk: 1 worker in place of num_workers=0: in a background thread, samples would share their random "
+                "generators with the training loop"
+            )
+        with warnings.catch_warnings():
+            # torch warns of more workers than cores, but samples that wait for a disk gain from them.
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            try:
+                dataloader, keys = self._idle.pop()
+            except IndexError:
+                dataloader, keys = self._build(workers)
+            keys.number, keys.start = number, start
+            with held_back(*STOPPING):  # until `_prepare_worker`
+                iterator = iter(dataloader)
+        is_finished = False
+        try:
+            while (batch := self._next(iterator)) is not END:
+                yield map_tensors(self.backend.to_device, batch)
+            is_finished = True
+        except UserError as error:
+            # torch raises a worker's error again with the worker's traceback as its message.
+            _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
+            raise type(error)(message.strip()) from error
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # torch passes on an exception of the dataset as "Caught …".
+            if not workers or str(error).startswith("Caught "):
+                raise
+            if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
+                reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
+                raise LoadingError(f"{reason}; try fewer with data.loader.num_workers=N") from error
+            if explained := worker_error(error):
+                raise explained from error
+            raise
+        finally:
+            if is_finished and workers and not self._idle:
+                self._idle.append((dataloader, keys))
+            elif workers:
+                _shut_down(iterator)
+
+    def close(self) -> None:
+        super().close()
+        self._idle.clear()  # nothing else refers to these DataLoaders, so their workers end
+        _end_workers(self._ends)
+
+    def _next(self, iterator: Iterator[Any]) -> Any:
+        """The next batch, or `END`.
+
+        torch looks for dead workers only when its timeout expires. So that is short, and `next` is then called again.
+        """
+        started = time.monotonic()
+        while True:
+            try:
+                return next(iterator, END)
+            except RuntimeError as error:
+                waited, allowed = time.monotonic() - started, self.options.timeout_s
+                if not str(error).startswith("DataLoader timed out") or (allowed is not None and waited >= allowed):
+                    raise
+
+    def _build(self, workers: int) -> tuple[data.DataLoader[Any], BatchKeys]:
+        keys, prepare = BatchKeys(self.sampler), None
+        if workers:  # also starts Python's resource tracker, which in `iter` would let signals through
+            self._ends.append((multiprocessing.Semaphore(0), workers))
+            prepare = partial(_prepare_worker, self._ends[-1][0])
+        dataloader: data.DataLoader[Any] = data.DataLoader(
+            self.reader,
+            sampler=keys,
+            batch_size=None,  # a key stands for a whole batch
+            num_workers=workers,
+            collate_fn=_identity,
+            pin_memory=self.options.pin_memory and self.device.type == "cuda",
+            prefetch_factor=self.options.prefetch_factor if workers else None,
+            persistent_workers=self.options.persistent_workers and workers > 0,
+            worker_init_fn=prepare,
+            timeout=min(POLL_S, self.options.timeout_s or POLL_S) if workers else 0,
+            # DataLoader draws a seed for its workers, from the global generator if it has none.
+            generator=torch.Generator(),
+        )
+        return dataloader, keys
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _shut_down(iterator: Any) -> None:
+    """End the workers now; a traceback may keep the iterator alive, so the garbage collector might not."""
+    try:
+        iterator.__del__()
+    except RuntimeError as error:
+        if not worker_error(error):  # torch reports dead workers from a signal handler, also here
+            raise
+    for worker in getattr(iterator, "_workers", ()):  # torch gives up after a few seconds
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+def _end_workers(ends: list[tuple[Semaphore, int]]) -> None:
+    """Let workers exit that torch does not end: those of a DataLoader whose start failed, or at interpreter exit."""
+    while ends:
+        end, workers = ends.pop()
+        for _ in range(workers):
+            end.release()
+
+
+def _prepare_worker(end: Semaphore, worker: int) -> None:
+    """Let workers outlive Ctrl-C, SIGTERM, …, which are sent to them too; the training process decides when to stop.
+
+    It may need their batches for the step under way, however long they take.
+    """
+    for number in {*STOPPING} - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # a program that a sample starts would inherit SIG_IGN
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    threading.Thread(target=_exit_at, args=[end], daemon=True).start()
+
+
+def _exit_at(end: Semaphore) -> None:
+    end.acquire()
+    os._exit(0)  # for other codes torch raises at any point of the training process

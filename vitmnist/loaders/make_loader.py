@@ -1,0 +1,126 @@
+"""A loader from its name, for scripts without a configuration."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from vitmnist.data.huggingface import RowPairs
+from vitmnist.data.sampler import EpochSampler, whole_number
+from vitmnist.data.tensors import TensorSet
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.loaders.base import LOADERS, Data, Loader
+from vitmnist.loaders.timing import Step
+from vitmnist.runtime.allocator import keep_memory_for
+from vitmnist.runtime.device import choose_device
+
+
+def make_loader(
+    name: str,
+    data: Data | Sequence[Tensor | np.ndarray[Any, Any]],
+    *,
+    batch_size: int,
+    device: torch.device | str,
+    seed: int,
+    shuffle: str = "sample",
+    drop_last: bool = False,
+    epochs: int | None = None,
+    step: Step | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    **options: Any,
+) -> Loader:
+    """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
+
+    While one is open that delivers on the CPU, freed memory is kept: see `vitmnist.keep_memory`.
+
+    Args:
+        name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
+        data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
+            dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
+            `torch.utils.data.Dataset`, or a Hugging Face `datasets.Dataset`.
+        batch_size: samples in a batch.
+        device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
+        seed: of the order, at least 0; every loader delivers the same batches for the same seed.
+        shuffle: sample, batch or none; see `EpochSampler`.
+        drop_last: leave out a last batch shorter than `batch_size`.
+        epochs: how many epochs you will ask for, one after the other from 0 on; None if unknown. With the number,
+            prefetch begins the next epoch before it is asked for, and none after the last.
+        step: for `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
+            (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
+            with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
+            are restored.
+        image: the column of images of a Hugging Face dataset: pictures, or numbers in two or three dimensions. None
+            takes the only column with the feature `Image` or the name `image`.
+        label: its column of numbers; integers become int64, others float32. None takes the only column with the
+            feature `ClassLabel` or the name `label`.
+        options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
+            is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
+
+    Raises:
+        ConfigError: an unknown name or option, or a loader that cannot load such data.
+        DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
+    """
+    loaded = loadable(data, image, label)
+    sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
+    epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
+    if step and name != "auto":
+        raise ConfigError(f"step: is timed by auto; {name} has no use for it")
+    target = choose_device(str(device))
+    parts = (loaded, sampler, target, *([step] if step else []))
+    loader = LOADERS.build(_complete({"name": name, **options}), *parts, key="")
+    loader.epochs = epochs
+    if target.type == "cpu":
+        loader.release_memory = keep_memory_for(loader)
+    return loader
+
+
+def loadable(
+    data: Data | Sequence[Tensor | np.ndarray[Any, Any]], image: str | None = None, label: str | None = None
+) -> Data:
+    """The data that loaders are built from; raises as `make_loader`."""
+    is_hugging_face = hasattr(data, "with_format")
+    if (image or label) and not is_hugging_face:
+        raise ConfigError(f"image= and label= name columns of a Hugging Face dataset; {type(data).__name__} is none")
+    if isinstance(data, TensorSet):
+        return data
+    if isinstance(data, (tuple, list)):
+        if len(data) != 2:
+            raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
+        return TensorSet(*map(_as_tensor, ("images", "labels"), data))
+    if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
+        hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    ):
+        raise DataError(
+            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
+            "__getitem__ and __len__); of a dataset with several splits, give one"
+        )
+    return RowPairs(data, image, label) if is_hugging_face else data  # type: ignore[return-value]  # torch has no protocol for it
+
+
+def _as_tensor(name: str, values: Any) -> Any:
+    """A NumPy array as a tensor that shares its memory; anything else as it is."""
+    if not isinstance(values, np.ndarray):
+        return values
+    try:
+        with warnings.catch_warnings():
+            # torch has no read-only tensors, and warns that writing would be undefined; loaders do not write.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: torch cannot use this array: {error}") from error
+
+
+def _complete(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a loader, and of the loader that it wraps, with their defaults."""
+    if base := values.get("base"):
+        if not isinstance(base, (str, Mapping)):
+            raise ConfigError(f"base={base}: must be a loader's name, or a dict with its name and options")
+        values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
+    return LOADERS.complete(values)

@@ -1,0 +1,72 @@
+"""Replaces a `DataLoader` whose samples are not random: all are kept as rows of tensors, and batches are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from vitmnist.data.decoding import CHUNK, load_chunks
+from vitmnist.errors import ConfigError
+from vitmnist.replacement.batch_tensors import BatchTensors
+from vitmnist.replacement.decoded_dataset import CollateGathered, GatheredDataset
+from vitmnist.replacement.frozen_state import FrozenState
+from vitmnist.replacement.keep_samples import Store, read_chunks
+from vitmnist.replacement.original import EagerDataLoader, check_same_batches, read_batch, rebuilt, workers_needed
+from vitmnist.runtime.memory import Memory, check_fits
+
+
+def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> Any:
+    """The replacement of a `DataLoader`; raises as `from_dataloader`.
+
+    Args:
+        state: that of the dataset, frozen before samples are kept.
+    """
+    dataset: Any = dataloader.dataset
+    collate, size, on_device = dataloader.collate_fn, len(dataset), store.name == "gpu_slice"
+    if on_device and workers_needed(dataloader):
+        raise ConfigError(
+            "gpu_slice: the order of this DataLoader depends on its workers, which cannot deliver from the device; "
+            "give it num_workers=0"
+        )
+    first = BatchTensors.of(read_batch(dataset, collate, range(min(size, 2))), min(size, 2))
+    chunks = partial(read_chunks, dataloader, partial(_read_tensors, dataset, collate, first))
+
+    def in_memory() -> tuple[Tensor, ...]:
+        needed = first.sample_nbytes * size
+        is_cuda = on_device and store.device.type == "cuda"
+        check_fits(store.name, Memory(needed, needed if is_cuda else 0), store.device)
+        return load_chunks(chunks(), size)
+
+    fingerprint = store.fingerprint
+    if default_collate is collate:
+        fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
+    contents = fingerprint and f"{fingerprint}, {size} samples, {first.forms}"
+    files = [str(number) for number in range(len(first.tensors))]
+    tensors = store.keep(contents, chunks, size, files, in_memory)
+    if on_device:
+        tensors = tuple(tensor.to(store.device) for tensor in tensors)
+    batches = replace(first, tensors=dict(zip(first.tensors, tensors, strict=True)))
+    workers = workers_needed(dataloader)
+    replaced = rebuilt(
+        dataloader,
+        EagerDataLoader if dataloader.num_workers and not workers else DataLoader,
+        dataset=GatheredDataset(dataset, state, batches),
+        collate_fn=CollateGathered(collate),
+        num_workers=workers,
+        pin_memory=dataloader.pin_memory and not on_device,
+    )
+    check_same_batches(dataloader, replaced, dataloader.batch_size or CHUNK, is_random=False)
+    return replaced
+
+
+def _read_tensors(
+    dataset: Any, collate: Callable[[Any], Any], first: BatchTensors, indices: Sequence[int]
+) -> tuple[Tensor, ...]:
+    chunk = BatchTensors.of(read_batch(dataset, collate, indices), len(indices))
+    first.check_same(chunk)
+    return tuple(chunk.tensors.values())

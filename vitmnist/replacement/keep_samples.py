@@ -1,0 +1,149 @@
+"""Reads all samples of a dataset once, on all cores, and keeps them in memory or in a memory-mapped file."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_structure
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
+
+from vitmnist.data.decoded_cache import decode_once, decode_temporarily
+from vitmnist.data.seeding import refusing_draws
+from vitmnist.errors import DataError, described
+from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.replacement.samples import Samples, encode, load, naming
+from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
+
+CHUNK = 16  # samples that a process hands over at a time: those of photographs must fit into /dev/shm
+FILES = ("images", "shapes")  # of a cache, see `Samples`
+Chunks = Callable[[], Iterator[tuple[Tensor, ...]]]
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where decoded samples are kept; see `from_dataloader`."""
+
+    name: str
+    device: torch.device
+    folder: Path
+    fingerprint: str | None
+
+    def keep(
+        self, contents: str | None, chunks: Chunks, size: int, files: Sequence[str], load: Callable[[], Any]
+    ) -> tuple[Tensor, ...]:
+        """The tensors of all chunks.
+
+        Args:
+            contents: identifies them for other processes; None keeps them for this process alone.
+            load: reads them into memory.
+        """
+        if self.name != "cache":
+            return load()  # type: ignore[no-any-return]
+        if contents:
+            return decode_once(self.folder, contents, size, chunks, names=files).mapped
+        return decode_temporarily(self.folder, size, chunks, files)
+
+
+def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any], store: Store) -> Samples:
+    """All samples of a dataset.
+
+    Args:
+        probes: indices of samples by which the memory is estimated.
+        dataloader: its settings for workers are used.
+
+    Raises:
+        DataError: a sample that cannot be read or kept; names it.
+        DoesNotFitError: memory or disk is too small.
+    """
+    size, structure = len(source), tree_structure(source[probes[0]])
+    content, shapes = encode([source[index] for index in probes], structure)
+    chunks = partial(read_chunks, dataloader, partial(_encode_chunk, source, structure))
+    check = partial(check_fits, store.name, device=torch.device("cpu"))
+
+    def in_memory() -> tuple[Tensor, Tensor]:
+        expected = len(content) * size // len(probes)
+        check(needs=Memory(expected + shapes[0].nbytes * size))
+        return load(chunks(), expected, lambda further: check(needs=Memory(further)))  # type: ignore[arg-type]
+
+    contents = store.fingerprint and f"{store.fingerprint}, {size} samples of {structure}"
+    try:
+        content, shapes = store.keep(contents, chunks, size, FILES, in_memory)
+    except DoesNotFitError as error:
+        advice = "" if store.name == "cache" else ", loader='cache' keeps them in a file"
+        raise DoesNotFitError(f"{error}; max_side= keeps pictures smaller{advice}") from error
+    return Samples(content, shapes, structure)
+
+
+def _encode_chunk(source: Any, structure: TreeSpec, indices: Sequence[int]) -> tuple[Tensor, ...]:
+    encoded = []
+    for index in indices:
+        sample = source[index]
+        with naming(index):
+            encoded.append(encode([sample], structure))
+    content, shapes = zip(*encoded, strict=True)
+    return torch.cat(content), torch.cat(shapes)
+
+
+def read_chunks(
+    dataloader: DataLoader[Any], read: Callable[[Sequence[int]], tuple[Tensor, ...]]
+) -> Iterator[tuple[Tensor, ...]]:
+    """The results of `read` for consecutive samples, up to the end of a DataLoader's dataset.
+
+    Raises:
+        DataError: a sample that cannot be read, or draws a random number when it is read.
+    """
+    workers = _workers(dataloader)
+    settings: dict[str, Any] = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
+    chunks: Any = DataLoader(
+        _Chunks(dataloader.dataset, read=read),
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_unchanged,
+        worker_init_fn=dataloader.worker_init_fn,
+        generator=torch.Generator(),
+        **settings,
+    )
+    chunks.is_internal = True  # `vitmnist diagnose` observes only the user's loaders
+    for chunk in tqdm(chunks, desc="decoding once", unit=f"{CHUNK} samples", leave=False, disable=None):
+        if isinstance(chunk, str):
+            raise DataError(chunk)
+        yield chunk
+
+
+class _Chunks(DecodedDataset):
+    """What `read` makes of `CHUNK` samples at a time; to the user's `worker_init_fn` it looks like the dataset."""
+
+    def __len__(self) -> int:
+        return (len(self.original) + CHUNK - 1) // CHUNK
+
+    def __getitem__(self, chunk: int) -> tuple[Tensor, ...] | str:
+        indices = range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.original)))
+        try:
+            with refusing_draws(indices):
+                return self.read(indices)  # type: ignore[no-any-return]
+        except Exception as error:  # torch would turn a worker's traceback into the message
+            return described(error)
+
+
+def _unchanged(chunk: Any) -> Any:
+    return chunk
+
+
+def _workers(dataloader: DataLoader[Any]) -> int:
+    """As many workers as cores; none if the dataset may hold an open file, which forked processes cannot share."""
+    dataset = dataloader.dataset
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    is_torchvision = any(kind.__module__.startswith("torchvision.datasets") for kind in type(dataset).__mro__)
+    # A spawned process would import the script again. Asking for the method itself would fix it for the whole process.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return available_cores() if dataloader.num_workers or (is_torchvision and method == "fork") else 0

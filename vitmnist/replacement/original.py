@@ -1,0 +1,128 @@
+"""A user's `DataLoader`: whether it can be replaced, and how one with the same settings is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from vitmnist.data.difference import find_difference
+from vitmnist.data.seeding import seed_generators
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement.frozen_state import preserved_own_generators
+from vitmnist.replacement.samples import naming
+
+COMPARED = 3  # batches that are compared with the original before a replacement is returned
+PROBES = 32  # samples that are also compared in batches of one
+DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw the indices of an epoch when the first is asked for."""
+
+
+class EagerDataLoader(DataLoader[Any]):
+    """Draws the order of an epoch when `iter` is called, as a DataLoader with workers does, because they read ahead.
+
+    Random numbers that the loop draws between `iter` and the first batch, such as the order of another loader in a
+    `zip`, then come after it.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = super().__iter__()
+        return chain([*islice(batches, 1)], batches)
+
+
+def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any) -> Any:
+    """A `DataLoader` with the arguments of another one, some of them changed."""
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
+    if changed.get("num_workers", dataloader.num_workers):
+        names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
+    # Not the batch sampler that the DataLoader has made: frameworks build another one around the sampler.
+    is_own = dataloader.batch_size is None and "batch_size" not in changed
+    names += ["batch_sampler"] if is_own else ["batch_size", "drop_last", "sampler"]
+    return kind(**{name: getattr(dataloader, name) for name in names} | changed)
+
+
+def check_replaceable(dataloader: Any) -> None:
+    """Raise `ConfigError` or `DataError` unless this is a `DataLoader` of batches of indexed samples."""
+    kind = type(dataloader).__name__
+    if not isinstance(dataloader, DataLoader):
+        if isinstance(getattr(dataloader, "loader", None), DataLoader):  # as timm's PrefetchLoader has
+            raise ConfigError(f"dataloader: {kind} wraps a DataLoader; give its .loader")
+        raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {kind}")
+    check_iteration(type(dataloader))
+    if isinstance(dataloader.dataset, IterableDataset):
+        raise ConfigError(
+            "dataloader: its dataset is an IterableDataset, whose samples have no index to find them by again; use the "
+            "DataLoader as it is"
+        )
+    if dataloader.batch_sampler is None:
+        raise ConfigError("dataloader: batch_size=None leaves batches to the dataset; give it a batch_size")
+    if not len(dataloader.dataset):  # type: ignore[arg-type]
+        raise DataError("dataloader: its dataset is empty")
+
+
+def check_iteration(kind: type[DataLoader[Any]]) -> None:
+    """Raise `ConfigError` if a class of DataLoaders has an iteration of its own, which a replacement would not have."""
+    if kind.__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"dataloader: {kind.__name__} iterates in its own way; give a plain DataLoader, such as the one that a "
+            "framework has made it of"
+        )
+
+
+def workers_needed(dataloader: DataLoader[Any]) -> int:
+    """How many workers keep the order of samples: none, if reading batches ahead draws no further random number."""
+    sampler, workers = dataloader.sampler, int(dataloader.num_workers)
+    if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
+        return workers
+    if isinstance(sampler, RandomSampler) and sampler.generator is not None:  # draws again at the end of an epoch
+        return workers
+    # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
+    return workers if dataloader.persistent_workers else 0
+
+
+def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+    """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
+    if hasattr(dataset, "__getitems__"):
+        return collate(dataset.__getitems__(list(indices)))
+    samples = []
+    for index in indices:
+        with naming(index):
+            samples.append(dataset[index])
+    return collate(samples)
+
+
+def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+    """The batch of these samples of a dataset, with the same random numbers in each call."""
+    with preserved_own_generators((dataset, collate)):
+        seed_generators(0, 0, 0)
+        return read_batch(dataset, collate, indices)
+
+
+def check_same_batches(
+    original: DataLoader[Any], replaced: DataLoader[Any], batch_size: int, *, is_random: bool
+) -> None:
+    """Compare some batches, bit for bit; raise `DataError` if they differ."""
+    shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    parts = [*shuffled.split(batch_size)[:COMPARED]]
+    if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
+        parts += shuffled[:PROBES].split(1)
+    read = seeded_batch if is_random else read_batch
+    for indices in (part.tolist() for part in parts):
+        theirs, ours = (read(one.dataset, one.collate_fn, indices) for one in (original, replaced))
+        if difference := find_difference(ours, theirs):
+            raise DataError(
+                f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
+                "them: it depends on other samples (pad to a fixed length, keep no state between samples), or it is "
+                "random at times (use the DataLoader as it is), or decode=, transform= or fingerprint= do not fit"
+            )

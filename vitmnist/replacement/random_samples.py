@@ -1,0 +1,163 @@
+"""Replaces a `DataLoader` whose samples are random: keeps what is not random, and applies the rest in each epoch."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from vitmnist.data.decoding import find_random
+from vitmnist.errors import ConfigError, described
+from vitmnist.replacement.decoded_dataset import TransformedDataset
+from vitmnist.replacement.frozen_state import FrozenState
+from vitmnist.replacement.halves import DividedDataset, Halves
+from vitmnist.replacement.keep_samples import Store, keep_samples
+from vitmnist.replacement.original import check_same_batches, rebuilt, seeded_batch
+from vitmnist.replacement.samples import Samples, encode, naming
+from vitmnist.replacement.tensor_form import (
+    CollateFinished,
+    DeviceDataLoader,
+    finish_of,
+    picture_difference,
+    without_closing,
+)
+
+TRIED = 8  # samples on which transforms are tried, and by which the memory is estimated
+BATCH = 16  # samples in a batch that is compared, at most: each is decoded again
+
+
+@dataclass(frozen=True)
+class GivenHalves(Dataset[Any]):
+    """Like `DividedDataset`, for a dataset whose two steps the user has named."""
+
+    decode: Callable[[int], Any]
+    transform: Callable[[Any], Any]
+    original: Any
+    halves: tuple[Halves, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def __getitem__(self, index: int) -> Any:
+        with naming(index):
+            return self.decode(index)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How random transforms are applied; see `from_dataloader`."""
+
+    transforms: Literal["exact", "tensor"]
+    max_side: int | None
+    tolerance: float
+    device: torch.device | None
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Makes the longer side of a picture at most `max_side` pixels long."""
+
+    max_side: int
+
+    def __call__(self, image: Any) -> Any:
+        if not isinstance(image, Image.Image):
+            raise ConfigError(f"max_side is for PIL images, and the random transforms get a {type(image).__name__}")
+        shrunk = image.copy()
+        shrunk.thumbnail((self.max_side, self.max_side), Image.Resampling.BILINEAR)
+        return shrunk
+
+
+def transformed(
+    dataloader: DataLoader[Any], store: Store, state: FrozenState, form: Form, given: GivenHalves | None
+) -> Any:
+    """The replacement of a `DataLoader`, with its own workers; raises as `from_dataloader`.
+
+    Args:
+        state: that of the dataset, frozen before samples are kept.
+        given: the two steps of the dataset, if the user has named them.
+    """
+    dataset: Any = dataloader.dataset
+    size = len(dataset)
+    probes = sorted({probe * size // TRIED for probe in range(TRIED)})
+    source: Any = given or DividedDataset(dataset, probes)
+    if random := find_random(source, encode):
+        raise ConfigError(
+            f"{store.name}: {random} is random apart from the transforms in the attributes transform and transforms of "
+            "the dataset (not of its class), or one of these keeps a state from sample to sample; move all that is "
+            "random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
+        )
+    for half in source.halves if form.max_side else ():
+        half.once.append(Shrink(form.max_side or 0))
+    once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # addresses vary by process
+    store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
+    samples = keep_samples(source, probes, dataloader, store)
+    state.ignore_changes(live=[one for half in source.halves for one in half.always])
+    exact = TransformedDataset(dataset, state, samples, source.transform)
+    replaced = rebuilt(dataloader, dataset=exact)
+    if form.max_side:
+        warnings.warn(f"max_side={form.max_side}: larger pictures are kept smaller, so batches differ", stacklevel=4)
+        seeded_batch(exact, dataloader.collate_fn, probes)  # a picture may be too small now
+    else:
+        check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH), is_random=True)
+    if given or (form.transforms == "exact" and not samples.are_bytes):  # ToTensor may scale other modes differently
+        return replaced
+    return _with_batch_transforms(replaced, state, samples, source, probes, form)
+
+
+def _with_batch_transforms(
+    exact: DataLoader[Any], state: FrozenState, samples: Samples, source: Any, probes: list[int], form: Form
+) -> Any:
+    """The replacement whose last transforms are applied to whole batches, where that gives the same batches.
+
+    Args:
+        exact: the replacement that applies all of them to samples.
+    """
+    collate: Any = exact.collate_fn
+    of_tensors = form.transforms == "tensor"
+    halves, pictorial, closing = without_closing(source.halves, of_tensors)
+    if of_tensors:
+        mean, largest = picture_difference(source.halves, halves, pictorial, samples, probes)
+        _report_difference(mean, largest, form.tolerance)
+        samples = samples.with_tensors()
+    elif not closing:
+        return exact
+    closed = [Halves(always=[*half.always, *closing]) for half in halves]
+    unfinished, finished = (partial(source.transform, halves=some) for some in (halves, closed))
+    like = partial(TransformedDataset, exact.dataset.original, state, samples)  # type: ignore[attr-defined]
+    datasets = like(unfinished), like(finished), exact.dataset
+    try:
+        batch, expected, original = (seeded_batch(one, collate, probes[:2]) for one in datasets)
+        finish = finish_of(closing, batch, expected, original, of_tensors)
+    except Exception as error:  # the collate function gets bytes, and may need floats
+        if of_tensors:
+            raise ConfigError(f"transforms='tensor': no batch: {described(error)}; use transforms='exact'") from error
+        return exact
+    dataset = like(finished, unfinished)
+    changed = {"dataset": dataset, "collate_fn": CollateFinished(collate, finish, dataset)}
+    if form.device is None or not of_tensors:
+        return rebuilt(exact, **changed)
+    replaced = rebuilt(exact, DeviceDataLoader, pin_memory=form.device.type == "cuda", **changed)
+    replaced.device = form.device
+    return replaced
+
+
+def _report_difference(mean: float, largest: float, tolerance: float) -> None:
+    """Warn, or raise `ConfigError`, if the transforms give other pixels for tensors than for PIL images."""
+    if largest > tolerance:
+        raise ConfigError(
+            f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, and "
+            f"tolerance={tolerance:g}; give a larger tolerance=, or use transforms='exact'"
+        )
+    if largest:
+        warnings.warn(
+            f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on "
+            f"average, at most by {largest:.3g}",
+            stacklevel=6,
+        )
