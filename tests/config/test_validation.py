@@ -14,6 +14,7 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from tests.support.processes import fork
+from vitmnist.augment.base import OPERATIONS
 from vitmnist.config.labels import run_label
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.loaders.base import LOADERS
@@ -45,17 +46,19 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
 def test_a_module_is_found_by_being_in_its_package(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "vitmnist", tmp_path / "vitmnist", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(CONF, tmp_path / "conf")
-    packages = ("vitmnist.augment", "vitmnist.loaders", "vitmnist.models", "vitmnist.optim")
-    for package in packages:
-        (tmp_path / package.replace(".", "/") / "added.py").touch()
+    for registry in (OPERATIONS, *REGISTRIES):
+        (tmp_path / registry.package.replace(".", "/") / "added.py").touch()
 
     def import_copy() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "vitmnist"]:
             del sys.modules[name]
         sys.path.insert(0, str(tmp_path))
-        for package in packages:
-            import_module(package)
-            assert f"{package}.added" in sys.modules
+        for registry in (OPERATIONS, *REGISTRIES):
+            copied = vars(import_module(f"{registry.package}.base")).values()
+            (copy,) = [one for one in copied if getattr(one, "group", None) == registry.group]
+            assert f"{registry.package}.added" not in sys.modules or registry is SCHEDULES  # imported when asked for
+            copy.names()
+            assert f"{registry.package}.added" in sys.modules
 
     process = fork(import_copy)
     process.join()

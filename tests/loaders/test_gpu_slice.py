@@ -11,12 +11,12 @@ from torch.testing import assert_close
 
 from tests.support.eager_backend import DEVICE, EagerBackend
 from vitmnist import check_loader, make_loader
-from vitmnist.data import loaders
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
+from vitmnist.loaders import make_loader as make_loader_module
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.loaders.cache import CacheOptions, map_from_cache
@@ -42,7 +42,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> EagerBackend:
     """That of `DEVICE`, which is also what `device="cpu"` names."""
     eager = EagerBackend(DEVICE)
     monkeypatch.setitem(backend_module.BACKENDS, DEVICE.type, lambda device: eager)
-    monkeypatch.setattr(loaders, "choose_device", lambda name: DEVICE)
+    monkeypatch.setattr(make_loader_module, "choose_device", lambda name: DEVICE)
     return eager
 
 
