@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import PLAIN
 
 RUN = "from vitmnist.cli.train import main; sys.argv = ['train.py', *{arguments}]; main()"
@@ -21,6 +23,17 @@ for question in (["--help"], ["--cfg", "job"], ["--info", "defaults"], ["--versi
     except SystemExit as ended:
         assert not ended.code
 assert not {"torch", "matplotlib", "tensorboard", "PIL"} & set(sys.modules)
+"""
+HEAVY = {"hydra", "omegaconf", "tensorboard", "matplotlib", "scipy", "einops", "vitmnist.config", "vitmnist.training"}
+SCRIPT = """
+import atexit, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+for _ in DataLoader(TensorDataset(torch.zeros(400, 3)), batch_size=2):
+    pass
+print(*sys.modules)
+atexit.register(lambda: print(*sys.modules))
 """
 
 
@@ -57,3 +70,22 @@ def test_questions_are_answered_without_torch(tmp_path: Path) -> None:
     assert "data/loader" in printed
     assert "batch_size: 500" in printed
     assert "data/loader=gpu_slice" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "also_absent"), [("from_dataloader", {"vitmnist.loaders"}), ("diagnose", set()), ("audit", set())]
+)
+def test_what_is_added_to_a_script_loads_neither_configuration_nor_trainer(
+    name: str, also_absent: set[str], tmp_path: Path
+) -> None:
+    printed = python(f"import sys\nfrom vitmnist import {name}\nprint(*sys.modules)", tmp_path)
+    assert not (HEAVY | also_absent) & set(printed.split())
+
+
+def test_a_diagnosed_script_loads_the_loaders_for_its_report_alone(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    program = "import sys; from vitmnist.__main__ import main; sys.argv[1:] = ['diagnose', 'script.py']; main()"
+    at_end_of_script, at_exit = (set(line.split()) for line in python(program, tmp_path).splitlines())
+    assert not (HEAVY | {"vitmnist.loaders"}) & at_end_of_script
+    assert not HEAVY & at_exit
+    assert "vitmnist.diagnosis.advice" in at_exit
