@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-from vitmnist.auditing.subject import START, Batch, Broken, ProbeDataset, Subject, Unchecked, start_epoch
+from vitmnist.auditing.subject import START, BatchCopy, Broken, ProbeDataset, Subject, Unchecked, start_epoch
 from vitmnist.data.seeding import GENERATORS, changed_generators, generator_states, seed_generators
 from vitmnist.runtime.leftovers import left_since, running
 
@@ -180,7 +180,7 @@ def _size(subject: Subject) -> int:
     return len(subject.epochs[1])
 
 
-def _loaded(subject: Subject, loader: Any, start: int) -> list[Batch]:
+def _loaded(subject: Subject, loader: Any, start: int) -> list[BatchCopy]:
     """The batches of epoch 1 from batch `start` on, from a new loader that loads the state of this one."""
     if not hasattr(loader, "load_state_dict"):
         raise Unchecked("the loader has neither epoch(number, start) nor load_state_dict")
@@ -193,7 +193,7 @@ def _loaded(subject: Subject, loader: Any, start: int) -> list[Batch]:
         return subject.read(start_epoch(other, 1), 1, start)
 
 
-def _missing(subject: Subject, parts: Mapping[str, list[Batch]], tolerance: int = 0) -> list[int]:
+def _missing(subject: Subject, parts: Mapping[str, list[BatchCopy]], tolerance: int = 0) -> list[int]:
     """The indices that never came; raises if these (unless dropped in batches) or repeated ones exceed `tolerance`."""
     counts = Counter(index for part in parts.values() for indices, _ in part for index in indices.tolist())
     repeated = [index for index, count in counts.items() if count > 1]

@@ -22,7 +22,7 @@ from vitmnist.errors import ConfigError, DataError
 START = (0, 0, 0)  # seeds the global generators before a loader is built, as a training script may
 ENDLESS = 10  # an epoch of so many times the set counts as endless
 
-Batch = tuple[Tensor, Tensor | None]
+BatchCopy = tuple[Tensor, Tensor | None]
 """Labels and images on the CPU; of a `ProbeDataset`, the indices `[B]` and the numbers `[B, 3]`, if any."""
 
 
@@ -50,7 +50,7 @@ class ProbeDataset(Dataset[tuple[int, Any]]):
         return number, draw_from_generators() if self.is_random else np.full(len(GENERATORS), float(number))
 
 
-def copy_probe(batch: Any) -> Batch:
+def copy_probe(batch: Any) -> BatchCopy:
     """Copies of the indices and numbers of a batch in any form: a loader may reuse its memory."""
     leaves = [np.array(leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf) for leaf in tree_leaves(batch)]
     if leaves and leaves[0].ndim == 0:  # a list of samples, or a single one
@@ -69,15 +69,15 @@ class Subject:
         build: `build(data, **settings)` returns a new one.
         settings: the parameters of `build` that a promise may change, with their usual values.
         variants: settings whose batches must be those of `define(data, number, **settings)`, without it the usual ones.
-        copy: makes a `Batch` of a loader's batch.
+        copy: makes a `BatchCopy` of a loader's batch.
     """
 
     build: Callable[..., Any]
     data: Any
     settings: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]]
-    define: Callable[..., list[Batch]] | None = None
-    copy: Callable[[Any], Batch] = copy_probe
+    define: Callable[..., list[BatchCopy]] | None = None
+    copy: Callable[[Any], BatchCopy] = copy_probe
 
     def with_accepted_samples(self) -> Subject:
         """The subject over constant samples if the loader refuses random ones."""
@@ -105,9 +105,9 @@ class Subject:
             if callable(close := getattr(loader, "close", None)):
                 close()
 
-    def read(self, batches: Iterable[Any], number: int, start: int = 0) -> list[Batch]:
+    def read(self, batches: Iterable[Any], number: int, start: int = 0) -> list[BatchCopy]:
         """Copies of the batches of epoch `number` from batch `start` on; raises `DataError` if empty or endless."""
-        copies: list[Batch] = []
+        copies: list[BatchCopy] = []
         total, size = 0, len(self.data)
         for batch in batches:
             copies.append(self.copy(batch))
@@ -119,7 +119,7 @@ class Subject:
             raise DataError(f"epoch {number} has no batch; {reason}")
         return copies
 
-    def read_epochs(self, count: int = 2, **wanted: Any) -> list[list[Batch]]:
+    def read_epochs(self, count: int = 2, **wanted: Any) -> list[list[BatchCopy]]:
         """The first epochs of a new loader."""
         with self.open(**wanted) as loader:
             epochs = [self.read(start_epoch(loader, number), number) for number in range(count)]
@@ -128,11 +128,11 @@ class Subject:
         return epochs
 
     @cached_property
-    def epochs(self) -> list[list[Batch]]:
+    def epochs(self) -> list[list[BatchCopy]]:
         """Epochs 0 and 1 with the usual settings."""
         return self.read_epochs()
 
-    def compare(self, found: list[Batch], number: int, start: int = 0, context: str = "", **settings: Any) -> None:
+    def compare(self, found: list[BatchCopy], number: int, start: int = 0, context: str = "", **settings: Any) -> None:
         """Raise `Broken` if these are not the batches of epoch `number` from batch `start` on.
 
         Images are compared where they are defined, and between settings.

@@ -43,6 +43,11 @@ _COLLATE: dict[type | tuple[type, ...], Callable[..., Any]] = {
 }
 
 
+def unchanged(batch: Any) -> Any:
+    """The collate function of a DataLoader whose dataset makes whole batches; torch's own would convert arrays."""
+    return batch
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """`batch` with `function` applied to each tensor in its dicts, lists and tuples; anything else is kept."""
     if isinstance(batch, Tensor):

@@ -16,7 +16,7 @@ from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.errors import ConfigError, DataError
 
 CHUNK = 256  # samples decoded at a time
-PROBES = 32  # samples compared between two epochs
+PROBES = 32  # samples compared between two epochs, or in batches of one
 BATCHED = 4  # of them in a batch that is made twice
 
 

@@ -10,9 +10,8 @@ from time import perf_counter
 from typing import Any
 
 from vitmnist.diagnosis.verdict import COMPUTE_BOUND_PCT, milliseconds, plural
-from vitmnist.runtime.cpu import Cores
+from vitmnist.runtime.cpu import NOTICEABLE, Cores
 
-NOTICEABLE_PCT = 5.0  # of the time; if starts and ends of epochs take less, they are not mentioned
 WORTH_A_WORKER_S = 0.001  # per batch; below it, handing a batch over from a worker takes longer than making it
 COMPUTES = 0.2  # share of processor time in reading samples from which they count as computing, not waiting
 MOST_WORKERS = 4  # for each core, where samples wait
@@ -71,7 +70,7 @@ def advise_on_loader(
             f"use vitmnist.from_dataloader(loader), which decodes once and gives the same batches{gain}",
             *changes,
         ]
-    if gain != "" and restarts_pct >= NOTICEABLE_PCT:  # the loader still has workers
+    if gain != "" and restarts_pct >= 100 * NOTICEABLE:  # the loader still has workers
         changes += _keep_workers(figures)
     text = "; ".join([reason, *([", or ".join(changes)] if changes else [])])
     if refused:

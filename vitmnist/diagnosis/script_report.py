@@ -11,7 +11,7 @@ from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script
 from vitmnist.diagnosis.observation import Timeline
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.verdict import FEW_STEPS, milliseconds, plural, verdict
-from vitmnist.runtime.cpu import Cores
+from vitmnist.runtime.cpu import NOTICEABLE, Cores
 
 NO_LOADER = (
     "no DataLoader was iterated in this process; torch.utils.data.DataLoader is observed in the process that runs the "
@@ -20,7 +20,6 @@ NO_LOADER = (
 OTHER_PROCESSES = (
     "they may be what trains, so there is no verdict; ranks of torchrun are observed by torchrun -m vitmnist diagnose …"
 )
-NOTICEABLE_PCT = 10.0  # of the time, from which the time after the last batch is reported
 
 
 def describe_script(observer: Observer, command: str, exit_code: int) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, An
         parts.append(f"work {milliseconds(report['work_s'])} per step")
     in_workers = f"{cores['workers']:.1f} of them in its workers"
     parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy, {in_workers}")
-    if report["after_last_batch_s"] > NOTICEABLE_PCT / 100 * seconds:
+    if report["after_last_batch_s"] > NOTICEABLE * seconds:
         parts.append(f"{report['after_last_batch_s']:.3g} s of it after the last request of a batch")
     return "; ".join(parts)
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils import data
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.collate import map_tensors
+from vitmnist.data.collate import map_tensors, unchanged
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import LoadingError, UserError
 from vitmnist.loaders.base import LOADERS, Batches, Data, Loader
@@ -137,7 +137,7 @@ class DiskLoader(Loader):
             sampler=keys,
             batch_size=None,  # a key stands for a whole batch
             num_workers=workers,
-            collate_fn=_identity,
+            collate_fn=unchanged,
             pin_memory=self.options.pin_memory and self.device.type == "cuda",
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
@@ -147,10 +147,6 @@ class DiskLoader(Loader):
             generator=torch.Generator(),
         )
         return dataloader, keys
-
-
-def _identity(batch: Any) -> Any:
-    return batch
 
 
 def _shut_down(iterator: Any) -> None:

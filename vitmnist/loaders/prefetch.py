@@ -25,9 +25,6 @@ from vitmnist.runtime.memory import Memory
 EPOCH_END = object()
 """Stands between the batches of two epochs of a run."""
 
-Run = Generator[Any, None, None]
-"""Batches of consecutive epochs, with `EPOCH_END` between two of them."""
-
 
 @dataclass
 class PrefetchOptions:
@@ -63,7 +60,7 @@ class PrefetchLoader(Loader):
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        self._ahead: tuple[int, Run] | None = None
+        self._ahead: tuple[int, Batches] | None = None
         """The number of an epoch, and the run that has arrived at its beginning."""
 
     @classmethod
@@ -97,7 +94,7 @@ class PrefetchLoader(Loader):
         super().close()
         self.base.close()
 
-    def _begin(self, numbers: range, start: int) -> Run:
+    def _begin(self, numbers: range, start: int) -> Batches:
         """A run of the epochs `numbers`, the first of them from batch `start` on.
 
         It must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would keep its
@@ -109,7 +106,7 @@ class PrefetchLoader(Loader):
             self._producers.add(producer)
         return producer.run()
 
-    def _take_ahead(self, number: int | None, start: int = 0) -> Run | None:
+    def _take_ahead(self, number: int | None, start: int = 0) -> Batches | None:
         """The run that was kept for this epoch; one for another epoch is closed."""
         with self._lock:
             ahead, self._ahead = self._ahead, None
@@ -120,7 +117,7 @@ class PrefetchLoader(Loader):
         return None
 
 
-def _epochs_of(base: Loader, numbers: range, start: int) -> Run:
+def _epochs_of(base: Loader, numbers: range, start: int) -> Generator[Any, None, None]:
     for number in numbers:
         if number != numbers.start:
             yield EPOCH_END
@@ -166,7 +163,7 @@ class Producer:
         self._is_stopped = False
         self._thread = threading.Thread(target=self._produce, name="vitmnist-prefetch", daemon=True)
 
-    def run(self) -> Run:
+    def run(self) -> Batches:
         """Start the thread and yield its batches; raises an exception of the source in place of its batch."""
         self._started_after = self._backend.record_event()
         try:

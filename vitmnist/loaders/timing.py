@@ -14,14 +14,12 @@ from tqdm import tqdm
 
 from vitmnist.errors import UserError, first_line
 from vitmnist.loaders.batch_stream import BatchStream
-from vitmnist.runtime.cpu import CpuTime, available_cores
+from vitmnist.runtime.cpu import BUSY, NOTICEABLE, CpuTime, available_cores
 
 BLOCKS = 5  # of each candidate are timed; their range is the noise
 WARM_UP = 2  # batches of the first block, which is not counted: workers start, memory is touched for the first time
-NOTICEABLE_WAIT = 0.05  # the share of the time from which the step counts as waiting for data
 MOST_SETTLE_S = 0.5
 WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)
-BUSY = 0.75  # the share of cores busy above which more workers than cores are not tried
 DOUBLING_PAYS = 0.1  # the share of the time that workers beyond the cores must save for twice as many to be tried
 
 Step = Callable[..., object]
@@ -80,7 +78,7 @@ class Block(NamedTuple):
     @property
     def waits(self) -> bool:
         """Whether the step waits noticeably for data."""
-        return self.waiting_s > NOTICEABLE_WAIT * self.batch_s
+        return self.waiting_s > NOTICEABLE * self.batch_s
 
 
 @dataclass

@@ -15,7 +15,8 @@ from torch.utils._pytree import TreeSpec, tree_structure
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
-from vitmnist.data.decoded_cache import decode_once, decode_temporarily
+from vitmnist.data.collate import unchanged
+from vitmnist.data.decoded_cache import Chunks, decode_once, decode_temporarily
 from vitmnist.data.seeding import refusing_draws
 from vitmnist.errors import DataError, described
 from vitmnist.replacement.decoded_dataset import DecodedDataset
@@ -25,7 +26,6 @@ from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 
 CHUNK = 16  # samples that a process hands over at a time: those of photographs must fit into /dev/shm
 FILES = ("images", "shapes")  # of a cache, see `Samples`
-Chunks = Callable[[], Iterator[tuple[Tensor, ...]]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,12 @@ class Store:
     fingerprint: str | None
 
     def keep(
-        self, contents: str | None, chunks: Chunks, size: int, files: Sequence[str], load: Callable[[], Any]
+        self,
+        contents: str | None,
+        chunks: Callable[[], Chunks],
+        size: int,
+        files: Sequence[str],
+        load: Callable[[], Any],
     ) -> tuple[Tensor, ...]:
         """The tensors of all chunks.
 
@@ -104,10 +109,10 @@ def read_chunks(
     workers = _workers(dataloader)
     settings: dict[str, Any] = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
     chunks: Any = DataLoader(
-        _Chunks(dataloader.dataset, read=read),
+        _ChunkedDataset(dataloader.dataset, read=read),
         batch_size=None,
         num_workers=workers,
-        collate_fn=_unchanged,
+        collate_fn=unchanged,
         worker_init_fn=dataloader.worker_init_fn,
         generator=torch.Generator(),
         **settings,
@@ -119,7 +124,7 @@ def read_chunks(
         yield chunk
 
 
-class _Chunks(DecodedDataset):
+class _ChunkedDataset(DecodedDataset):
     """What `read` makes of `CHUNK` samples at a time; to the user's `worker_init_fn` it looks like the dataset."""
 
     def __len__(self) -> int:
@@ -132,10 +137,6 @@ class _Chunks(DecodedDataset):
                 return self.read(indices)  # type: ignore[no-any-return]
         except Exception as error:  # torch would turn a worker's traceback into the message
             return described(error)
-
-
-def _unchanged(chunk: Any) -> Any:
-    return chunk
 
 
 def _workers(dataloader: DataLoader[Any]) -> int:

@@ -17,6 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from vitmnist.data.decoding import PROBES
 from vitmnist.data.difference import find_difference
 from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
@@ -24,7 +25,6 @@ from vitmnist.replacement.frozen_state import preserved_own_generators
 from vitmnist.replacement.samples import naming
 
 COMPARED = 3  # batches that are compared with the original before a replacement is returned
-PROBES = 32  # samples that are also compared in batches of one
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 

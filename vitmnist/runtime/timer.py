@@ -11,7 +11,7 @@ import torch
 
 Phase = Literal["waiting", "computing", "saving", "other"]
 Mark = float | torch.cuda.Event
-Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 
 
 def synchronize(device: torch.device) -> None:
@@ -41,7 +41,7 @@ class EpochTimer:
             mark.record(torch.cuda.current_stream(self._device))
         self._marks.append((phase, mark))
 
-    def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def waiting(self, batches: Iterable[Item]) -> Iterator[Item]:
         """Yield the batches: `waiting` until each arrives, `computing` from then on."""
         self.begin("waiting")
         for batch in batches:
