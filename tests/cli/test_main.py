@@ -78,7 +78,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "model.depth=${nope}": "model.depth: Interpolation key 'nope' not found",
     "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
-    "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: cnn, vit",
+    "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: ",
     "data.loader.name=gpu_slce": "data.loader.name=gpu_slce: not known; did you mean 'gpu_slice'?",
     "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
     "data/loader=disk data.loader.timeout_s=0": "data.loader.timeout_s=0.0: must be above 0",
@@ -97,7 +97,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "trainer.precision=BF16": "must be one of auto, fp32, bf16; did you mean 'bf16'?",
 }
 MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
-    "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: cnn, vit",
+    "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "+model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
     "model=null": "Config group override must be a string or a list",
     "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",

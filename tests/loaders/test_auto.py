@@ -86,7 +86,7 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 
 
 def test_mistaken_candidates_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"data\.loader\.candidates=auto: not known; .*allowed: cache, disk, gpu"):
+    with pytest.raises(ConfigError, match=r"data\.loader\.candidates=auto: not known; .*allowed: .*\bram\b"):
         chosen("auto")
     with pytest.raises(
         ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or null"
@@ -123,7 +123,7 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: li
     assert "waiting for data" in ended.stdout
     assert "(the model alone, without loading: " in ended.stdout
     found = result_of(tmp_path / "automatic")
-    assert {"gpu_slice", "ram", "prefetch", "disk"} == {row["name"] for row in found["auto"]["candidates"]}
+    assert {"gpu_slice", "ram", "prefetch", "disk"} <= {row["name"] for row in found["auto"]["candidates"]}
     assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
     assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
