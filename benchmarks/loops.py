@@ -41,11 +41,9 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
 
 
 def new_setup(overrides: list[str], stack: ExitStack) -> TrainSetup:
-    """What `train.py` would build with these overrides, its CUDA graph captured; `stack` closes the loaders."""
+    """What `train.py` would build with these overrides; `stack` closes the loaders."""
     config = validate(Config, compose(overrides))
-    setup = build_setup(config, choose_device(config.device), stack, SINGLE_PROCESS)
-    setup.capture_graph()
-    return setup
+    return build_setup(config, choose_device(config.device), stack, SINGLE_PROCESS)
 
 
 def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:
@@ -65,7 +63,7 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
         return metrics["train_s"], metrics["data_wait_pct"]
 
     remark = setup.step_config.describe().replace("\n", "; ")
-    return epoch, remark + (f"; compilation and graph capture took {step.compile_s:.1f} s" if step.compile_s else "")
+    return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
 
 
 def timed(train: Callable[[], object], device: torch.device) -> Epoch:

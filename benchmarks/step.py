@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: precisions, CUDA graphs, compiled code, and ways to compute attention.
+"""Where the time of a training step goes: precisions, compiled code, and ways to compute attention.
 
     python benchmarks/step.py --batch-size 500 5000 --output benchmarks/results/step.md
     python benchmarks/step.py --only bf16 attention
@@ -17,7 +17,6 @@ rounds, with their range.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import time
 from collections.abc import Callable
@@ -33,7 +32,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from vitmnist.errors import UserError, first_line
-from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
@@ -43,20 +41,13 @@ ATTENTION = (8, 17, 8)  # heads, tokens, head dim of the articles' model
 BACKENDS = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
-def steps(device: torch.device) -> dict[str, list[str]]:
-    """Every way of computing a step on this device, as overrides of `train.py`, by its label."""
-    is_cuda = device.type == "cuda"
-    found = {}
-    for precision in ("fp32", "bf16"):
-        eager = [f"trainer.precision={precision}", "trainer.fused=true"]
-        compiled = [*eager, "trainer.compile=true"]
-        found[f"{precision}, eager"] = eager
-        if is_cuda:
-            found[f"{precision}, graph"] = [*eager, "trainer.cuda_graph=true"]
-            found[f"{precision}, compiled, graph"] = [*compiled, "trainer.cuda_graph=true"]
-        else:
-            found[f"{precision}, compiled"] = compiled
-    return found
+def steps() -> dict[str, list[str]]:
+    """Every way of computing a step, as overrides of `train.py`, by its label."""
+    return {
+        f"{precision}, {name}": [f"trainer.precision={precision}", "trainer.fused=true", f"trainer.compile={value}"]
+        for precision in ("fp32", "bf16")
+        for name, value in (("eager", "false"), ("compiled", "true"))
+    }
 
 
 def one_step(overrides: list[str], stack: ExitStack) -> Work:
@@ -80,13 +71,7 @@ def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDP
                 output = F.scaled_dot_product_attention(q, k, v)
         torch.autograd.grad(output, (q, k, v), upstream)
 
-    replay, kept = backend_of(device).capture(work, 3), (q, k, v, upstream)
-
-    def call() -> object:
-        replay()
-        return kept  # the graph reads their memory
-
-    return call
+    return work
 
 
 def attentions(batch: int, device: torch.device) -> dict[str, Callable[[], Work]]:
@@ -167,15 +152,13 @@ def compare(arguments: argparse.Namespace) -> str:
         common = ["data/loader=gpu_slice", f"data.root={json.dumps(arguments.root)}", f"device={device}"]
         with ExitStack() as stack:
             builders: dict[str, Callable[[], Work]] = {
-                name: partial(one_step, [*common, f"batch_size={size}", *own], stack)
-                for name, own in steps(device).items()
+                name: partial(one_step, [*common, f"batch_size={size}", *own], stack) for name, own in steps().items()
             }
             builders |= attentions(size, device)
             texts = arguments.only or [""]
             chosen = {name: build for name, build in builders.items() if any(text in name for text in texts)}
             rows = measure(chosen, device, arguments.rounds, arguments.seconds)
         parts += [f"## Batch {size}", table(["step", "µs", "host µs", "kernels"], rows)]
-        gc.collect()  # a captured step is a reference cycle, which holds the memory of its graph
     method = f"Medians and ranges of {arguments.rounds} rounds."
     return report("A training step", describe_environment(device), method, *parts)
 

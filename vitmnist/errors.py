@@ -50,10 +50,6 @@ class MissingExtraError(UserError):
         return f"{missing} is not installed; type pip install 'vitmnist[{extra}]'"
 
 
-class UnsupportedStepError(RuntimeError):
-    """The training step cannot be compiled, or captured as a CUDA graph."""
-
-
 class PeerError(UserError):
     """Another rank of the same run has failed; the message gives its reason."""
 

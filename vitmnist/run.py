@@ -114,7 +114,6 @@ class RunContext:
         record_setup(result, setup, device, world)
         self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world)
         self.resumed_progress = self.checkpoints.restore(checkpoint) if checkpoint else None
-        setup.capture_graph()
         self.hardware = HardwareFigures(device)  # after set-up, whose memory and GPU time it must not count
         result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
         log_setup(config, setup, result, device, world)

@@ -115,7 +115,6 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "data/loader=auto data.loader.worker_counts=[-1]": "data.loader.worker_counts: -1 must be at least 0",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
     "data/loader=cache data.loader.folder=file": "the cache folder file cannot be used: ",
-    "device=cpu trainer=fast trainer.cuda_graph=true": "trainer.cuda_graph=true: needs a CUDA device",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "lr=0.01": "lr: there is no such key; did you mean optimizer.lr?",
     "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",

@@ -182,7 +182,6 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, t
         ([], {1: "seed=7"}, "; start every rank with the same arguments"),
         (["sead=7"], {}, "sead: there is no such key"),
         (["-m", "seed=1,2"], {}, "-m: is for one process"),
-        (["trainer.cuda_graph=true"], {}, "trainer.cuda_graph=true: needs a CUDA device, one process"),
         (["resume=nowhere"], {}, "nowhere: holds no run"),
         (["distributed.timeout_s=0"], {}, "distributed.timeout_s=0.0: must be above 0"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -26,9 +27,6 @@ from vitmnist.loaders.timing import Block, Timed
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
-from vitmnist.training import setup
-from vitmnist.training.cuda_graph import GraphedStep
-from vitmnist.training.step_options import StepConfig
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -228,20 +226,30 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
         make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, step=fails)
 
 
-def test_a_graph_is_timed_as_it_would_run(train_here: Train, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captured for the batches of each candidate: floats of `disk`, uint8 of the others."""
-    inputs: list[list[torch.dtype]] = []
-    replay = GraphedStep.replay
+def test_a_step_is_compiled_before_it_is_timed(
+    train_here: Train, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the batches of each candidate: floats of `disk`, uint8 of the others."""
+    is_timing, compiled = False, []
+    time_block = BatchStream.time_block
 
-    def recorded(self: GraphedStep, batch: tuple[Tensor, ...], keys: Tensor | None) -> dict[str, Tensor]:
-        assert [part.dtype for part in batch] == [part.dtype for part in self._inputs]
-        inputs.append([part.dtype for part in batch])
-        return replay(self, batch, keys)
+    def timed(stream: BatchStream, *parts: object) -> object:
+        nonlocal is_timing
+        is_timing = True
+        try:
+            return time_block(stream, *parts)
+        finally:
+            is_timing = False
 
-    monkeypatch.setattr(GraphedStep, "replay", recorded)
-    monkeypatch.setattr(setup, "resolve_step_config", lambda *parts: StepConfig(fused=True, cuda_graph=True))
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        compiled.append((is_timing, {one.dtype for one in inputs}))
+        return graph.forward
+
+    torch.compiler.reset()
+    monkeypatch.setattr(BatchStream, "time_block", timed)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
-    ended = train_here(*quick, "data/loader=auto", candidates, "epochs=1", *BRIEF)
+    ended = train_here(*quick, "data/loader=auto", candidates, "trainer.compile=true", "epochs=1", *BRIEF)
     assert ended.returncode == 0, ended.stderr
-    for expected in ([torch.uint8, torch.int64], [torch.float32, torch.int64]):
-        assert expected in inputs
+    assert [is_timing for is_timing, _ in compiled] == [False, False]
+    assert [torch.uint8 in dtypes for _, dtypes in compiled] == [True, False]

@@ -94,7 +94,7 @@ def test_bytes_over_the_bus_are_those_of_the_missing_part(backend: EagerBackend)
 
 
 def test_a_set_that_fits_is_resident_as_a_whole(backend: EagerBackend) -> None:
-    """Then a CUDA graph gathers from it, and no batch is copied."""
+    """Then no batch is copied."""
     for resident in ("auto", 1, 1.0):
         with build(resident) as loader:
             assert loader.resident is not None

@@ -1,10 +1,11 @@
-"""A metric of a batch is one file: it is recorded, resumed, captured and reported without another change."""
+"""A metric of a batch is one file: it is recorded, resumed, compiled and reported without another change."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def train(*arguments: str) -> int:
 
 
 def train_with_top5() -> None:
-    """A sweep of one job; then a run that is captured, in microbatches, stopped in mid-epoch and resumed."""
+    """A sweep of one job; then a run that is compiled, in microbatches, stopped in mid-epoch and resumed."""
     quick = sys.argv[1:]
     for module in [module for module in sys.modules if module.partition(".")[0] in ("vitmnist", "hydra_plugins")]:
         del sys.modules[module]
@@ -41,12 +42,11 @@ def train_with_top5() -> None:
 
     if "top5" not in BATCH_METRICS:  # it is in a copy with the examples of the documentation
         exec(Path("top5.py").read_text())  # as importing it from vitmnist/metrics does
-    from vitmnist.training import setup
-    from vitmnist.training.step_options import StepConfig
 
     train(*quick, "-m", "hydra.sweep.dir=whole")
-    setup.resolve_step_config = lambda *parts: StepConfig(fused=True, cuda_graph=True, micro_batch=4)
-    assert train(*quick, "hydra.run.dir=stopped", "max_minutes=0")
+    torch.compile = partial(torch.compile, backend="eager")  # traces as always, but generates no code
+    options = ("trainer.compile=true", "trainer.fused=true", "trainer.micro_batch=4")
+    assert train(*quick, *options, "hydra.run.dir=stopped", "max_minutes=0")
     sys.exit(train("resume=stopped", "max_minutes=null"))
 
 
@@ -57,7 +57,7 @@ def test_the_documented_metric_is_recorded_everywhere(quick: list[str], tmp_path
     assert code == 0, output
     (whole,) = (path.parent for path in (tmp_path / "whole").glob("*/result.json"))
     stopped = tmp_path / "stopped"
-    assert result_of(stopped)["trainer"]["cuda_graph"] is True
+    assert result_of(stopped)["trainer"]["compile"] is True
     for epoch, expected in zip(*(result_of(folder)["epochs"] for folder in (stopped, whole)), strict=True):
         for split in ("train", "eval"):
             assert 0 <= epoch[f"{split}_acc"] < epoch[f"{split}_top5"] < 100

@@ -19,7 +19,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision, Shuffle
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import UnsupportedStepError
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
@@ -185,8 +185,8 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     step, again = (make_step(tiny, model=make_vit(depth=1), augment=augment, smoothing=0.1) for _ in range(2))
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
-    images, labels, keys = batch_of(tiny, step, BATCH)
-    compile_step(step, (images, labels), keys)
+    batches, config = make_loader(tiny, "ram"), StepConfig(compile=True)
+    assert compile_step(step, batches, config) == config
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -194,7 +194,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
     compiled = counters["stats"]["unique_graphs"]
     for one in (step, again):  # nor does another step of the same shape, as in the next job of a sweep
-        compile_step(one, (images, labels), keys)
+        compile_step(one, batches, config)
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
 
@@ -206,7 +206,7 @@ def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for size in (4, 3):
         step = make_step(tiny, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), augment=None, micro_batch=size)
-        compile_step(step, batch_of(tiny, step, size)[:2], None)
+        compile_step(step, make_loader(tiny, "ram"), StepConfig(compile=True))
         check_gradient(step, tiny, size, 1e-5)
 
 
@@ -220,9 +220,10 @@ class Branching(nn.Linear):
 
 def test_a_model_that_cannot_be_compiled_stays_as_it_was(tiny: Dataset) -> None:
     step = make_step(tiny, model=Branching(784, 10), micro_batch=None)  # a microbatch could take another branch
-    images, labels, keys = batch_of(tiny, step, BATCH)
-    with pytest.raises(UnsupportedStepError, match=r"(?i)branch"):
-        compile_step(step, (images, labels), keys)
+    message = r"(?i)trainer\.compile=true: failed: .*branch.*; type trainer\.compile=false"
+    with pytest.raises(ConfigError, match=message):
+        compile_step(step, make_loader(tiny, "ram"), StepConfig(compile=True))
+    assert not step.pad
     check_gradient(step, tiny, 7, 1e-5)
 
 
@@ -242,7 +243,7 @@ def test_gradients_are_logged_before_the_optimizer_writes_into_them(tiny: Datase
     step.optimizer.register_step_pre_hook(lambda *_: [value.grad.zero_() for value in step.model.parameters()] and None)
     step.on_gradients = lambda step: seen.append(float(step.model.embed.weight.grad.norm()))
     images, labels, keys = batch_of(tiny, step, BATCH)
-    step((images, labels), keys)
+    step(images, labels, keys, BATCH)
     assert seen[0] > 0
 
 

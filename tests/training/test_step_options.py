@@ -12,44 +12,39 @@ import torch._dynamo
 from torch import nn
 
 from tests.conftest import Printed, Train, result_of, weights
+from tests.training.test_step import Branching
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.errors import ConfigError, UnsupportedStepError
 from vitmnist.models.base import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.signals import UNFINISHED
-from vitmnist.training import setup, step_options
+from vitmnist.training import step_options
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
-PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
+FAST = TrainerConfig("auto", "auto", Precision.auto, "auto")
+PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False)
 
 
 @pytest.mark.parametrize(
-    ("device", "has_bf16", "ranks", "images", "expected"),
+    ("device", "has_bf16", "images", "expected"),
     [
-        (CPU, False, 1, 399_999, StepConfig(500, False, Precision.fp32, True, False)),
-        (CPU, True, 2, 400_000, StepConfig(500, True, Precision.bf16, True, False)),
-        (CUDA, True, 1, 1, StepConfig(None, True, Precision.bf16, True, True)),
-        (CUDA, False, 2, 1, StepConfig(None, True, Precision.fp32, True, False)),
+        (CPU, False, 399_999, StepConfig(500, False, Precision.fp32, True)),
+        (CPU, True, 400_000, StepConfig(500, True, Precision.bf16, True)),
+        (CUDA, True, 1, StepConfig(None, True, Precision.bf16, True)),
+        (CUDA, False, 1, StepConfig(None, True, Precision.fp32, True)),
     ],
 )
 def test_fast_follows_static_rules(
-    device: torch.device,
-    has_bf16: bool,
-    ranks: int,
-    images: int,
-    expected: StepConfig,
-    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device, has_bf16: bool, images: int, expected: StepConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
     monkeypatch.setattr(step_options, "last_level_cache", lambda: 32 * 2**20)
-    resolved = resolve_step_config(FAST, device, 500, images, ranks)
+    resolved = resolve_step_config(FAST, device, 500, images)
     assert replace(resolved, reasons={}) == expected
     assert resolved.reasons.keys() == vars(FAST).keys()
     assert StepConfig.from_dict(resolved.to_dict()) == resolved
-    assert resolve_step_config(PLAIN_TRAINER, device, 500, images, ranks) == StepConfig()
+    assert resolve_step_config(PLAIN_TRAINER, device, 500, images) == StepConfig()
 
 
 def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,16 +65,6 @@ def test_batch_normalisation_in_microbatches_is_warned_of(
     assert "batch normalisation" not in succeed(*quick, "model=cnn", "hydra.run.dir=whole")
 
 
-@pytest.mark.parametrize(("device", "ranks", "fused"), [(CPU, 1, True), (CUDA, 2, True), (CUDA, 1, False)])
-def test_a_graph_that_is_impossible_is_refused(
-    device: torch.device, ranks: int, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_options, "_has_bf16", lambda device: True)
-    message = r"trainer\.cuda_graph=true: needs a CUDA device, one process and a fused optimizer; type "
-    with pytest.raises(ConfigError, match=message):
-        resolve_step_config(replace(PLAIN_TRAINER, cuda_graph=True, fused=fused), device, 500, 1, ranks)
-
-
 def test_all_that_is_fast_is_printed_and_recorded_and_learns_what_plain_learns(
     train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
@@ -88,8 +73,7 @@ def test_all_that_is_fast_is_printed_and_recorded_and_learns_what_plain_learns(
     assert ended.returncode == 0, ended.stderr
     plain, fast = (result_of(tmp_path / name) for name in ("plain", "fast"))
     reasons = fast["trainer"].pop("reasons")
-    expected = {"micro_batch": 6, "compile": False, "precision": "fp32", "fused": True, "cuda_graph": False}
-    assert fast["trainer"] == expected
+    assert fast["trainer"] == {"micro_batch": 6, "compile": False, "precision": "fp32", "fused": True}
     for key, value in (("micro_batch", "6"), ("compile", "false"), ("fused", "true")):
         assert f"trainer.{key}={value}: {reasons[key]}" in ended.stdout
     assert fast["summary"]["compile_s"] is None
@@ -128,23 +112,16 @@ def test_another_trainer_may_continue_a_run_and_then_keeps_its_options(
     assert all(group["fused"] for group in checkpoint["step"]["optimizer"]["param_groups"])
 
 
-def test_a_capture_that_fails_is_an_error_only_if_asked_for_by_name(
-    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
+    succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*parts: object) -> None:
-        raise UnsupportedStepError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(setup, "capture_step", fail)
-    for reasons in ({}, {"cuda_graph": "one launch per step"}):
-        chosen = StepConfig(fused=True, cuda_graph=True, reasons=reasons)
-        monkeypatch.setattr(setup, "resolve_step_config", lambda *parts, chosen=chosen: chosen)
-        ended = train_here(*quick, f"hydra.run.dir=here{len(reasons)}")
-        if not reasons:
-            assert "error: trainer.cuda_graph=true: failed: operation not permitted" in ended.stderr
-        else:
-            assert ended.returncode == 0, ended.stderr
-            assert "trainer.cuda_graph=false: failed: operation not permitted" in ended.stdout
-            assert result_of(tmp_path / "here1")["trainer"]["cuda_graph"] is False
+    monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes)))
+    monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", 0)
+    assert "error: trainer.compile=true: failed: " in refuse(*quick, "trainer.compile=true")
+    assert "trainer.compile=false: failed: " in succeed(*quick, "trainer.compile=auto", "hydra.run.dir=here")
+    trainer = result_of(tmp_path / "here")["trainer"]
+    assert trainer["compile"] is False
+    assert trainer["reasons"]["compile"].startswith("failed: ")
 
 
 def test_the_ema_is_evaluated_and_saved(train_here: Train, quick: list[str], tmp_path: Path) -> None:

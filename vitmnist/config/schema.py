@@ -59,7 +59,6 @@ class TrainerConfig:
     compile: bool | str = or_auto()
     precision: Precision = MISSING
     fused: bool | str = or_auto()
-    cuda_graph: bool | str = or_auto()
 
 
 @dataclass

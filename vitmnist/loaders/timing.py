@@ -87,14 +87,12 @@ class Timed:
 
     Args:
         step: None to time loading alone.
-        prepare: called before each block, because the step may have worked for another loader meanwhile.
         row: the row to fill in, if this is one of several ways to load; an error then refuses this row alone.
         first: the first block, which is not counted.
     """
 
     stream: BatchStream
     step: Callable[[Any], object] | None = None
-    prepare: Callable[[], object] | None = None
     row: Alternative | None = None
     first: Block | None = None
     blocks: list[Block] = field(default_factory=list)
@@ -104,8 +102,6 @@ class Timed:
         if self.row and self.row.refused:
             return None
         try:
-            if self.prepare:
-                self.prepare()
             began = CpuTime.now()
             found = self.stream.time_block(size, self.step)
         except Exception as error:

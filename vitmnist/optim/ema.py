@@ -24,20 +24,13 @@ class EMA:
         self._averages: list[Tensor] = list(self.model.parameters())
         self._weights: list[Tensor] = list(model.parameters())
 
-    def next_weight(self) -> float:
-        """The share of the current weights in the next update."""
-        self._steps += 1
-        return 1 - min(self._decay, self._steps / (9 + self._steps))
-
     @torch.no_grad()
-    def update(self, weight: float | Tensor) -> None:
-        """Move towards the current weights.
-
-        Args:
-            weight: from `next_weight()`; a tensor on the device within a CUDA graph, where it changes between replays.
-        """
+    def update(self) -> None:
+        """Move towards the current weights, after each step."""
+        self._steps += 1
+        keep = min(self._decay, self._steps / (9 + self._steps))
         distances = list(torch._foreach_sub(self._weights, self._averages))
-        torch._foreach_mul_(distances, weight)
+        torch._foreach_mul_(distances, 1 - keep)
         torch._foreach_add_(self._averages, distances)
         for average, buffer in zip(self.model.buffers(), self._source.buffers(), strict=True):
             average.copy_(buffer)

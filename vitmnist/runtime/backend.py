@@ -1,12 +1,9 @@
-"""The backend of a device: the streams, events and page-locked memory that loaders need of it, and captured graphs."""
+"""The backend of a device: the streams, events and page-locked memory that loaders need of it."""
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +12,7 @@ from torch import Tensor
 
 
 class Backend(ABC):
-    """The operations of a device that loaders and captured steps need.
+    """The operations of a device that loaders need.
 
     Streams and events are opaque to the caller. "The current stream" is that of the calling thread.
     """
@@ -62,20 +59,6 @@ class Backend(ABC):
     def synchronize(self, event: Any) -> None:
         """Block the host until the device has passed `event`."""
 
-    @abstractmethod
-    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
-        """Capture `work` as a graph, and return the function that replays it on the same tensors.
-
-        The caller keeps these alive: the graph has only their addresses.
-
-        Args:
-            warm_up: how often to call `work` before, so that libraries initialise themselves outside of the graph; at
-                least 1. The capture itself executes nothing on the device.
-
-        Raises:
-            RuntimeError: `work` does something that cannot be captured, such as reading a value back.
-        """
-
 
 class CpuBackend(Backend):
     """Host and device memory are the same: nothing is copied, and there is nothing to wait for."""
@@ -102,11 +85,6 @@ class CpuBackend(Backend):
 
     def synchronize(self, event: Any) -> None:
         pass
-
-    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
-        for _ in range(warm_up):
-            work()
-        return work  # the CPU has no graphs
 
 
 class CudaBackend(Backend):
@@ -136,57 +114,6 @@ class CudaBackend(Backend):
 
     def synchronize(self, event: torch.cuda.Event) -> None:
         event.synchronize()
-
-    def capture(self, work: Callable[[], object], warm_up: int) -> Callable[[], object]:
-        current, side = torch.cuda.current_stream(self.device), _capture_stream(self.device)
-        side.wait_stream(current)
-        with torch.cuda.device(self.device):
-            try:
-                with torch.cuda.stream(side):
-                    for _ in range(warm_up - 1):
-                        work()
-                    # Work that waits for the device must fail here, not in the capture: in torch 2.11 and older the
-                    # allocator never leaves a capture that was broken off, so that any later one fails.
-                    with _waiting_is_an_error():
-                        work()
-                return _captured(work, side)
-            finally:
-                torch.cuda.set_stream(current)  # torch 2.11 leaves `side` current when a capture fails
-                current.wait_stream(side)
-
-
-@cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all captures on a device: cuBLAS keeps a workspace of 32 MiB for each stream that it has seen."""
-    return torch.cuda.Stream(device)
-
-
-def _captured(work: Callable[[], object], stream: torch.cuda.Stream) -> Callable[[], object]:
-    graph, failed = torch.cuda.CUDAGraph(), None
-    try:
-        # thread_local: a thread that uploads batches may allocate memory meanwhile.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            try:
-                work()
-            except Exception as error:
-                failed = error
-                raise
-    except RuntimeError as error:
-        raise failed or error from None  # ending a capture that failed raises its own error, which hides the first
-    return graph.replay
-
-
-@contextmanager
-def _waiting_is_an_error() -> Iterator[None]:
-    """Let torch raise where the host would wait for the device."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
 
 
 BACKENDS: dict[str, type[Backend]] = {"cpu": CpuBackend, "cuda": CudaBackend}

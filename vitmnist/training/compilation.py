@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from contextlib import closing
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.errors import UnsupportedStepError, first_line
-from vitmnist.training.step import Inputs, TrainStep
+from vitmnist.errors import ConfigError, first_line
+from vitmnist.loaders.base import Loader
+from vitmnist.training.step import TrainStep
+from vitmnist.training.step_options import StepConfig
+
+log = logging.getLogger(__name__)
 
 
-def compile_step(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
-    """Compile a step for batches like this one. Drops its gradients and restores the random generators.
+def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepConfig:
+    """Compile a step if configured, for what the loader delivers: uint8 or float32.
+
+    Drops the step's gradients and restores the random generators.
+
+    Returns:
+        The options: with `compile=False` if it was `auto` and failed. The step is then eager.
 
     Raises:
-        UnsupportedStepError: the model cannot be compiled; the step stays as it was.
+        ConfigError: `trainer.compile=true` failed.
     """
+    if not config.compile:
+        return config
+    if not step.compile_s:
+        log.info("compiling the step, which may take a minute")
+    keys = next(step.preprocess.keys(loader.sampler, 0))
+    with closing(loader.epoch(0)) as batches:
+        images, labels = next(batches)
+    batch = images, labels, keys, len(labels)
+    started = time.perf_counter()
     with preserved_generators(step.device):
-        # Eagerly first: a library that fills a cache at its first call, as einops does, would cause a recompilation.
-        _run(step, inputs, keys)
         if step.forward is step.eager:
+            # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
+            step.forward_backward(*batch)
             step.forward = torch.compile(step.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
             step.pad = True
         try:
-            _run_compiled(step, inputs, keys)
+            _run_compiled(step, *batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # dynamo and inductor raise many types
             step.forward, step.pad = step.eager, False
-            raise UnsupportedStepError(first_line(error)) from error
+            reason = f"failed: {first_line(error)}"
+            if "compile" not in config.reasons:
+                raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error
+            log.info("trainer.compile=false: %s", reason)
+            return replace(config, compile=False, reasons={**config.reasons, "compile": reason})
         finally:
             step.model.zero_grad()
+    step.compile_s += time.perf_counter() - started
+    return config
 
 
-def _run_compiled(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
+def _run_compiled(step: TrainStep, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> None:
     """Compile by running; reuses what earlier jobs of a sweep have compiled."""
     try:
-        _run(step, inputs, keys)
+        step.forward_backward(images, labels, keys, size)
     except Exception:
         torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs of a sweep may have used them up
-        _run(step, inputs, keys)
-
-
-def _run(step: TrainStep, inputs: Inputs, keys: Tensor | None) -> None:
-    images, labels = inputs
-    step.forward_backward(images, labels, keys, len(labels))
+        step.forward_backward(images, labels, keys, size)

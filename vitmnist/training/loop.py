@@ -39,8 +39,8 @@ def train_epoch(
     step.model.train()
     step.on_gradients = progress.log_step  # called in each step, between backward and schedule
     timer = progress.timer = EpochTimer(step.device)  # synchronises: work queued before is not charged to the epoch
-    for inputs, keys, size in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
-        sums = step(inputs, keys, size)
+    for images, labels, keys, size in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
+        sums = step(images, labels, keys, size)
         metrics.update(sums)
         timer.begin("other")
         after_step(timer)

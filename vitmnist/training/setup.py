@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import random
-import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, UnsupportedStepError
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
@@ -28,10 +26,8 @@ from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.allocator import keep_memory
-from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
-from vitmnist.training.cuda_graph import capture_step
 from vitmnist.training.ranks import rank_sampler, read_dataset
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig, resolve_step_config
@@ -51,36 +47,6 @@ class TrainSetup:
     train_loader: Loader
     eval_loader: Loader
     selection: LoaderSelection | None = None
-
-    def capture_graph(self) -> None:
-        """Capture the step as a CUDA graph if configured; after a run was restored, and before it trains."""
-        if self.step_config.cuda_graph:
-            backend = backend_of(self.step.device)
-            self._attempt("cuda_graph", lambda: capture_step(self.step, self.train_loader, backend))
-
-    def compile_step(self) -> None:
-        """Compile the step if configured, for what the training loader delivers, which may be uint8 or float32."""
-        if self.step_config.compile:
-            if not self.step.compile_s:
-                log.info("compiling the step, which may take a minute")
-            keys = next(self.step.preprocess.keys(self.train_loader.sampler, 0))
-            with closing(self.train_loader.epoch(0)) as batches:
-                inputs = next(batches)
-            self._attempt("compile", lambda: compile_step(self.step, inputs, keys))
-
-    def _attempt(self, option: str, action: Callable[[], None]) -> None:
-        """Run `action`; if it fails, disable an option that was `auto`; one that was typed is a `ConfigError`."""
-        started = time.perf_counter()
-        try:
-            action()
-            self.step.compile_s += time.perf_counter() - started
-        except UnsupportedStepError as error:
-            reason = f"failed: {error}"
-            if option not in self.step_config.reasons:
-                raise ConfigError(f"trainer.{option}=true: {reason}; type trainer.{option}=false") from error
-            log.info("trainer.%s=false: %s", option, reason)
-            reasons = {**self.step_config.reasons, option: reason}
-            self.step_config = replace(self.step_config, reasons=reasons, **{option: False})  # type: ignore[arg-type]
 
 
 def build_setup(
@@ -129,8 +95,7 @@ def build_setup(
     values = with_resident_fraction(values, sets, device)
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
     train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
-    setup = TrainSetup(dataset, step, step_config, train_loader, eval_loader, selection)
-    setup.compile_step()
+    step_config = compile_step(step, train_loader, step_config)
     if step.compile_s:
         log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
     world.connect(device, config.distributed.timeout_s)
@@ -139,12 +104,12 @@ def build_setup(
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    return setup
+    return TrainSetup(dataset, step, step_config, train_loader, eval_loader, selection)
 
 
 def agree_on_step_config(config: Config, sampler: EpochSampler, device: torch.device, world: World) -> StepConfig:
     """The options of the step, resolved by rank 0 for all ranks."""
-    sizes = min(sampler.batch_size, sampler.size), config.epochs * sampler.size, world.size
+    sizes = min(sampler.batch_size, sampler.size), config.epochs * sampler.size
     resolved = world.broadcast_object(lambda: resolve_step_config(config.trainer, device, *sizes).to_dict())
     return StepConfig.from_dict(resolved)
 
@@ -186,22 +151,14 @@ def select_run_loader(
     _, options = LOADERS.member(config.data.loader)
     initial = copy.deepcopy(step.state_dict())
 
-    def setup_with(loader: Loader) -> TrainSetup:
-        return TrainSetup(dataset, step, step_config, loader, loader)
+    # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
+    compiled_config = compile_step(step, ResidentBatch(dataset.train, sampler, step.device), step_config)
 
     def timed_of(loader: Loader) -> Timed:
-        trial_setup = setup_with(loader)
-        trial_setup.compile_step()  # once more if the loader delivers floats
-
-        def prepare() -> None:
-            step.replay = None  # frees the previous loader's graph, which has a memory pool of its own
-            trial_setup.capture_graph()
-
+        compile_step(step, loader, compiled_config)  # once more if the loader delivers floats
         stream = BatchStream(loader, step.device, lambda number: step.batches(loader, number))
-        return Timed(stream, lambda batch: step(*batch), prepare)
+        return Timed(stream, lambda batch: step(*batch))
 
-    # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-    setup_with(ResidentBatch(dataset.train, sampler, step.device)).compile_step()
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
         selection = select_loader(

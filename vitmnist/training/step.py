@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import batch_sums
 from vitmnist.optim.ema import EMA
@@ -27,9 +25,6 @@ from vitmnist.training.state import check_alike
 from vitmnist.training.step_options import StepConfig
 
 IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
-
-Inputs = tuple[Tensor, Tensor]
-"""Images and labels."""
 
 Sums = dict[str, Tensor]
 """Over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of `vitmnist.metrics`
@@ -75,11 +70,9 @@ class TrainStep:
         self.on_gradients: Callable[[TrainStep], object] = lambda step: None
         """Called in each step, once the gradients are complete."""
         self.compile_s = 0.0
-        """Seconds spent on compilation and graph capture."""
+        """Seconds spent on compilation."""
         self.pad = False
-        """Pad short microbatches with images labelled `IGNORED`, because compiled code and graphs need fixed shapes."""
-        self.replay: Callable[[Inputs, Tensor | None], Sums] | None = None
-        """Replays a CUDA graph of the whole step (`vitmnist.training.cuda_graph`); None runs eagerly."""
+        """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes."""
         self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self.forward: nn.Module = self.eager
         """Model and loss: eager or compiled (`vitmnist.training.compilation`), with several ranks wrapped by DDP."""
@@ -95,42 +88,37 @@ class TrainStep:
         """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def batches(self, loader: Loader, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Tensor | None, int]]:
+    def batches(
+        self, loader: Loader, epoch: int, start: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int]]:
         """The arguments of `__call__` for each batch of an epoch from batch `start` on."""
-        sampler = loader.sampler
-        inputs = _ignore_padding(loader.epoch(epoch, start), sampler, start)
-        sizes = map(sampler.global_sampler.num_valid, count(start))
-        return zip(inputs, self.preprocess.keys(sampler, epoch, start), sizes, strict=False)
+        sampler, size = loader.sampler, loader.sampler.global_sampler.num_valid
+        # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
+        batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
+        return (
+            # A rank without images in the last batch has a padding image, see `RankSampler`.
+            (images, labels if sampler.num_valid(number) else torch.full_like(labels, IGNORED), keys, size(number))
+            for number, ((images, labels), keys) in enumerate(batches, start)
+        )
 
-    def __call__(self, inputs: Inputs, keys: Tensor | None = None, size: int | None = None) -> Sums:
-        """Train on a batch, without waiting for the device.
-
-        Args:
-            inputs: images and labels, as `batches` gives them; the label of padding is `IGNORED`.
-            keys: int64 `[B]`, the random keys of the batch's augmentation.
-            size: images in the global batch; by default, in this batch.
-        """
-        if self.replay:
-            sums = self.replay(inputs, keys)
-            self.on_gradients(self)
-        else:
-            images, labels = inputs
-            sums = self.forward_backward(images, labels, keys, size or len(labels))
-            self.on_gradients(self)  # before the optimizer: SGD with Nesterov momentum writes into the gradients
-            self.optimizer.step()
-            if self.ema:
-                self.ema.update(self.ema.next_weight())
+    def __call__(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> Sums:
+        """Train on a batch, without waiting for the device; the arguments are those of `forward_backward`."""
+        sums = self.forward_backward(images, labels, keys, size)
+        self.on_gradients(self)  # before the optimizer: SGD with Nesterov momentum writes into the gradients
+        self.optimizer.step()
+        if self.ema:
+            self.ema.update()
         self.schedule.step()
         return sums
 
-    def forward_backward(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int | Tensor) -> Sums:
+    def forward_backward(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> Sums:
         """Compute the gradient of the batch's summed loss divided by `size`, into the `grad` of the model's parameters.
 
         Args:
             images: uint8 or normalised float32 `[B, C, H, W]`.
-            labels: int64 `[B]`.
-            keys: as for `__call__`.
-            size: images in the global batch; a tensor in a CUDA graph, where it changes from replay to replay.
+            labels: int64 `[B]`; that of padding is `IGNORED`.
+            keys: int64 `[B]`, the random keys of the batch's augmentation.
+            size: images in the global batch.
         """
         self.model.zero_grad()
         targets = None
@@ -175,7 +163,6 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; raises `ValueError` or the like for anything else."""
-        self.replay = None  # a graph refers to other tensors
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()  # creates the optimizer's state, to check the saved one against
@@ -224,9 +211,3 @@ class ModelAndLoss(nn.Module):
         else:  # smoothing would give padding, whose targets are zero, a loss
             loss = cross_entropy(targets, reduction="none").where(labels >= 0, 0).sum()
         return {"loss": loss, **batch_sums(logits.detach(), labels)}
-
-
-def _ignore_padding(batches: Iterable[Inputs], sampler: EpochSampler, start: int) -> Iterator[Inputs]:
-    """Label as `IGNORED` a batch that is only a `RankSampler`'s padding image. `TrainStep.pad` pads microbatches."""
-    for batch, (images, labels) in enumerate(batches, start):
-        yield images, labels if sampler.num_valid(batch) else torch.full_like(labels, IGNORED)

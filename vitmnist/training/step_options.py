@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import has_bf16_instructions, last_level_cache
 
 CACHE_PER_IMAGE = 16 * 1024
@@ -20,7 +19,6 @@ DEFAULT_CACHE = 32 * 2**20
 COMPILE_FROM_IMAGES = 400_000
 """Training images, over all epochs, from which compiling pays on a CPU: without a cache it takes 41 s, and saves 0.1 ms
 an image (two cores, batch 500 in bf16: 147 ms a step without, 95 ms with)."""
-GRAPH_NEEDS = "a CUDA device, one process and a fused optimizer"
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,6 @@ class StepConfig:
     compile: bool = False
     precision: Precision = Precision.fp32
     fused: bool = False
-    cuda_graph: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,23 +57,14 @@ class StepConfig:
         )
 
 
-def resolve_step_config(
-    config: TrainerConfig, device: torch.device, batch_size: int, images: int, ranks: int = 1
-) -> StepConfig:
+def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> StepConfig:
     """Replace each `auto` by a value that suits the device.
 
     Args:
         batch_size: images per batch of one rank.
         images: training images of the whole run, over all epochs.
-
-    Raises:
-        ConfigError: `cuda_graph=true` where it is impossible.
     """
     is_cuda, bf16 = device.type == "cuda", _has_bf16(device)
-    # Only a fused optimizer takes its learning rate from a tensor. Several ranks exchange gradients within the step.
-    can_capture = is_cuda and ranks == 1 and config.fused in (True, "auto")
-    if config.cuda_graph is True and not can_capture:
-        raise ConfigError(f"trainer.cuda_graph=true: needs {GRAPH_NEEDS}; type trainer.cuda_graph=auto")
     cache = last_level_cache() or DEFAULT_CACHE
     rules: dict[str, tuple[Any, str]] = {
         "fused": (True, "one kernel updates all weights"),
@@ -93,7 +81,6 @@ def resolve_step_config(
             images >= COMPILE_FROM_IMAGES,
             f"the run trains on {images:,} images, and compiling pays from {COMPILE_FROM_IMAGES:,} on",
         ),
-        "cuda_graph": (can_capture, "one launch per step" if can_capture else f"needs {GRAPH_NEEDS}"),
     }
     given = {key: getattr(config, key) for key in rules}
     resolved = {key: rules[key][0] if value == "auto" else value for key, value in given.items()}
