@@ -68,7 +68,6 @@ class FakeBackend(CpuBackend):
         self.default = Stream()
         self.streams = [self.default]
         self.made_pinned = 0
-        self.host_waits = 0
         self._current = threading.local()
         self._pinned: list[Tensor] = []
         self._blocks: dict[int, tuple[Tensor, Stream, list[Stream]]] = {}
@@ -140,7 +139,6 @@ class FakeBackend(CpuBackend):
 
     def synchronize(self, event: tuple[Stream, int]) -> None:
         with self._lock:
-            self.host_waits += 1
             event[0].run(event[1])
 
     def read(self, tensor: Tensor, into: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-from torch import nn
+from torch import Tensor, nn
 
-from tests.conftest import Printed, Train, result_of, weights
-from tests.training.test_step import Branching
+from tests.conftest import Printed, Train, assert_same_run, result_of, weights
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.models.base import MODELS
@@ -112,13 +112,25 @@ def test_another_trainer_may_continue_a_run_and_then_keeps_its_options(
     assert all(group["fused"] for group in checkpoint["step"]["optimizer"]["param_groups"])
 
 
+class Branching(nn.Linear):
+    """Reads a value from the device in its forward pass, which no compiler can follow."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images.flatten(1))
+        return logits if logits.sum() > 0 else 2 * logits
+
+
 def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Otherwise it trains as it does without."""
     monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes)))
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", 0)
-    assert "error: trainer.compile=true: failed: " in refuse(*quick, "trainer.compile=true")
+    printed = refuse(*quick, "trainer.compile=true")
+    assert re.search(r"(?i)error: trainer.compile=true: failed: .*branch.*; type trainer.compile=false", printed)
+    succeed(*quick, "hydra.run.dir=plain")
     assert "trainer.compile=false: failed: " in succeed(*quick, "trainer.compile=auto", "hydra.run.dir=here")
+    assert_same_run(tmp_path / "here", tmp_path / "plain")
     trainer = result_of(tmp_path / "here")["trainer"]
     assert trainer["compile"] is False
     assert trainer["reasons"]["compile"].startswith("failed: ")

@@ -48,8 +48,10 @@ class RankSampler(EpochSampler):
         return len(split_evenly(self.parent.num_valid(batch), self.rank, self.ranks))
 
     @classmethod
-    def of(cls, global_sampler: EpochSampler, rank: int, ranks: int) -> RankSampler:
-        """The part of `global_sampler` that belongs to a rank."""
+    def of(cls, global_sampler: EpochSampler, rank: int, ranks: int) -> EpochSampler:
+        """The part of `global_sampler` that belongs to a rank; all of it, if there is only one."""
+        if ranks == 1:
+            return global_sampler
         if ranks > global_sampler.batch_size:
             raise ConfigError(
                 f"batch_size={global_sampler.batch_size}: {ranks} processes train together, and each must have an "

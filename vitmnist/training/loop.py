@@ -89,21 +89,21 @@ class EpochProgress:
         losses = self.metrics.per_batch("loss")
         return [
             {
-                "step": self.epoch * self._steps_per_epoch + step,
-                "loss": losses[step],
-                "lr": self._lrs[step],
+                "step": self.epoch * self._steps_per_epoch + number,
+                "loss": losses[number],
+                "lr": self._lrs[number],
                 "grad_norm": norm if math.isfinite(norm) else None,
             }
-            for step, norm in self._read_norms().items()
+            for number, norm in self._read_norms().items()
         ]
 
     def check_finite(self) -> None:
         """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for step, loss in enumerate(self.metrics.per_batch("loss")):
+        for number, loss in enumerate(self.metrics.per_batch("loss")):
             if not math.isfinite(loss):
                 raise TrainingError(
-                    f"the loss is {loss} in epoch {self.epoch + 1}, step {step + 1}, at learning rate "
-                    f"{self._lrs[step]:g}; try a smaller optimizer.lr"
+                    f"the loss is {loss} in epoch {self.epoch + 1}, step {number + 1}, at learning rate "
+                    f"{self._lrs[number]:g}; try a smaller optimizer.lr"
                 )
 
     def compute(self) -> dict[str, float]:
@@ -141,9 +141,9 @@ class EpochProgress:
         self._lrs = [float(lr) for lr in state["lrs"]]
         if len(self._lrs) != self.metrics.steps:
             raise ValueError("not every step has a learning rate")
-        for step, norm in state["norms"].items():
-            self._lrs[step]  # raises for a step that is not done
-            self._gradient_norms[step] = torch.tensor(float(norm), device=self._device)
+        for number, norm in state["norms"].items():
+            self._lrs[number]  # raises for a step that is not done
+            self._gradient_norms[number] = torch.tensor(float(norm), device=self._device)
         self._seconds_before = {phase: float(seconds) for phase, seconds in state["seconds"].items()}
 
     def _seconds(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the ranks agree on before they train together: device, dataset, and the part of each batch."""
+"""What the ranks agree on before they train together: device and dataset."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import torch
 
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset, build_dataset
-from vitmnist.data.rank_sampler import RankSampler
-from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.world import World
@@ -36,11 +34,6 @@ def agree_on_device(config: Config, world: World) -> torch.device:
     if world.size > 1 and device.type == "cuda":
         torch.cuda.set_device(device)
     return device
-
-
-def rank_sampler(sampler: EpochSampler, world: World) -> EpochSampler:
-    """This rank's part of each batch; the sampler itself for a single process."""
-    return sampler if world.size == 1 else RankSampler.of(sampler, world.rank, world.size)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:

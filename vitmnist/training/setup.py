@@ -15,6 +15,7 @@ from vitmnist.augment.compose import Compose, build_augment
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
+from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
@@ -28,7 +29,7 @@ from vitmnist.optim.ema import EMA
 from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
-from vitmnist.training.ranks import rank_sampler, read_dataset
+from vitmnist.training.ranks import read_dataset
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
@@ -65,7 +66,7 @@ def build_setup(
     """
     check_config(config)
     dataset = read_dataset(config, world)
-    sampler = rank_sampler(train_sampler(config, dataset), world)
+    sampler = RankSampler.of(train_sampler(config, dataset), world.rank, world.size)
     if device.type == "cpu":
         stack.enter_context(keep_memory())
     torch.backends.cudnn.deterministic = True  # a resumed run repeats every bit; some convolutions add up in any order
@@ -74,7 +75,7 @@ def build_setup(
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
     step = build_step(config, dataset.train, sampler, device, step_config)
     has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in step.model.modules())
-    if has_batch_norm and step.microbatch < min(sampler.batch_size, sampler.size):
+    if has_batch_norm and step.microbatch_size < min(sampler.batch_size, sampler.size):
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
@@ -82,8 +83,9 @@ def build_setup(
         )
     # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their own
     # may differ by one image.
-    eval_batch = world.broadcast_object(lambda: step.microbatch) * world.size
-    eval_sampler = rank_sampler(EpochSampler(len(dataset.test), eval_batch, config.seed, "none"), world)
+    eval_batch = world.broadcast_object(lambda: step.microbatch_size) * world.size
+    eval_sampler = EpochSampler(len(dataset.test), eval_batch, config.seed, "none")
+    eval_sampler = RankSampler.of(eval_sampler, world.rank, world.size)
 
     values, selection = config.data.loader, None
     if isinstance(LOADERS.member(values)[1], AutoOptions):

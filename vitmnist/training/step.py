@@ -66,7 +66,7 @@ class TrainStep:
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = preprocess.mean.device
         # The fewest microbatches of at most micro_batch images, all of nearly the same size.
-        self.microbatch = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
+        self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
         self.on_gradients: Callable[[TrainStep], object] = lambda step: None
         """Called in each step, once the gradients are complete."""
         self.compile_s = 0.0
@@ -126,23 +126,23 @@ class TrainStep:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
             images, targets = self.preprocess.mixed(images, labels, keys)
             keys = None
-        parts: list[Tensor | None] = [images, keys, labels, targets]
-        if self.pad and (missing := -len(labels) % self.microbatch):
-            parts = [
-                part if part is None else F.pad(part, [0, 0] * (part.dim() - 1) + [0, missing], value=fill)
-                for part, fill in zip(parts, (0, 0, IGNORED, 0), strict=True)
+        tensors: list[Tensor | None] = [images, keys, labels, targets]
+        if self.pad and (missing := -len(labels) % self.microbatch_size):
+            tensors = [
+                one if one is None else F.pad(one, [0, 0] * (one.dim() - 1) + [0, missing], value=fill)
+                for one, fill in zip(tensors, (0, 0, IGNORED, 0), strict=True)
             ]
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
-        for start in range(0, len(labels), self.microbatch):
-            rows = slice(start, start + self.microbatch)
+        for start in range(0, len(labels), self.microbatch_size):
+            rows = slice(start, start + self.microbatch_size)
             with no_sync() if rows.stop < len(labels) else nullcontext():  # all-reduce once, with the last one
-                inputs, input_keys, *others = (None if part is None else part[rows] for part in parts)
-                own = self.forward(*self.preprocess.on_bytes(inputs, input_keys), *others)  # type: ignore[arg-type]
-                loss = own["loss"] / size
+                inputs, input_keys, *others = (None if one is None else one[rows] for one in tensors)
+                part = self.forward(*self.preprocess.on_bytes(inputs, input_keys), *others)  # type: ignore[arg-type]
+                loss = part["loss"] / size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
-            for name, value in (own | {"loss": loss.detach()}).items():
+            for name, value in (part | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
         return sums
 
