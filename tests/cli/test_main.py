@@ -82,7 +82,6 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "data.loader.name=gpu_slce": "data.loader.name=gpu_slce: not known; did you mean 'gpu_slice'?",
     "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
     "data/loader=disk data.loader.timeout_s=0": "data.loader.timeout_s=0.0: must be above 0",
-    "data/loader=gpu_slice data.loader.resident=9TiB": "data.loader.resident=9TiB: must be a number or auto",
     "trainer.fused=null": "trainer.fused=null: must be true or false or auto",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be a whole number or auto or null",
     "trainer.precision=fp16": "trainer.precision=fp16: must be one of auto, fp32, bf16",

@@ -23,11 +23,9 @@ LOADER_OPTIONS = {
     "disk": {"num_workers": 2},
     "ram": {},
     "gpu_slice": {},
-    "gpu_slice (half resident)": {"resident": 0.5},
     "cache": {},
     "prefetch of ram": {"base": "ram"},
     "prefetch of gpu_slice": {"base": "gpu_slice"},
-    "prefetch of half": {"base": {"name": "gpu_slice", "resident": 0.5}},
     "prefetch of disk": {"base": "disk"},
 }
 

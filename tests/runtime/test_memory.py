@@ -20,8 +20,7 @@ from vitmnist import from_dataloader, make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.loaders.base import LOADERS
-from vitmnist.loaders.gpu_slice import GpuSliceLoader
-from vitmnist.loaders.residency import INDEX_NBYTES, GpuSliceOptions
+from vitmnist.loaders.gpu_slice import INDEX_NBYTES, GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.allocator import keep_memory
@@ -68,7 +67,7 @@ def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPat
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        assert needs(GpuSliceOptions(), arrays, SAMPLER, torch.device("cuda")).device == expected
+        assert needs(NoOptions(), arrays, SAMPLER, torch.device("cuda")).device == expected
     samples = torch.utils.data.TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23))
     ram, _ = LOADERS.member(LOADERS.complete({"name": "ram"}))
     assert ram.needs(NoOptions(), samples, SAMPLER, CPU).host == 23 * (3 * 8 + 4)

@@ -34,28 +34,21 @@ class Stream:
 
 
 class DeviceTensor(Tensor):
-    """A tensor of the device: what is computed from it is queued on the current stream."""
+    """A tensor of the device: a gather from it is queued on the current stream, and a slice of it keeps its memory."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     backend: FakeBackend
 
     def index_select(self, dim: int, index: Tensor) -> DeviceTensor:
-        rows, source = index.as_subclass(Tensor), self.as_subclass(Tensor)
+        source = self.as_subclass(Tensor)
         block, found = self.backend.allocate((len(index), *self.shape[1:]), self.dtype)
-        self.backend.enqueue(lambda: block.copy_(source.index_select(dim, rows)))
+        self.backend.enqueue(lambda: block.copy_(source.index_select(dim, index)))
         return found
 
-    def index_copy_(self, dim: int, index: Tensor, source: Tensor) -> DeviceTensor:
-        target, rows, values = (tensor.as_subclass(Tensor) for tensor in (self, index, source))
-        self.backend.enqueue(lambda: target.index_copy_(dim, rows, values))
-        return self
-
-    def split(self, sizes: list[int]) -> list[Tensor]:
-        """Views; each keeps the memory that it looks into."""
-        views = [view.as_subclass(DeviceTensor) for view in self.as_subclass(Tensor).split(sizes)]
-        for view in views:
-            view.backend, view.owner = self.backend, self
-        return views
+    def __getitem__(self, rows: slice) -> DeviceTensor:
+        view = self.as_subclass(Tensor)[rows].as_subclass(DeviceTensor)
+        view.owner = self
+        return view
 
 
 class FakeBackend(CpuBackend):
@@ -131,7 +124,7 @@ class FakeBackend(CpuBackend):
 
     def record_stream(self, tensor: Tensor) -> None:
         with self._lock:
-            self._blocks[id(tensor)][2].append(self.current)
+            self._blocks[id(getattr(tensor, "owner", tensor))][2].append(self.current)
 
     def is_done(self, event: tuple[Stream, int]) -> bool:
         stream, position = event
@@ -144,13 +137,13 @@ class FakeBackend(CpuBackend):
     def read(self, tensor: Tensor, into: list[Any]) -> None:
         """Queue a kernel that reads the tensor's memory on the current stream."""
         with self._lock:
-            block = self._blocks[id(tensor)][0]
-            self.enqueue(lambda: into.append(block.clone()))
+            values = tensor.as_subclass(Tensor)  # the last reference to `tensor` itself frees its memory
+            self.enqueue(lambda: into.append(values.clone()))
 
     def finish(self) -> None:
-        """Let every stream do all its work."""
+        """Let every stream do all its work: that of a loader first, which only an event makes wait for the consumer."""
         with self._lock:
-            for stream in self.streams:
+            for stream in reversed(self.streams):
                 stream.run(len(stream.work))
 
     def _free(self, key: int) -> None:

@@ -33,9 +33,9 @@ def bounded(
     return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
 
 
-def or_auto(default: Any = MISSING, **bounds: float) -> Any:
+def or_auto(**bounds: float) -> Any:
     """As `bounded`, for a field of type `… | str` whose only text is `auto`: chosen for the device of the run."""
-    return field(default=default, metadata={**bounded(**bounds).metadata, AUTO: True})
+    return field(default=MISSING, metadata={**bounded(**bounds).metadata, AUTO: True})
 
 
 def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
@@ -98,8 +98,6 @@ def allowed_kinds(kind: Any) -> str:
     names[list[Any]] = "a list"
     if {int, float, bool}.intersection(kinds):
         names[str] = AUTO  # a field of `or_auto`
-    if float in kinds:
-        names.pop(int)  # a whole number is a number
     return " or ".join(names[kind] for kind in kinds if kind in names)
 
 

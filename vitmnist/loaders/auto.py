@@ -25,7 +25,6 @@ from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.loaders.base import LOADERS, Data, Loader, needs_of
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
 from vitmnist.loaders.pinned import HostLoader
-from vitmnist.loaders.residency import with_resident_fraction
 from vitmnist.loaders.timing import (
     Alternative,
     Bench,
@@ -191,7 +190,7 @@ class Candidates(Bench):
     also: Sequence[tuple[Data, EpochSampler]] = ()
     model_memory: Memory = field(default_factory=Memory)
     decoded: TensorSet | None = None  # the set in memory, once `ram` has read it
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row, fitted to the memory left
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row
 
     def add_model(self, timed_of: Callable[[Loader], Timed]) -> Timed:
         """The step over one batch that is already on the device; also measures the model's memory."""
@@ -221,10 +220,8 @@ class Candidates(Bench):
         values = LOADERS.complete(values)
         can_share = _decodes(values) or (values["name"] == "gpu_slice" and self.device.type == "cpu")
         data = self.decoded if self.decoded is not None and can_share else self.data
-        sets = [(data, self.sampler), *self.also]
-        values = with_resident_fraction(values, sets, self.device, self.model_memory if self.timed_of else None)
-        needs = [needs_of(values, *each, self.device) for each in sets]
-        check_fits(values["name"], sum(needs, Memory()), self.device, self.model_memory)
+        needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
+        check_fits(values["name"], needs, self.device, self.model_memory)
         started = time.perf_counter()
         loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
         self.values[row.name], row.set_up_s = values, time.perf_counter() - started

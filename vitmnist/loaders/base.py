@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,9 +42,6 @@ class Loader(ABC):
     its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
     `close`. An exception is raised unchanged, in place of the batch where it happened.
     """
-
-    resident: TensorSet | None = None
-    """The whole set, if it is on the run's device; None if batches, or parts of them, are copied there."""
 
     buffered: int = 0
     """How many batches may be ready ahead of the consumer."""
@@ -120,9 +117,8 @@ LOADERS: Registry[Loader] = Registry("data/loader", __package__)
 register = LOADERS.register
 
 
-def needs_of(values: Mapping[str, Any], data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-    """The memory that the loader named by `values["name"]` would allocate."""
+def needs_of(values: Mapping[str, Any], sets: Sequence[tuple[Data, EpochSampler]], device: torch.device) -> Memory:
+    """The memory that a loader named by `values["name"]` for each of these sets would allocate, all together."""
     builder, options = LOADERS.member(values)
     needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
-    memory: Memory = needs(options, data, sampler, device)
-    return memory
+    return sum((needs(options, data, sampler, device) for data, sampler in sets), Memory())

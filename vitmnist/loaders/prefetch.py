@@ -66,7 +66,7 @@ class PrefetchLoader(Loader):
     @classmethod
     def needs(cls, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
-        return needs_of(_base_values(options, data), data, sampler, device)
+        return needs_of(_base_values(options, data), [(data, sampler)], device)
 
     def batches(self, number: int, start: int) -> Batches:
         run = self._take_ahead(number, start) or self._begin(range(number, max(number + 1, self.epochs or 0)), start)

@@ -38,11 +38,6 @@ class Memory:
         """The same bytes, counted as host memory unless `device` has its own."""
         return self if device.type == "cuda" else Memory(self.host + self.device, 0)
 
-    def at(self, device: torch.device) -> int:
-        """The part of it that is in the memory of tensors on `device`, in bytes."""
-        counted = self.on(device)
-        return counted.device if device.type == "cuda" else counted.host
-
 
 def free_memory(device: torch.device) -> Memory:
     """Free host memory, within the limits of the container, and free device memory, including torch's cache."""
@@ -52,11 +47,6 @@ def free_memory(device: torch.device) -> Memory:
         return Memory(host)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Memory(host, torch.cuda.mem_get_info(device)[0] + cached)
-
-
-def free_memory_at(device: torch.device) -> int:
-    """Free bytes in the memory of tensors on `device`."""
-    return free_memory(device).at(device)
 
 
 def _container_limits() -> Iterator[int]:

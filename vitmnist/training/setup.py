@@ -19,14 +19,14 @@ from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
-from vitmnist.loaders.base import LOADERS, Loader
+from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
-from vitmnist.loaders.residency import with_resident_fraction
 from vitmnist.loaders.timing import Timed
 from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.allocator import keep_memory
+from vitmnist.runtime.memory import check_fits
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
 from vitmnist.training.ranks import read_dataset
@@ -94,7 +94,8 @@ def build_setup(
         )
         values = world.broadcast_object(lambda: selection.values if selection else None)
     sets = [(dataset.train, sampler), (dataset.test, eval_sampler)]
-    values = with_resident_fraction(values, sets, device)
+    # All together, because the first loader may leave no room for the second.
+    check_fits(values["name"], needs_of(values, sets, device), device, others=("ram", "cache", "disk"))
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
     train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
     step_config = compile_step(step, train_loader, step_config)

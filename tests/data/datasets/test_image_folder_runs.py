@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,13 +16,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.conftest import CallHere, Train, result_of
+from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, draw, folder, load
 from tests.support.processes import fork
 from vitmnist.cli import evaluate, predict
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_io import read_picture
+from vitmnist.runtime import memory
+from vitmnist.runtime.memory import Memory
 
 __all__ = ["folder"]  # a fixture
 
@@ -33,6 +36,17 @@ def many(tmp_path: Path) -> Path:
         draw(tmp_path / "pictures" / CLASSES[number % 2] / f"{number}.png", number, size=(4, 4))
     (tmp_path / "pictures" / "cat" / "40.png").write_bytes(b"no picture")
     return tmp_path / "pictures"
+
+
+@pytest.mark.parametrize("loader", ["gpu_slice", "ram"])
+def test_training_and_test_set_must_fit_into_memory_together(
+    loader: str, folder: Path, refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pets = load(folder)
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=pets.train.nbytes + pets.test.nbytes - 1))
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={folder.parent / 'root'}"]
+    printed = refuse(*data, f"data/loader={loader}", "device=cpu")
+    assert re.search(rf"{loader}: the set takes .* are free; data/loader=cache or data/loader=disk would work", printed)
 
 
 def assert_equal(one: Dataset, other: Dataset) -> None:
