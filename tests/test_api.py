@@ -143,6 +143,17 @@ def test_unusable_data_is_refused_with_a_reason(name: str, data: object, message
         make_loader(name, data, **COMMON, **options)
 
 
+def test_rows_of_a_hugging_face_dataset_are_samples_like_any_other() -> None:
+    from datasets import Dataset as Rows  # takes 2 s
+
+    rows = Rows.from_dict({"x": [[0.5], [1.5]], "label": [0, 1]}).with_format("torch")
+    with make_loader("disk", rows, **COMMON, shuffle="none", num_workers=0) as loader:
+        (batch,) = loader.epoch(0)
+    assert {key: values.tolist() for key, values in batch.items()} == {"x": [[0.5], [1.5]], "label": [0, 1]}
+    with pytest.raises(DataError, match=r"sample 0 is no pair of an image and a label, but a dict; .* by disk"):
+        make_loader("ram", rows, **COMMON)
+
+
 def test_a_dataset_is_not_a_split(tiny: datasets.Dataset) -> None:
     with pytest.raises(DataError, match="of a dataset with several splits, give one"):
         make_loader("ram", tiny, **COMMON)

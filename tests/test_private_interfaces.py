@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import hydra_plugins.vitmnist_rounds  # noqa: F401  # imports what pydoc looks up
 from tests.conftest import REPOSITORY
-from vitmnist.data.huggingface import RowPairs
 from vitmnist.diagnosis import script
 from vitmnist.runtime.failures import classify
 from vitmnist.tracking.environment import LIBRARIES
@@ -189,14 +188,6 @@ def test_a_missing_interface_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ImportError) as raised:  # of a script of the user
         exec("import no_such_module")
     assert not classify(raised.value).is_user_error
-
-
-def test_without_a_fingerprint_rows_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = datasets.Dataset.from_dict({"image": [[[0.0]]], "label": [0]})
-    assert RowPairs(rows).fingerprint
-    monkeypatch.setattr(rows, "with_format", lambda *_, **__: rows)  # needs the fingerprint itself
-    monkeypatch.delattr(rows, "_fingerprint")
-    assert RowPairs(rows).fingerprint is None
 
 
 def test_a_script_ends_without_waiting_for_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.difference import find_difference
-from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.errors import ConfigError, DataError
 
@@ -26,10 +25,7 @@ def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: 
     Raises:
         DataError: samples that are no such pairs, or of different shapes.
     """
-    if isinstance(dataset, RowPairs) and not dataset.is_transformed:  # what is not transformed is not random
-        samples: list[Any] = dataset.__getitems__(indices)
-    else:
-        samples = read_samples(dataset, indices, seed, epoch)
+    samples = read_samples(dataset, indices, seed, epoch)
     batch = collate_named(samples, indices)
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
         found = f"a {type(samples[0]).__name__}"

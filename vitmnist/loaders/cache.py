@@ -11,7 +11,6 @@ import torch
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.decoded_cache import DEFAULT_FOLDER, Chunks, decode_once, decode_temporarily
 from vitmnist.data.decoding import iter_pairs, refuse_random
-from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet, digest
 from vitmnist.loaders.base import LOADERS, Data
@@ -43,18 +42,16 @@ class CacheLoader(HostLoader):
 def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     """The set as a memory-mapped file.
 
-    The cache is identified by a fingerprint. That of tensors is their content, and a Hugging Face dataset has its own.
-    The content of another dataset that is read sample by sample is unknown, so without `options.fingerprint` it is
-    decoded for this loader only.
+    The cache is identified by a fingerprint. That of tensors is their content. The content of a dataset that is read
+    sample by sample is unknown, so without `options.fingerprint` it is decoded for this loader only.
     """
     folder = Path(options.folder).expanduser()
     if not isinstance(data, TensorSet):
         refuse_random("cache", data, seed)
         decode, size = partial(iter_pairs, data, seed), len(data)  # type: ignore[arg-type]  # torch has no __len__
-        fingerprint = options.fingerprint or (data.fingerprint if isinstance(data, RowPairs) else None)
-        if fingerprint is None:
+        if options.fingerprint is None:
             return TensorSet(*decode_temporarily(folder, size, decode), mapped=True)
-        entry = decode_once(folder, f"{fingerprint}, {size} samples", size, decode)
+        entry = decode_once(folder, f"{options.fingerprint}, {size} samples", size, decode)
         return TensorSet(*entry.mapped, mapped=True)
     data.check_on_host()
     if data.mapped or not len(data):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from vitmnist.data.huggingface import RowPairs
 from vitmnist.data.sampler import EpochSampler, whole_number
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -32,8 +31,6 @@ def make_loader(
     drop_last: bool = False,
     epochs: int | None = None,
     step: Step | None = None,
-    image: str | None = None,
-    label: str | None = None,
     **options: Any,
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
@@ -44,7 +41,7 @@ def make_loader(
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
             dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
-            `torch.utils.data.Dataset`, or a Hugging Face `datasets.Dataset`.
+            `torch.utils.data.Dataset`.
         batch_size: samples in a batch.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.
@@ -56,10 +53,6 @@ def make_loader(
             (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
             are restored.
-        image: the column of images of a Hugging Face dataset: pictures, or numbers in two or three dimensions. None
-            takes the only column with the feature `Image` or the name `image`.
-        label: its column of numbers; integers become int64, others float32. None takes the only column with the
-            feature `ClassLabel` or the name `label`.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
 
@@ -67,7 +60,7 @@ def make_loader(
         ConfigError: an unknown name or option, or a loader that cannot load such data.
         DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
-    loaded = loadable(data, image, label)
+    loaded = loadable(data)
     sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
     epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
     if step and name != "auto":
@@ -81,13 +74,8 @@ def make_loader(
     return loader
 
 
-def loadable(
-    data: Data | Sequence[Tensor | np.ndarray[Any, Any]], image: str | None = None, label: str | None = None
-) -> Data:
+def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:
     """The data that loaders are built from; raises as `make_loader`."""
-    is_hugging_face = hasattr(data, "with_format")
-    if (image or label) and not is_hugging_face:
-        raise ConfigError(f"image= and label= name columns of a Hugging Face dataset; {type(data).__name__} is none")
     if isinstance(data, TensorSet):
         return data
     if isinstance(data, (tuple, list)):
@@ -101,7 +89,7 @@ def loadable(
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
             "__getitem__ and __len__); of a dataset with several splits, give one"
         )
-    return RowPairs(data, image, label) if is_hugging_face else data  # type: ignore[return-value]  # torch has no protocol for it
+    return data  # type: ignore[return-value]  # torch has no protocol for it
 
 
 def _as_tensor(name: str, values: Any) -> Any:
