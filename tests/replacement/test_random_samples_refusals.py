@@ -222,7 +222,7 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
         ({"loader": "gpu_slice"}, r"^gpu_slice: the transform RandomHorizontalFlip is random, and .*; use ram"),
         ({"decode": len}, r"^decode= and transform= are the two steps of a sample; give both"),
         ({"transform": len}, r"^decode= and transform= are the two steps of a sample; give both"),
-        ({"decode": len, "transform": len, "transforms": "tensor"}, r"are for transforms of the dataset; leave dec"),
+        ({"decode": len, "transform": len, "transforms": "tensor"}, r"is for transforms of the dataset; leave dec"),
         ({"decode": lambda index: index, "transform": str}, r"^ram: .*decode=, transform= or fingerprint= do not fit"),
         ({"decode": lambda index: 1 // 0, "transform": str}, r"^ram: sample 0: ZeroDivisionError"),
         ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random apart from .*"),

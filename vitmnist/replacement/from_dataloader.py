@@ -37,8 +37,6 @@ def from_dataloader(
     folder: str = DEFAULT_FOLDER,
     fingerprint: str | None = None,
     transforms: Literal["exact", "tensor"] = "exact",
-    tolerance: float = 8.0,
-    max_side: int | None = None,
     decode: Callable[[int], Any] | None = None,
     transform: Callable[[Any], Any] | None = None,
 ) -> DataLoader[Any]:
@@ -66,27 +64,24 @@ def from_dataloader(
         transforms: of random samples. exact: they get what they got before, such as PIL images, and batches are equal
             bit for bit. tensor: they get uint8 tensors `[C, H, W]`, and conversion to float and normalisation at their
             end are applied to whole batches; the same random transforms, but resizing and colours round differently.
-        tolerance: by how much pixels may differ with transforms="tensor", of 255.
-        max_side: pixels of the longer side of pictures that are kept; larger ones are made smaller before their random
-            transforms, so that batches differ from the original's.
         decode: with `transform`, the two steps of a sample for any other dataset: `decode(index)` returns what is kept
             of it, dicts, lists and tuples of pictures, tensors, arrays, numbers and text.
         transform: makes the sample from what `decode` returned.
 
     Raises:
         ConfigError: a loader or an option that is unknown or cannot be used; samples that are random before their
-            random transforms; with transforms="tensor", pixels that differ by more than `tolerance`.
+            random transforms; with transforms="tensor", pixels that differ by more than 8 of 255.
         DataError: samples that cannot be read or kept, or batches that would differ from the original's.
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
-    _check_options(loader, device, transforms, decode, transform, max_side)
+    _check_options(loader, device, transforms, decode, transform)
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
         return dataloader
     if not isinstance(dataloader, DataLoader):
         check_replaceable(dataloader)
     target = choose_device("auto" if device is None else str(device))
     given = GivenHalves(decode, transform, dataloader.dataset) if decode and transform else None
-    form = Form(transforms, max_side, tolerance, None if device is None else target)
+    form = Form(transforms, None if device is None else target)
     with_gpu = device is not None and target.type == "cuda" and not given and transforms == "exact"
     stores = (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,)
     for name in stores:
@@ -103,9 +98,7 @@ def from_dataloader(
     return dataloader
 
 
-def _check_options(
-    loader: str, device: object, transforms: str, decode: object, transform: object, max_side: object
-) -> None:
+def _check_options(loader: str, device: object, transforms: str, decode: object, transform: object) -> None:
     if loader not in (*STORES, "auto"):
         raise ConfigError(f"loader={loader}: {allowed_names(loader, (*STORES, 'auto'))}")
     if transforms not in FORMS:
@@ -114,8 +107,8 @@ def _check_options(
         raise ConfigError(f"device={device}: {loader} delivers batches on the host; leave device out, or use gpu_slice")
     if (decode is None) != (transform is None):
         raise ConfigError("decode= and transform= are the two steps of a sample; give both")
-    if decode is not None and (transforms == "tensor" or max_side is not None):
-        raise ConfigError("transforms='tensor' and max_side= are for transforms of the dataset; leave decode= out")
+    if decode is not None and transforms == "tensor":
+        raise ConfigError("transforms='tensor' is for transforms of the dataset; leave decode= and transform= out")
 
 
 def _replaced(dataloader: DataLoader[Any], store: Store, form: Form, given: GivenHalves | None) -> DataLoader[Any]:

@@ -83,8 +83,9 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
     try:
         content, shapes = store.keep(contents, chunks, size, FILES, in_memory)
     except DoesNotFitError as error:
-        advice = "" if store.name == "cache" else ", loader='cache' keeps them in a file"
-        raise DoesNotFitError(f"{error}; max_side= keeps pictures smaller{advice}") from error
+        if store.name == "cache":
+            raise
+        raise DoesNotFitError(f"{error}; loader='cache' keeps them in a file") from error
     return Samples(content, shapes, structure)
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.decoding import find_random
@@ -30,6 +29,7 @@ from vitmnist.replacement.tensor_form import (
 )
 
 TRIED = 8  # samples on which transforms are tried, and by which the memory is estimated
+TOLERANCE = 8.0  # of 255, by which pixels may differ with transforms="tensor": resizing alone rounds by up to 5
 BATCH = 16  # samples in a batch that is compared, at most: each is decoded again
 
 
@@ -55,23 +55,7 @@ class Form:
     """How random transforms are applied; see `from_dataloader`."""
 
     transforms: Literal["exact", "tensor"]
-    max_side: int | None
-    tolerance: float
     device: torch.device | None
-
-
-@dataclass(frozen=True)
-class Shrink:
-    """Makes the longer side of a picture at most `max_side` pixels long."""
-
-    max_side: int
-
-    def __call__(self, image: Any) -> Any:
-        if not isinstance(image, Image.Image):
-            raise ConfigError(f"max_side is for PIL images, and the random transforms get a {type(image).__name__}")
-        shrunk = image.copy()
-        shrunk.thumbnail((self.max_side, self.max_side), Image.Resampling.BILINEAR)
-        return shrunk
 
 
 def transformed(
@@ -93,19 +77,13 @@ def transformed(
             "the dataset (not of its class), or one of these keeps a state from sample to sample; move all that is "
             "random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
         )
-    for half in source.halves if form.max_side else ():
-        half.once.append(Shrink(form.max_side or 0))
     once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # addresses vary by process
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
     samples = keep_samples(source, probes, dataloader, store)
     state.ignore_changes(live=[one for half in source.halves for one in half.always])
     exact = TransformedDataset(dataset, state, samples, source.transform)
     replaced = rebuilt(dataloader, dataset=exact)
-    if form.max_side:
-        warnings.warn(f"max_side={form.max_side}: larger pictures are kept smaller, so batches differ", stacklevel=4)
-        seeded_batch(exact, dataloader.collate_fn, probes)  # a picture may be too small now
-    else:
-        check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH), is_random=True)
+    check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH), is_random=True)
     if given or (form.transforms == "exact" and not samples.are_bytes):  # ToTensor may scale other modes differently
         return replaced
     return _with_batch_transforms(replaced, state, samples, source, probes, form)
@@ -124,7 +102,7 @@ def _with_batch_transforms(
     halves, pictorial, closing = without_closing(source.halves, of_tensors)
     if of_tensors:
         mean, largest = picture_difference(source.halves, halves, pictorial, samples, probes)
-        _report_difference(mean, largest, form.tolerance)
+        _report_difference(mean, largest)
         samples = samples.with_tensors()
     elif not closing:
         return exact
@@ -148,12 +126,12 @@ def _with_batch_transforms(
     return replaced
 
 
-def _report_difference(mean: float, largest: float, tolerance: float) -> None:
+def _report_difference(mean: float, largest: float) -> None:
     """Warn, or raise `ConfigError`, if the transforms give other pixels for tensors than for PIL images."""
-    if largest > tolerance:
+    if largest > TOLERANCE:
         raise ConfigError(
-            f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, and "
-            f"tolerance={tolerance:g}; give a larger tolerance=, or use transforms='exact'"
+            f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, more than the "
+            f"{TOLERANCE:g} of rounding; use transforms='exact'"
         )
     if largest:
         warnings.warn(
