@@ -110,7 +110,7 @@ def test_too_little_room_is_refused_before_anything_is_decoded(
     monkeypatch.setattr(keep_samples, "load", lambda *parts: pytest.fail("decoded"))
     monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
     dataloader = DataLoader(Pictures(folder, v1.Compose([v1.RandomCrop(9), v1.ToTensor()])), 4)
-    for name, advice in (("ram", "loader='cache' keeps them"), ("cache", "folder=")):
+    for name, advice in (("ram", "loader='cache' keeps it"), ("cache", "folder=")):
         size = r"[\d.]+ MiB"
         with pytest.raises(
             DoesNotFitError, match=rf"^{name}: the .*set takes {size} .*, where {size} are fr.*{advice}"

@@ -49,7 +49,7 @@ def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     if not isinstance(data, TensorSet):
         refuse_random("cache", data, seed)
         decode, size = partial(iter_pairs, data, seed), len(data)  # type: ignore[arg-type]  # torch has no __len__
-        if options.fingerprint is None:
+        if not options.fingerprint:
             return TensorSet(*decode_temporarily(folder, size, decode), mapped=True)
         entry = decode_once(folder, f"{options.fingerprint}, {size} samples", size, decode)
         return TensorSet(*entry.mapped, mapped=True)

@@ -45,15 +45,8 @@ class GpuSliceLoader(Loader):
         """The set, unless it is on the device already, and the indices of an epoch."""
         if not isinstance(data, TensorSet):
             return Memory()
-        copied = 0 if _is_on(device, data) else data.nbytes
-        indices = INDEX_NBYTES * len(data) if device.type != "cpu" else 0  # on the CPU every loader has them
-        return Memory(device=copied + indices)
+        is_there = data.images.device.type == device.type and not data.mapped
+        return Memory(device=INDEX_NBYTES * len(data) + (0 if is_there else data.nbytes))
 
     def batches(self, number: int, start: int) -> Batches:
         return gather(self.tensors, self.sampler, number, start)
-
-
-def _is_on(device: torch.device, tensors: TensorSet) -> bool:
-    """Whether a set is in the memory of `device`."""
-    found = tensors.images.device
-    return found.type == device.type and device.index in (None, found.index) and not tensors.mapped

@@ -89,8 +89,7 @@ class PinnedBuffers:
 
     def send(self, indices: slice | Tensor) -> Batch:
         """Queue a copy of the batch with these indices to the device, on the current stream."""
-        rows = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
-        buffers = self._acquire(rows)
+        buffers = self._acquire()
         try:
             batch = tuple(
                 self._backend.to_device(_fill(buffer, tensor, indices))
@@ -104,23 +103,20 @@ class PinnedBuffers:
             self._sent.append((buffers, self._backend.record_event()))
         return batch[0], batch[1]
 
-    def _acquire(self, rows: int) -> tuple[Tensor, ...]:
+    def _acquire(self) -> tuple[Tensor, ...]:
         with self._lock:
-            oldest = self._sent[0] if self._sent else None
             # With more live iterators than buffers, all of them may be taken: then there is one more.
-            if oldest and (self._count >= self.DEPTH or self._backend.is_done(oldest[1])):
-                self._sent.popleft()
+            if self._sent and (self._count >= self.DEPTH or self._backend.is_done(self._sent[0][1])):
+                buffers, event = self._sent.popleft()
             else:
-                oldest = None
+                buffers, event = (), None
                 self._count += 1
-        if oldest:
-            buffers, event = oldest
+        if buffers:
             self._backend.synchronize(event)
-            if len(buffers[0]) >= rows:
-                return buffers
+            return buffers
         with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
             return tuple(
-                self._backend.empty_pinned((max(self._batch_size, rows), *tensor.shape[1:]), tensor.dtype)
+                self._backend.empty_pinned((self._batch_size, *tensor.shape[1:]), tensor.dtype)
                 for tensor in self._tensors
             )
 

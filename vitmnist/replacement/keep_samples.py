@@ -72,20 +72,20 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
     size, structure = len(source), tree_structure(source[probes[0]])
     content, shapes = encode([source[index] for index in probes], structure)
     chunks = partial(read_chunks, dataloader, partial(_encode_chunk, source, structure))
-    check = partial(check_fits, store.name, device=torch.device("cpu"))
+
+    def check(needed: int) -> None:
+        try:
+            check_fits(store.name, Memory(needed), torch.device("cpu"))
+        except DoesNotFitError as error:
+            raise DoesNotFitError(f"{error}; loader='cache' keeps it in a file") from error
 
     def in_memory() -> tuple[Tensor, Tensor]:
         expected = len(content) * size // len(probes)
-        check(needs=Memory(expected + shapes[0].nbytes * size))
-        return load(chunks(), expected, lambda further: check(needs=Memory(further)))  # type: ignore[arg-type]
+        check(expected + shapes[0].nbytes * size)
+        return load(chunks(), expected, check)  # type: ignore[arg-type]
 
     contents = store.fingerprint and f"{store.fingerprint}, {size} samples of {structure}"
-    try:
-        content, shapes = store.keep(contents, chunks, size, FILES, in_memory)
-    except DoesNotFitError as error:
-        if store.name == "cache":
-            raise
-        raise DoesNotFitError(f"{error}; loader='cache' keeps them in a file") from error
+    content, shapes = store.keep(contents, chunks, size, FILES, in_memory)
     return Samples(content, shapes, structure)
 
 

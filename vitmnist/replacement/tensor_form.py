@@ -26,6 +26,7 @@ from vitmnist.replacement.samples import BYTES, Samples
 TO_FLOAT = ("torchvision.ToTensor", "timm.MaybeToTensor")
 CONVERTING = (*TO_FLOAT, "torchvision.PILToTensor", "torchvision.ToImage", "timm.MaybePILToTensor")
 BATCH_DIMS = 4  # of pictures, [B, C, H, W]
+TOLERANCE = 8.0  # of 255, by which pixels may differ: resizing alone rounds by up to 5
 PART = 2**19  # values that are finished at a time: they fit into the processor's cache
 CLOSING = tuple(f"torchvision.{name}" for name in ("ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize"))
 
@@ -199,7 +200,7 @@ def picture_difference(
     """Mean and largest difference, of 255, of the pictures that the two forms convert to tensors.
 
     Raises:
-        ConfigError: a transform takes no tensor; names it.
+        ConfigError: a transform takes no tensor, or makes other pixels of it.
     """
     tensors, means, largest = samples.with_tensors(), [], 0.0
     for index in indices:
@@ -220,6 +221,11 @@ def picture_difference(
             difference = (found.float() - expected.float()).abs() * (255 if expected.is_floating_point() else 1)
             means.append(difference.mean().item())
             largest = max(largest, difference.max().item())
+    if largest > TOLERANCE:
+        raise ConfigError(
+            f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, more than the "
+            f"{TOLERANCE:g} of rounding; use transforms='exact'"
+        )
     return sum(means) / max(len(means), 1), largest
 
 
