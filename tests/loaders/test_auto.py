@@ -58,7 +58,7 @@ def registered() -> Iterator[None]:
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
-    return select_loader(AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU)
+    return select_loader(AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU)[0]
 
 
 def stepping(step: Callable[[object], object]) -> Callable[[Loader], Timed]:
@@ -103,13 +103,14 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
         torch.ones(next(sizes), dtype=torch.uint8)
 
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
-    selection = select_loader(options, MAPPED, SAMPLER, CPU, timed_of=stepping(step))
+    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, timed_of=stepping(step))
     assert selection.name == "slow"
     assert re.search(r"refused: ram: the set takes .*, and the model needs \d\d\d\.\d MiB too", selection.table())
-    assert select_loader(options, MAPPED, SAMPLER, CPU).name != "slow"
+    assert select_loader(options, MAPPED, SAMPLER, CPU)[0].name != "slow"
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 1))
     options = AutoOptions(batches=5, candidates=["ram", "cache"])
-    assert select_loader(options, MAPPED, SAMPLER, CPU, also=[(MAPPED, SAMPLER)]).name == "cache", "the test set's too"
+    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, also=[(MAPPED, SAMPLER)])
+    assert selection.name == "cache", "the test set's too"
 
 
 def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
@@ -185,7 +186,11 @@ def test_more_workers_than_cores_are_tried_where_cores_are_idle_and_that_pays(
     assert selection.values["name"] == "disk"
 
 
-def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fastest", ["RamLoader", "GpuSliceLoader"])
+def test_what_was_decoded_for_a_trial_is_used(fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by gpu_slice, which takes no dataset that is read sample by sample."""
+    pretend(monkeypatch, lambda loader, number: 1.0 + (type(loader).__name__ != fastest))
+
     class Counted(torch.utils.data.Dataset):
         reads = 0
 
@@ -197,7 +202,9 @@ def test_what_was_decoded_for_a_trial_is_used(tmp_path: Path) -> None:
             time.sleep(0.001)
             return torch.full((3,), float(index)), index
 
-    with make_loader("auto", Counted(), batch_size=10, device="cpu", seed=0, candidates=["ram"], batches=3) as loader:
+    names = ["ram", "gpu_slice"]
+    with make_loader("auto", Counted(), batch_size=10, device="cpu", seed=0, candidates=names, batches=3) as loader:
+        assert type(loader).__name__ == fastest
         assert sum(len(labels) for _, labels in loader.epoch(0)) == 100
     # Each sample once, two of each probe for randomness, four for a batch of them, and the first for its size.
     assert Counted.reads < 100 + 2 * 32 + 4 + 5

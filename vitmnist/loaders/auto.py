@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,6 @@ class LoaderSelection:
 
     `candidates` is the record for `result.json`: expected seconds of an epoch, with their range over blocks.
     `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
-    `decoded` is the set as a trial has decoded it; None if the chosen loader does not need it.
     """
 
     name: str
@@ -63,7 +62,6 @@ class LoaderSelection:
     reason: str
     candidates: list[dict[str, Any]]
     model_alone_s: float | None
-    decoded: Data | None = None
 
     @property
     def built(self) -> dict[str, str]:
@@ -108,10 +106,10 @@ def auto(
     timed_of = (lambda loader: Timed(BatchStream(loader, device), calling(step))) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_generators(device):
-        selection = select_loader(options, data, sampler, device, "", timed_of)
+        selection, data = select_loader(options, data, sampler, device, "", timed_of)
     print(selection.table(), file=sys.stderr)
-    loader = LOADERS.build(selection.values, selection.decoded or data, sampler, device)
-    loader.selection = replace(selection, decoded=None)
+    loader = LOADERS.build(selection.values, data, sampler, device)
+    loader.selection = selection
     return loader
 
 
@@ -123,13 +121,16 @@ def select_loader(
     key: str = "data.loader",
     timed_of: Callable[[Loader], Timed] | None = None,
     also: Sequence[tuple[Data, EpochSampler]] = (),
-) -> LoaderSelection:
+) -> tuple[LoaderSelection, Data]:
     """Time the loaders that fit and select the fastest.
 
     Args:
         key: where the options are in the configuration.
         timed_of: how a training step is timed with a loader; without one, batches are dropped.
         also: other sets for which a loader of the same kind will be built, whose memory counts too.
+
+    Returns:
+        The selection, and the set to build the loader from, which a trial may have decoded.
 
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
@@ -153,8 +154,8 @@ def select_loader(
         raise ConfigError("no candidate can be used:\n" + "\n".join(row["refused"] for row in rows))
     name = min(timed, key=lambda name: timed[name]["epoch_s"])
     model_alone_s = Figure.of(block.batch_s for block in model.blocks).median * size if model else None
-    decoded = bench.decoded if _decodes(bench.values[name]) else None
-    return LoaderSelection(name, bench.values[name], _reason(name, timed), rows, model_alone_s, decoded)
+    values = bench.values[name]
+    return LoaderSelection(name, values, _reason(name, timed), rows, model_alone_s), bench.data_for(values)
 
 
 def _record(row: Alternative, size: int, with_model: bool) -> dict[str, Any]:
@@ -215,11 +216,15 @@ class Candidates(Bench):
     def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
         return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
 
+    def data_for(self, values: Mapping[str, Any]) -> Data:
+        """The set for a loader: as `ram` has decoded it, if the loader takes all of it at once."""
+        takes_all = (values.get("base") or values)["name"] in ("ram", "gpu_slice")
+        return self.decoded if self.decoded is not None and takes_all else self.data
+
     def _build(self, values: Mapping[str, Any], row: Alternative, stack: ExitStack) -> Timed:
         """A loader, if there is memory for it next to the model and what was built before."""
         values = LOADERS.complete(values)
-        can_share = _decodes(values) or (values["name"] == "gpu_slice" and self.device.type == "cpu")
-        data = self.decoded if self.decoded is not None and can_share else self.data
+        data = self.data_for(values)
         needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
         check_fits(values["name"], needs, self.device, self.model_memory)
         started = time.perf_counter()
@@ -228,11 +233,6 @@ class Candidates(Bench):
         if values["name"] == "ram" and isinstance(loader, HostLoader):
             self.decoded = loader.tensors
         return self.timed_of(loader) if self.timed_of else Timed(BatchStream(loader, self.device))
-
-
-def _decodes(values: Mapping[str, Any]) -> bool:
-    """Whether a loader is `ram`, or prefetches from it."""
-    return bool((values.get("base") or values)["name"] == "ram")
 
 
 def _reason(chosen: str, timed: Mapping[str, dict[str, Any]]) -> str:

@@ -164,7 +164,7 @@ def select_run_loader(
 
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
-        selection = select_loader(
+        selection, _ = select_loader(
             options, dataset.train, sampler, step.device, timed_of=timed_of, also=[(dataset.test, eval_sampler)]
         )
     finally:
