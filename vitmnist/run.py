@@ -138,6 +138,7 @@ class RunContext:
         label = f"epoch {progress.epoch + 1} {name}"
         disable = None if self.world.is_main else True  # None: show it only if stderr is a terminal
         with (
+            self.checkpoints.proving(),
             profiler as next_step,
             tqdm(
                 total=len(loader), initial=done, desc=label, unit="batch", mininterval=0.5, leave=False, disable=disable

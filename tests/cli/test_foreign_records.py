@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -30,22 +29,13 @@ def replace_overrides(folder: Path, lines: list[str]) -> None:
     file.write_text(yaml.safe_dump([*yaml.safe_load(file.read_text()), *lines]))
 
 
-def add_to_checkpoint(folder: Path, lines: list[str]) -> None:
-    """Leave nothing but a checkpoint with a correct checksum."""
-    state = storage.load(folder)
-    assert state is not None
-    shutil.rmtree(folder / ".hydra")
-    (folder / "result.json").unlink()
-    storage.save(folder, {**state, "overrides": lines})
-
-
 def add_hydra_section(folder: Path, lines: list[str]) -> None:
     file = folder / ".hydra" / "config.yaml"
     target = {"_target_": "psutil.Popen", "args": ["touch", lines[0].partition("touch,")[2].rstrip("]}")]}
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"hydra": {"callbacks": {"x": target}}}))
 
 
-@pytest.mark.parametrize("change", [replace_overrides, add_to_checkpoint, add_hydra_section])
+@pytest.mark.parametrize("change", [replace_overrides, add_hydra_section])
 @pytest.mark.parametrize(
     "typed", [["resume=outputs/runs/a/b"], ["resume=auto"], ["resume=auto", "hydra.run.dir=outputs/runs/a/b"]]
 )
@@ -63,7 +53,7 @@ def test_a_copied_run_executes_nothing(
     ended = train_here(*(stateful if "resume=auto" in typed else []), *typed, "max_minutes=null")
     assert "Traceback" not in ended.stderr
     assert "Configuration groups" not in ended.stdout
-    assert ended.returncode == (1 if change is add_to_checkpoint and typed != ["resume=auto"] else 0), ended.stderr
+    assert ended.returncode == 0, ended.stderr
     assert not (tmp_path / "marker").exists()
 
 
@@ -176,6 +166,9 @@ def test_a_damaged_configuration_is_taken_from_the_checkpoint(runs: Path, tmp_pa
     assert "its checkpoint has the configuration" in ended.stderr
 
 
+OBEYED = "\x1b[31mred\x9b\x07"  # by a terminal
+
+
 class Command:
     """Runs a command when it is unpickled."""
 
@@ -183,53 +176,24 @@ class Command:
         return os.system, ("touch marker",)
 
 
-OBEYED = "\x1b[31mred\x9b\x07"  # by a terminal
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"format": OBEYED},
-        {"config": {"device": OBEYED}},
-        {"config": {OBEYED: 1}},
-        {"step_config": {OBEYED: 1}},
-        {"step": {OBEYED: 1}},
-        {"epochs": [{OBEYED: 1}]},
-        {OBEYED: 1},
-        {"epochs": Command()},
-    ],
-)
-@pytest.mark.parametrize("record", ["there", "lost"])
-def test_a_terminal_obeys_nothing_of_a_checkpoint(
-    change: dict[str, Any], record: str, runs: Path, tmp_path: Path, train_here: Train
-) -> None:
+def test_a_checkpoint_that_would_run_code_is_refused(runs: Path, tmp_path: Path, refuse: Printed) -> None:
     folder = shutil.copytree(runs / "cut", tmp_path / "cut")
     state = storage.load(folder)
     assert state is not None
-    values = state["config"] | change["config"] if "config" in change else None
-    storage.save(folder, state | change | ({"config": values} if values else {}))
+    storage.save(folder, state | {"epochs": Command()})
     (folder / "checkpoints" / "previous.pt").unlink(missing_ok=True)
-    if record == "lost":
-        (folder / ".hydra" / "config.yaml").unlink()
-    ended = train_here("resume=cut")
-    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
-    printed = ended.stdout + ended.stderr
-    assert not [one for one in "\x1b\x9b\x07" if one in printed], printed
+    printed = refuse("resume=cut")
+    assert "its content is not only plain values and tensors" in printed
     assert "weights_only" not in printed
-    if isinstance(change.get("epochs"), Command):
-        assert "its content is not only plain values and tensors" in printed
-        assert not (tmp_path / "marker").exists()
+    assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("change", [{"model": {"name": OBEYED}}, {"std": [0.0]}, {"std": [float("nan")]}])
-def test_weights_with_impossible_metadata_are_damaged(
-    change: dict[str, Any], runs: Path, tmp_path: Path, call_here: CallHere
-) -> None:
+def test_a_terminal_obeys_nothing_of_the_weights(runs: Path, tmp_path: Path, call_here: CallHere) -> None:
     folder = shutil.copytree(runs / "whole", tmp_path / "run")
     file = folder / "checkpoints" / "final.safetensors"
     with safe_open(file, framework="pt") as opened:
         info = json.loads(opened.metadata()["vitmnist"])
-    save_file(load_file(file), file, {"vitmnist": json.dumps(info | change)})
+    save_file(load_file(file), file, {"vitmnist": json.dumps(info | {"model": {"name": OBEYED}})})
     ended = call_here(evaluate.main, "run")
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: run/checkpoints/final.safetensors: is damaged, or not of this version")

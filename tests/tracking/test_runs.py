@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
 import os
-from collections.abc import Iterator
+import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -31,22 +30,15 @@ from vitmnist.tracking.runs import METRIC_BY_NAME, Run, find_runs, read_run
     ("content", "reason"),
     [
         (b"\0\0\0\0", "is not JSON: Expecting value"),
-        (b"[]", "is not an object"),
-        (b"{}", "status is missing or unknown"),
-        ({"epochs": {}}, "epochs is not a list of objects"),
-        ({"epochs": [3]}, "epoch 1: it or one of its steps is not an object"),
-        ({"epochs": []}, "status is completed, but there are no epochs"),
+        (b"[]", "is not the result of a run"),
+        (b"{}", "is not the result of a run"),
+        ({"epochs": {}}, "epochs is not a list"),
+        ({"epochs": [3]}, "epoch 1: it is not an object"),
         ({"epochs": [{}]}, "epoch 1: epoch_s is missing"),
-        (b'{"status": "completed", "epochs": [], "error": "\\ud800"}', "'utf-8' codec can't encode"),
-        ({"config": [3]}, "config is not an object"),
         ({"choices": "ram"}, "choices is not an object"),
         ({"began_at": "now"}, "began_at is now"),
-        ({"epochs": [epoch(2.0, epoch_s=0.0)]}, "epoch 1: epoch_s is 0"),
         ({"epochs": [epoch(2.0), epoch(2.0, eval_acc="high")]}, "epoch 2: eval_acc is high"),
-        ({"epochs": [epoch(2.0, epoch_s=True)]}, "epoch 1: epoch_s is True"),
         ({"epochs": [epoch(float("nan"))]}, "epoch 1: epoch_s is nan"),
-        ({"epochs": [epoch(2.0, eval_loss=float("inf"))]}, "epoch 1: eval_loss is inf"),
-        ({"epochs": [epoch(2.0, data_wait_s=-1.0)]}, "epoch 1: data_wait_s is -1.0"),
     ],
 )
 def test_what_cannot_be_read_is_a_row_with_the_reason(content: Any, reason: str, tmp_path: Path) -> None:
@@ -62,29 +54,17 @@ def test_what_cannot_be_read_is_a_row_with_the_reason(content: Any, reason: str,
     ]
 
 
-def replaced(node: Any, junk: Any) -> Iterator[Any]:
-    """Copies of a JSON value in which one value is replaced, or is missing."""
-    if isinstance(node, dict | list):
-        for key in node if isinstance(node, dict) else range(len(node)):
-            for inner in [junk, *replaced(node[key], junk)]:
-                other = copy.copy(node)
-                other[key] = inner
-                yield other
-            other = copy.copy(node)
-            del other[key]
-            yield other
-
-
-@pytest.mark.parametrize("junk", [None, [[]], {"a": []}, 10**400])
-def test_no_value_in_a_record_stops_the_report(junk: Any, tmp_path: Path) -> None:
-    """Each value of a record in turn is replaced by what does not belong there."""
-    config = {"sweep": {"objective": "seconds_to_target", "target_acc": 97.0}}
-    auto = {"trainer": {"micro_batch": 1}, "summary": {"compile_s": 1.0}, "distributed": {"ranks": 2}}
-    epochs = [epoch(1.0, ended_at=2.0), epoch(2.0, ended_at=4.0)]
-    odd = run(tmp_path / "0", config=config, began_at=1.0, ended_at=5.0, epochs=epochs, **auto)
+def test_no_damage_of_a_record_stops_the_report(tmp_path: Path) -> None:
+    """Each key in turn is missing; then one of many bits is another."""
+    more = {"trainer": {"micro_batch": 1}, "summary": {"compile_s": 1.0}, "distributed": {"ranks": 2}}
+    odd = run(tmp_path / "0", began_at=1.0, ended_at=5.0, **more)
     good = replace(read_run(odd), folder=tmp_path / "1")
-    for content in replaced(json.loads((odd / "result.json").read_text()), junk):
-        (odd / "result.json").write_text(json.dumps(content))
+    record, draw = (odd / "result.json").read_bytes(), Random(0)
+    damaged = [record.replace(key, b'"x"', 1) for key in set(re.findall(rb'"\w+"(?=:)', record))]
+    for position in draw.sample(range(len(record)), 300):
+        damaged.append(record[:position] + bytes([record[position] ^ 1 << draw.randrange(8)]) + record[position + 1 :])
+    for content in damaged:
+        (odd / "result.json").write_bytes(content)
         comparisons = compare([read_run(odd), good])
         assert sum(len(row.runs) for comparison in comparisons for row in comparison.rows) == 2
         for text in (as_text(comparisons), as_csv(comparisons)):

@@ -11,7 +11,6 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DATASETS, Split
@@ -80,15 +79,11 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         info, tensors = _read(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
-        draft = info["draft"]
-        if len(mean) != shape[0] or not isinstance(draft, bool):
-            raise ValueError("the shape does not fit the channel statistics, or draft is neither true nor false")
-        Preprocess(mean=mean, std=std)  # raises for values that are not possible
         model = MODELS.build(info["model"], shape, len(classes))
         model.load_state_dict(tensors)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")
-        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, draft)
+        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, info["draft"])
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 from safetensors.torch import save as to_safetensors
 
@@ -17,12 +19,11 @@ from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
+from vitmnist.runtime.failures import classify
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.records import refuse_control_characters
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
-from vitmnist.tracking.epoch_table import check_epoch
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.setup import TrainSetup
@@ -54,9 +55,6 @@ class Checkpoint:
         epochs: the records of the completed epochs.
         rng: `rng_state()` of each rank.
         progress: `EpochProgress.state_dict()` of an epoch under way; empty between two epochs.
-
-    Raises:
-        TypeError, ValueError, LookupError: a field is not of its type, or an epoch's record is damaged.
     """
 
     config: dict[str, Any]
@@ -68,15 +66,6 @@ class Checkpoint:
     epochs: list[dict[str, Any]]
     rng: list[dict[str, Any]]
     progress: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(Checkpoint).items():
-            if not isinstance(getattr(self, name), get_origin(kind) or kind):
-                raise TypeError(f"{name} is {type(getattr(self, name)).__name__}")
-        refuse_control_characters(json.dumps(self.config))
-        StepConfig.from_dict(self.step_config)
-        for epoch in self.epochs:
-            check_epoch(epoch)
 
     def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
         """The options of the step; None if `trainer`, device type or number of ranks have changed since."""
@@ -99,6 +88,7 @@ class CheckpointManager:
         self._model_info = model_info(config, setup.dataset.train)
         self._best_acc = -1.0
         self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._is_unproven = False  # whether no step has been done since the checkpoint was restored
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` is that of an epoch under way."""
@@ -140,9 +130,21 @@ class CheckpointManager:
                 progress.load_state_dict(checkpoint.progress)
             if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
                 set_rng_state(checkpoint.rng[self._world.rank], step.device)
+        self._is_unproven = True
         batches = progress.metrics.steps if progress else 0
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
         return progress
+
+    @contextmanager
+    def proving(self) -> Iterator[None]:
+        """Report what the first step after `restore` raises, such as an optimizer, as damage of the checkpoint."""
+        try:
+            yield
+        except Exception as error:
+            if not self._is_unproven or classify(self._world.root_cause(error)).is_user_error:
+                raise
+            with storage.reporting_damage(self._folder / storage.FOLDER):
+                raise
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The progress of an epoch that begins."""
@@ -158,6 +160,7 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
+        self._is_unproven = False
         minutes = self._config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self._world.all_reduce_max([self._stop.request, is_due])

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-MT19937_SIZE = 624
-
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """The global generators of torch (CPU, and `device` if it is a CUDA device), NumPy and Python, as plain values."""
@@ -24,13 +22,11 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore `rng_state()`, CUDA's if state and device have one; raises an error of any type for a damaged state."""
+    """Restore `rng_state()`, CUDA's if state and device have one."""
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
     name, keys, position, has_gauss, gauss = state["numpy"]
-    if len(keys) != MT19937_SIZE or not 0 <= position <= MT19937_SIZE:  # NumPy does not check it
-        raise ValueError("the state of NumPy's generator has another size")
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]
     random.setstate((version, tuple(internal), gauss_next))

@@ -138,13 +138,11 @@ class EpochProgress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
-        self._lrs = [float(lr) for lr in state["lrs"]]
-        if len(self._lrs) != self.metrics.steps:
-            raise ValueError("not every step has a learning rate")
-        for number, norm in state["norms"].items():
-            self._lrs[number]  # raises for a step that is not done
-            self._gradient_norms[number] = torch.tensor(float(norm), device=self._device)
-        self._seconds_before = {phase: float(seconds) for phase, seconds in state["seconds"].items()}
+        self._lrs = list(state["lrs"])
+        self._gradient_norms = {
+            number: torch.tensor(norm, device=self._device) for number, norm in state["norms"].items()
+        }
+        self._seconds_before = state["seconds"]
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of each phase of the timer, and of the wait for the first batch of the epoch."""

@@ -21,7 +21,6 @@ from vitmnist.loaders.base import Loader
 from vitmnist.metrics import batch_sums
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
-from vitmnist.training.state import check_alike
 from vitmnist.training.step_options import StepConfig
 
 IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
@@ -162,21 +161,18 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; raises `ValueError` or the like for anything else."""
+        """Continue from `state_dict()`; raises an error of any type for that of another model or optimizer."""
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()  # creates the optimizer's state, to check the saved one against
         self.model.zero_grad()
-        own = self.state_dict()
-        groups = own["optimizer"]["param_groups"]  # their options follow from the configuration
-        for group, saved_group in zip(groups, state["optimizer"]["param_groups"], strict=True):
-            group["lr"] = float(saved_group["lr"])
-        saved = state["optimizer"]["state"]  # lacks parameters that never had a gradient
-        own["optimizer"]["state"] = {key: value for key, value in own["optimizer"]["state"].items() if key in saved}
-        state = {**state, "optimizer": {"state": saved, "param_groups": groups}}
-        check_alike(state, own)
+        own, saved = self.optimizer.state_dict(), state["optimizer"]
+        _check_optimizer_state(saved["state"], own["state"])
+        # All options of a group but its learning rate follow from the configuration.
+        for group, saved_group in zip(own["param_groups"], saved["param_groups"], strict=True):
+            group["lr"] = saved_group["lr"]
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
         self.schedule.load_state_dict(state["schedule"])
         if isinstance(self.schedule, LambdaLR):  # recomputed, because another `epochs` has another curve
             rates = zip(self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
@@ -211,3 +207,14 @@ class ModelAndLoss(nn.Module):
         else:  # smoothing would give padding, whose targets are zero, a loss
             loss = cross_entropy(targets, reduction="none").where(labels >= 0, 0).sum()
         return {"loss": loss, **batch_sums(logits.detach(), labels)}
+
+
+def _check_optimizer_state(saved: dict[int, dict[str, Any]], own: dict[int, dict[str, Any]]) -> None:
+    """Raise `ValueError` for a tensor of another shape or dtype: torch loads it, and fused AdamW ends with SIGSEGV.
+
+    What was saved lacks parameters that never had a gradient.
+    """
+    for key, state in saved.items():
+        for name, value in own[key].items():
+            if isinstance(value, Tensor) and (state[name].shape, state[name].dtype) != (value.shape, value.dtype):
+                raise ValueError(f"optimizer state {key}, {name}: {list(state[name].shape)} of {state[name].dtype}")
