@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
 from vitmnist.runtime.files import InUseError, is_in_use, locked
+from vitmnist.runtime.signals import UNFINISHED
 
 NAMES = ("it's, a=b", 'say "so" größe, back\\slash [x] {a:1} $HOME\\')
 
@@ -27,6 +28,20 @@ def test_a_folder_of_any_name_is_started_and_resumed(quick: list[str], succeed: 
         assert len(result_of(tmp_path / name)["epochs"]) == 2
         assert "resuming" in succeed("resume=auto", f"hydra.run.dir={name}", "epochs=3")
     assert {path.name for path in tmp_path.iterdir()} == {*NAMES}
+
+
+def test_the_checkpoints_may_be_kept_on_another_disk(
+    runs: Path, stateful: list[str], train_here: Train, succeed: Printed, tmp_path: Path
+) -> None:
+    """By a link to it, as on clusters where home folders are small."""
+    for folder in ("run", "scratch"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "scratch")
+    again = [*stateful, "hydra.run.dir=run", "resume=auto"]
+    assert train_here(*again, "max_minutes=0").returncode == UNFINISHED
+    assert "resumed after" in succeed(*again, "max_minutes=null")
+    assert_same_run(runs / "whole", tmp_path / "run")
+    assert {path.name for path in (tmp_path / "scratch").iterdir()} >= {"last.pt", "final.safetensors"}
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\tb", "\x1b[31mred", "\x9bx"])

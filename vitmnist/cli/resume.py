@@ -23,7 +23,7 @@ from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
-from vitmnist.runtime.files import check_content, display_path, has_checkpoint, is_in_use
+from vitmnist.runtime.files import display_path, has_checkpoint, is_in_use
 from vitmnist.runtime.records import UnreadableError, read_yaml
 from vitmnist.tracking.result import CONFIG, OVERRIDES
 from vitmnist.tracking.runs import read_run
@@ -191,7 +191,6 @@ def _is_unfinished(folder: Path, own: dict[str, Any], since: float) -> bool:
     try:
         recorded = read_yaml(folder / CONFIG)
         check_name(folder)
-        check_content(folder)
     except (FileNotFoundError, UnreadableError, ConfigError):
         return False
     return (

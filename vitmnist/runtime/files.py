@@ -58,16 +58,18 @@ def locked(folder: Path) -> Iterator[None]:
     The lock is the file `.lock`, which stays. It is released at the end of the block, or when this process ends.
 
     Raises:
-        ConfigError: it contains what `check_content` refuses.
+        ConfigError: a log in it is a link.
         InUseError: another process has locked it, or another part of this one.
         OSError: it cannot be created or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    check_content(folder)
+    for appended in folder.rglob("*.log"):  # in the folder of a sweep also those of its jobs
+        if appended.is_symlink():
+            raise ConfigError(f"{display_path(appended)}: is a symbolic link; replace it by what it points to")
     path = folder.resolve()
     if path in _locked:  # the system would grant this process its lock again
         raise InUseError(f"{display_path(folder)}: in use by this process")
-    with open(path / ".lock", "a", opener=_without_links) as file:
+    with (path / ".lock").open("a") as file:
         if not _try_lock(file, folder):
             raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
         _locked.add(path)
@@ -75,15 +77,6 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             _locked.remove(path)
-
-
-def check_content(folder: Path) -> None:
-    """Raise `ConfigError` for a link in a folder, through which a run would write elsewhere, or a FIFO."""
-    for entry in folder.rglob("*"):
-        if entry.is_symlink():
-            raise ConfigError(f"{display_path(entry)}: is a symbolic link; replace it by what it points to")
-        if not entry.is_file() and not entry.is_dir():  # a FIFO named vitmnist.log would wait for a reader
-            raise ConfigError(f"{display_path(entry)}: is neither a file nor a folder; remove it")
 
 
 def _try_lock(file: TextIO, folder: Path) -> bool:
@@ -100,10 +93,6 @@ def _try_lock(file: TextIO, folder: Path) -> bool:
             log.warning("%s: this file system has no locks; start only one run at a time in this folder", folder)
             return True
     return False
-
-
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def is_in_use(folder: Path) -> bool:

@@ -39,9 +39,7 @@ def profiled(folder: Path, steps: int, device: torch.device) -> Iterator[Callabl
         yield profiler.step
     output = folder / "profile"
     output.mkdir(exist_ok=True)
-    trace = output / "trace.json"
-    trace.unlink(missing_ok=True)  # it could be a link
-    profiler.export_chrome_trace(str(trace))
+    profiler.export_chrome_trace(str(output / "trace.json"))
     table = profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=ROWS)
     write_atomic(output / "operations.txt", table.encode())
     log.info("%d steps were profiled, which makes them slower; see %s", recorded, os.path.relpath(output))
