@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Printed, Train, assert_same_run
+from tests.conftest import Train, assert_same_run
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
@@ -77,30 +77,6 @@ def test_each_command_does_the_right_thing_in_each_state(
         assert ended.returncode == (0 if expected == DONE else 1)
         kept = {path: content for path, content in before.items() if path.suffix != ".log"}
         assert {path: path.read_bytes() for path in kept} == kept
-
-
-def test_auto_takes_only_a_run_that_can_be_resumed(
-    runs: Path, stateful: list[str], train_here: Train, succeed: Printed, tmp_path: Path
-) -> None:
-    group = tmp_path / "outputs" / "runs" / "2026-01-01"
-    for name in ("completed", "damaged records", "killed before a checkpoint", "empty"):
-        (group / name).parent.mkdir(parents=True, exist_ok=True)
-        make(name, runs, group / name)
-    for name in ("linked", "gone", "${x}", "\x1bx"):
-        shutil.copytree(runs / "cut", group / name)
-    (group / "linked" / "vitmnist.log").unlink(missing_ok=True)
-    (group / "linked" / "vitmnist.log").symlink_to(tmp_path / "elsewhere")
-    (group / "gone" / "checkpoints" / "last.pt").unlink()
-    (group / "gone" / "checkpoints" / "last.pt").symlink_to("nowhere")
-    begun = train_here(*stateful, "resume=auto", "max_minutes=0").stdout
-    assert "resume=auto: no unfinished run of this configuration in outputs/runs; a new one begins" in begun
-    shutil.rmtree(next(folder for folder in (tmp_path / "outputs" / "runs").iterdir() if folder != group))
-    make("resumable", runs, group / "d")
-    assert "a new one begins" in train_here(*stateful, "seed=7", "resume=auto", "max_minutes=0").stdout
-    assert f"resume=auto: resuming {group / 'd'}".replace(f"{tmp_path}/", "") in succeed(
-        *stateful, "resume=auto", "max_minutes=null"
-    )
-    assert_same_run(runs / "whole", group / "d")
 
 
 @pytest.mark.parametrize("is_auto", [False, True])

@@ -166,6 +166,12 @@ def test_a_restart_is_for_one_machine(quick: list[str], ranks: StartRanks) -> No
     assert sum(output.count("error: --max-restarts=3: is for one machine") for output in outputs) == 1
 
 
+def test_a_restart_needs_a_command_that_resumes(quick: list[str], ranks: StartRanks) -> None:
+    codes, outputs = ranks(2, *quick, TORCHELASTIC_MAX_RESTARTS="3").ended()
+    assert codes == [1, 1]
+    assert "--max-restarts=3: a restart would begin a new run; type hydra.run.dir=FOLDER resume=auto" in outputs[0]
+
+
 def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw", test=8)
     codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'there'}"}, **MACHINES).ended()
@@ -243,7 +249,7 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
     """One rank is killed; torchrun ends the other, and starts both again in the same folder."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    typed = [*quick, "epochs=200", "checkpoint.min_interval_s=0"]
+    typed = [*quick, "epochs=200", "checkpoint.min_interval_s=0", "hydra.run.dir=run", "resume=auto"]
     with (tmp_path / "output.txt").open("w+") as output:
         started = subprocess.Popen(
             [*torchrun, f"--master-port={free_port()}", str(REPOSITORY / "train.py"), *typed],
@@ -260,8 +266,7 @@ def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], 
         os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
         assert started.wait(150) == 0, (tmp_path / "output.txt").read_text()
     text = (tmp_path / "output.txt").read_text()
-    (run,) = (tmp_path / "outputs" / "runs").glob("*/*")
-    assert f"resume=auto: resuming {run.relative_to(tmp_path)}" in text
-    result = result_of(run)
+    assert "resume=auto: resuming run" in text
+    result = result_of(tmp_path / "run")
     assert result["status"] == "completed"
     assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(200))

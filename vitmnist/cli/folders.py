@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import Resume
 from vitmnist.cli.command import program
 from vitmnist.cli.overrides import check_name, key_of
-from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides, started_before
+from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.search import continue_search
 from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep, unrecorded
 from vitmnist.config.schema import Config
@@ -89,7 +89,7 @@ class Command:
             return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
         if self.kind == "sweep":  # whose command is typed again
             kept = [one for one in self.typed if key_of(one) not in ("resume", "hydra.sweep.dir")]
-            same = shlex.join([*kept, "resume=auto", f"hydra.sweep.dir={shown}"])
+            same = shlex.join([*kept, f"hydra.sweep.dir={shown}", "resume=auto"])
             return f"; results: {shown}, resume with\n    {program()} {same}"
         if not has_checkpoint(self.output.path):
             return f"; results: {shown}"
@@ -163,7 +163,7 @@ def start_run(composed: DictConfig, resume: Resume | None) -> Config:
     """
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     folder = Path(composed.hydra.run.dir)
-    if resume is None or started_before(folder, resume.since):
+    if resume is None:
         config = new_config(composed)
         command.output = OutputFolder(folder, "hydra.run.dir", RECORDS)
         return config

@@ -16,21 +16,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.messages import describe
-from vitmnist.cli.overrides import check_name
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
-from vitmnist.runtime.files import display_path, has_checkpoint, is_in_use
+from vitmnist.runtime.files import display_path, has_checkpoint
 from vitmnist.runtime.records import UnreadableError, read_yaml
 from vitmnist.tracking.result import CONFIG, OVERRIDES
 from vitmnist.tracking.runs import read_run
 
 RUNS = Path("outputs/runs")
 SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
-NOT_COMPARED = ("resume", "max_minutes")  # may differ between two starts of the same configuration
 
 
 def recorded_config(folder: Path, typed: list[str]) -> Config:
@@ -151,12 +148,6 @@ def recorded_overrides(folder: Path) -> list[str]:
     return [str(override) for override in recorded] if isinstance(recorded, list) else []
 
 
-def started_before(folder: Path, time: float) -> bool:
-    """Whether the run in a folder was last started before a Unix time in seconds."""
-    record = folder / CONFIG
-    return record.exists() and record.stat().st_mtime < time
-
-
 def is_resumable(folder: Path) -> bool:
     """Whether `resume=auto` continues in this folder rather than starting again: it is completed, or has a checkpoint.
 
@@ -173,35 +164,3 @@ def is_resumable(folder: Path) -> bool:
     except storage.DamagedError as error:
         print(f"resume=auto: {error}")
         return False
-
-
-def newest_unfinished(typed: list[str], since: float = 0.0) -> Path | None:
-    """The folder of the newest unfinished run with the same values that has a checkpoint.
-
-    Args:
-        since: Unix time in seconds; runs that were last started earlier do not count.
-    """
-    own = _comparable(to_plain_dict(validate(Config, compose(typed))))
-    folders = [folder for folder in RUNS.glob("*/*") if _is_unfinished(folder, own, since)]
-    folders.sort(key=lambda folder: max(path.stat().st_mtime_ns for path in folder.glob("checkpoints/*.pt")))
-    return next((folder for folder in reversed(folders) if is_resumable(folder)), None)
-
-
-def _is_unfinished(folder: Path, own: dict[str, Any], since: float) -> bool:
-    try:
-        recorded = read_yaml(folder / CONFIG)
-        check_name(folder)
-    except (FileNotFoundError, UnreadableError, ConfigError):
-        return False
-    return (
-        isinstance(recorded, dict)
-        and _comparable(recorded) == own
-        and has_checkpoint(folder)
-        and not started_before(folder, since)
-        and read_run(folder).status != "completed"
-        and not is_in_use(folder)
-    )
-
-
-def _comparable(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flatten(values).items() if key not in NOT_COMPARED}

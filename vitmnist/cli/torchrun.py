@@ -10,6 +10,7 @@ import logging
 import os
 from pathlib import Path
 
+from vitmnist.cli.arguments import AUTO_FORM, Resume
 from vitmnist.cli.folders import Command
 from vitmnist.cli.overrides import key_of, value_of
 from vitmnist.config.schema import Config
@@ -28,17 +29,19 @@ def connect_ranks() -> World:
     return TorchWorld()
 
 
-def check_restarts() -> None:
-    """Raise `ConfigError` if torchrun would restart the ranks of several machines.
+def check_restarts(resume: Resume | None) -> None:
+    """Raise `ConfigError` if torchrun would restart what cannot be resumed: it repeats the same arguments.
 
-    It counts restarts per machine, so the restarted processes could not tell which belong together.
+    It counts restarts per machine, so the restarted processes of several could not tell which belong together.
     """
     machines, restarts = (int(os.environ.get(name, "0")) for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS"))
     if machines > 1 and restarts:
         raise ConfigError(
-            f"--max-restarts={restarts}: is for one machine, and these are {machines}; type --max-restarts=0, "
-            "and resume=auto when you start it again"
+            f"--max-restarts={restarts}: is for one machine, and these are {machines}; type --max-restarts=0 and "
+            f"{AUTO_FORM}, and start it again yourself"
         )
+    if restarts and not resume:
+        raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
 
 
 def start_other_ranks(world: World, command: Command) -> None:

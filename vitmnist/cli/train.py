@@ -97,9 +97,9 @@ def main() -> None:
             elif "--version" in folders.command.typed:
                 print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
             else:
-                check_restarts()
                 refuse_flags(folders.command.typed)
                 sys.argv[1:], folders.command.resume = for_hydra(folders.command.typed)
+                check_restarts(folders.command.resume)
                 train()
         sys.stdout.flush()
     except SystemExit as ended:
