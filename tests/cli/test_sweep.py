@@ -211,7 +211,6 @@ def test_jobs_that_failed_are_told_even_if_the_report_cannot_be_written(
         (["repeats=3"], "repeats=3: repeats the jobs of a sweep; type -m as well"),
         (["-m", "repeats=0"], "repeats=0: must be one whole number, at least 1"),
         (["-m", "repeats=1,2"], "repeats=1,2: must be one whole number, at least 1"),
-        (["-m", "sweep.objective=speed"], "sweep.objective=speed: must be one of eval_acc, seconds_to_target"),
         (["-m", "data/loader=ram,rom"], "data/loader=rom: there is no such member; did you mean 'ram'? allowed: "),
         (["hparams_search=accuracy", "repeats=2"], "repeats: is for sweeps over listed values, not for a search"),
         (["-m", "seed=1,2", "hydra.sweep.dir=used"], "name another folder, or resume with resume=auto"),

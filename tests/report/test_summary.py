@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.records import BROKEN, LOST, SAME, Records, a, epoch, rounds, run, the_only, write
+from tests.support.records import BROKEN, LOST, SAME, Records, a, epoch, rounds, the_only, write
 from vitmnist.report.summary import fastest, highest_accuracy, loss_sentences, summary
 
 UNSURE = "Whether the loader matters takes 3 rounds to tell (repeats=3): ram has the lowest median"
@@ -170,15 +170,3 @@ def test_the_summary_consists_of_these_sentences(tmp_path: Path) -> None:
         "Not ranked, for the reason in the column status: 1 of 3 rows.",
         SAME,
     ]
-
-
-def test_the_shortest_time_to_an_accuracy_is_named_if_it_was_the_objective(tmp_path: Path) -> None:
-    objective = {"objective": "seconds_to_target", "target_acc": 97.0}
-    slow = [epoch(1.0, eval_acc=90.0), epoch(1.0, eval_acc=97.0)]
-    run(tmp_path / "0", config={"sweep": objective, "lr": 1.0}, epochs=slow)
-    run(tmp_path / "1", config={"sweep": objective, "lr": 2.0}, epochs=[epoch(1.5, eval_acc=98.0)])
-    run(tmp_path / "2", config={"sweep": objective, "lr": 3.0}, epochs=[epoch(0.5, eval_acc=96.0)])
-    assert summary(the_only(tmp_path))[0] == "Lowest median time to 97%: lr=2.0, 1.50 s; 1 of its 1 runs reached it."
-    run(tmp_path / "x" / "0", config={"sweep": {**objective, "target_acc": 99.0}}, epochs=slow)
-    sentence = "No completed run that had the machine to itself reached 99%."
-    assert summary(the_only(tmp_path / "x"))[0] == sentence

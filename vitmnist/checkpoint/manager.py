@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MAY_CHANGE = (
     *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes"),
-    *("resume", "repeats", "repeat", "sweep", "tensorboard", "profile", "trainer", "distributed"),
+    *("resume", "repeats", "repeat", "tensorboard", "profile", "trainer", "distributed"),
 )
 """Keys that may change when a run is resumed; all others determine what is learned."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from vitmnist.cli.messages import describe
-from vitmnist.config.schema import Config, Objective
+from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, TrainingError
@@ -116,18 +115,10 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
         _write_report(sweep_folder, with_chart=False)
 
 
-def objective(composed: DictConfig, job: Run) -> float | None:
-    """The value that a search optimises, by `sweep.objective`; None if the job did not complete.
-
-    `eval_acc` is the accuracy after the last epoch, in percent; `seconds_to_target` the seconds of all epochs up to the
-    first that reached `sweep.target_acc`, infinite if none did.
-    """
-    if job.status != "completed":
-        return None
-    if composed.sweep.objective == Objective.eval_acc:
-        return job.value("eval_acc")
-    seconds = job.seconds_to(composed.sweep.target_acc)
-    return math.inf if seconds is None else seconds
+def objective(folder: Path) -> float | None:
+    """What a search optimises, the accuracy after the last epoch in percent; None if the job did not complete."""
+    job = read_run(folder)
+    return job.value("eval_acc") if job.status == "completed" else None
 
 
 def report_sweep(folder: Path, resume_hint: str) -> None:

@@ -30,7 +30,6 @@ from vitmnist.runtime.files import display_path, locked
 from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +48,10 @@ def train(composed: DictConfig) -> float | None:
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
     if job.mode == RunMode.MULTIRUN:
         if sweep.is_completed_job(composed, folder):
-            return sweep.objective(composed, read_run(folder))
+            return sweep.objective(folder)
         with sweep.recorded_job(composed, folder, overrides, _stop), locked(folder):
             run(sweep.job_config(composed, folder), folder, overrides, _stop, began_at=began_at)
-            return sweep.objective(composed, read_run(folder))
+            return sweep.objective(folder)
         return None
     this, began_at = folders.command, process_began_at()
     try:

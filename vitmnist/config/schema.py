@@ -24,8 +24,7 @@ class Shuffle(str, Enum):
 
 
 NOT_COMPARED = (
-    *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume"),
-    *("sweep", "tensorboard"),
+    *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume", "tensorboard"),
 )
 """Keys, and sections of them, that affect neither the result nor the timing."""
 
@@ -84,21 +83,6 @@ class DistributedConfig:
     timeout_s: float = bounded(above=0, at_most=1e6)
 
 
-class Objective(str, Enum):
-    """What a search optimises; see `vitmnist.cli.sweep`."""
-
-    eval_acc = "eval_acc"
-    seconds_to_target = "seconds_to_target"
-
-
-@dataclass
-class SweepConfig:
-    """`sweep`: the objective of a search."""
-
-    objective: Objective = MISSING
-    target_acc: float = bounded(above=0, at_most=100)
-
-
 @dataclass
 class Config:
     """The whole configuration. Defaults and the meaning of each key are in `conf/`."""
@@ -120,6 +104,5 @@ class Config:
     resume: str | None = MISSING
     repeats: int = bounded(at_least=1)
     repeat: int = bounded(at_least=1)
-    sweep: SweepConfig = field(default_factory=SweepConfig)
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     profile: bool = MISSING

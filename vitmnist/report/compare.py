@@ -70,11 +70,6 @@ class Configuration:
         runs = [run for run in reversed(self.runs) if run.status == "completed"]
         return {str(run.config.get("seed")): value for run in runs if (value := run.value(name)) is not None}
 
-    def seconds_to(self, target: float) -> Spread | None:
-        """Seconds until an accuracy was reached, over the completed runs that reached it."""
-        runs = [run for run in self.runs if run.status == "completed" and not run.overlapping]
-        return Spread.of([seconds for run in runs if (seconds := run.seconds_to(target)) is not None])
-
     @property
     def status(self) -> str:
         """How its runs ended and why, and why their times are not compared, with numbers of runs if they differ."""
@@ -114,14 +109,6 @@ class Comparison:
     def to_fastest(self, row: Configuration) -> Ratio | None:
         """The ratio of a row to the one with the lowest median; None for that row, and without a common round."""
         return self.ratios.get((row, self.ranked[0])) if self.ranked else None
-
-    @property
-    def target_acc(self) -> float | None:
-        """The accuracy that all runs were to reach as fast as possible; None if that was not their objective."""
-        runs = [run for row in self.rows for run in row.runs]
-        objectives = {(run.config.get("sweep.objective"), run.config.get("sweep.target_acc")) for run in runs}
-        objective, target = objectives.pop() if len(objectives) == 1 else (None, None)
-        return target if objective == "seconds_to_target" and isinstance(target, int | float) else None
 
     @property
     def machine_and_data(self) -> str:

@@ -21,26 +21,12 @@ LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
 def summary(comparison: Comparison) -> list[str]:
     """The sentences, the most important one first."""
     sentences = [
-        fastest_to_target(comparison),
         *fastest(comparison),
         not_ranked(comparison),
         *loss_sentences(comparison),
         highest_accuracy(comparison),
     ]
     return [sentence for sentence in sentences if sentence]
-
-
-def fastest_to_target(comparison: Comparison) -> str:
-    """Which row reached the target accuracy in the least time, if that was the objective."""
-    target = comparison.target_acc
-    if target is None:
-        return ""
-    reached = [(spread, row) for row in comparison.rows if (spread := row.seconds_to(target))]
-    if not reached:
-        return f"No completed run that had the machine to itself reached {target:g}%."
-    spread, row = min(reached, key=lambda pair: pair[0].median)
-    runs = f"{spread.n} of its {len(row.runs)} runs reached it"
-    return f"Lowest median time to {target:g}%: {row.label}, {seconds(spread.median)} s; {runs}."
 
 
 def fastest(comparison: Comparison) -> list[str]:

@@ -30,8 +30,7 @@ def table(comparison: Comparison) -> Table:
 
 def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
     """The measured values of a row by the title of their column."""
-    target = comparison.target_acc
-    cells = {} if target is None else {f"to {target:g}%, s": _median(row.seconds_to(target))}
+    cells: dict[str, str] = {}
     for metric in METRICS:
         if metric.column:
             cells[metric.column] = _median(row.spread(metric.name), metric.digits)

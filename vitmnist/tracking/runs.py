@@ -15,7 +15,7 @@ from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
 from vitmnist.tracking.epoch_table import METRICS, EpochRecord, check_epoch, check_numbers, steady_epochs, summarize
 
-SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "summary")
+SECTIONS = ("choices", "config", "dataset", "distributed", "environment")
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 MAX_REASON = 2000  # characters
 
@@ -74,15 +74,6 @@ class Run:
     def value(self, name: str) -> float | None:
         """A metric of the run, over its epochs as `METRICS` says; None if it was not measured."""
         return summarize(self.epochs, METRIC_BY_NAME[name])
-
-    def seconds_to(self, target: float) -> float | None:
-        """Seconds of compiling and of all epochs up to the first that reached an accuracy; None if none did."""
-        total = self.section("summary").get("compile_s") or 0.0
-        for epoch in self.epochs:
-            total += epoch["epoch_s"]
-            if (epoch.get("eval_acc") or 0.0) >= target:
-                return float(total)
-        return None
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
