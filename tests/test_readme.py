@@ -229,7 +229,7 @@ def test_code_blocks_are_valid_and_links_lead_to_a_file_and_a_heading() -> None:
 
 def extended_copy(folder: Path) -> Path:
     """A copy of the project with the examples of docs/architecture.md."""
-    ignored = shutil.ignore_patterns("__pycache__", ".*", "outputs")
+    ignored = shutil.ignore_patterns("__pycache__", ".git", ".*_cache", "outputs")
     shutil.copytree(REPOSITORY, folder, ignore=ignored, dirs_exist_ok=True)
     page = REPOSITORY / "docs" / "architecture.md"
     for content in blocks("python", page) + blocks("yaml", page):

@@ -16,6 +16,7 @@ from safetensors.torch import save as to_safetensors
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
 from vitmnist.checkpoint.rng import rng_state, set_rng_state
+from vitmnist.config.earlier import with_current_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
@@ -222,7 +223,8 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     if state is None:
         return None
     with storage.reporting_damage(folder / storage.FOLDER):
-        checkpoint = Checkpoint(**{name: value for name, value in state.items() if name != "format"})
+        fields = {name: value for name, value in state.items() if name != "format"}
+        checkpoint = Checkpoint(**fields | {"config": with_current_keys(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
     before, done = checkpoint.config.get("epochs"), len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < done:

@@ -28,7 +28,7 @@ from vitmnist.runtime.files import display_path, write_atomic
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 10
+FORMAT = 9
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 

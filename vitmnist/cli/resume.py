@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeErr
 from vitmnist.cli.messages import describe
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
+from vitmnist.config.earlier import with_current_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
@@ -132,7 +133,7 @@ def _plain_values(recorded: Any) -> dict[str, Any]:
     """The values of a record without those of Hydra; raises `ConfigError` if they are not those of a run."""
     if not isinstance(recorded, dict):
         raise ConfigError("is damaged: the configuration is not a mapping")
-    values = {key: value for key, value in recorded.items() if key != "hydra"}
+    values = with_current_keys({key: value for key, value in recorded.items() if key != "hydra"})
     if "${" in str(values):
         raise ConfigError("contains an interpolation, and a record has plain values only")
     validate(Config, values)

@@ -1,0 +1,68 @@
+"""A run folder of an earlier version stays usable; version 0.1 has written tests/records_of_0_1."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, CallHere, Train, result_of
+from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import main as export_main
+from vitmnist.cli.predict import main as predict_main
+from vitmnist.cli.report import main as report_main
+from vitmnist.config import earlier
+from vitmnist.config.earlier import with_current_keys
+from vitmnist.tracking.runs import read_run
+
+FOLDER = REPOSITORY / "tests" / "records_of_0_1"
+EVALUATION = json.loads((FOLDER / "evaluation.json").read_text())  # what 0.1 printed
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return shutil.copytree(FOLDER, tmp_path / "run")
+
+
+@pytest.mark.parametrize("weights", ["final", "last"])
+def test_a_run_of_0_1_is_evaluated_as_it_was(run: Path, weights: str, call_here: CallHere) -> None:
+    ended = call_here(evaluate_main, "run", "--json", "--predictions", f"--weights={weights}")
+    assert ended.returncode == 0, ended.stderr
+    printed = json.loads(ended.stdout)
+    assert printed["accuracy"] == EVALUATION["accuracy"] == result_of(run)["epochs"][-1]["eval_acc"]
+    assert [int(row["predicted_class"]) for row in printed["predictions"]] == EVALUATION["predicted"]
+
+
+def test_a_run_of_0_1_predicts_exports_and_is_reported(run: Path, tmp_path: Path, call_here: CallHere) -> None:
+    from PIL import Image
+
+    Image.new("L", (28, 28)).save(tmp_path / "black.png")
+    for program, *arguments in (
+        (predict_main, "run", "black.png"),
+        (export_main, "run", "--format", "torch", "--output", "model.pt2"),
+        (report_main, "run"),
+    ):
+        ended = call_here(program, *arguments)
+        assert ended.returncode == 0, ended.stderr
+    assert "s per epoch (single run)" in ended.stdout
+    config = read_run(run).config
+    assert config["data.loader.name"] == "gpu_slice"
+    assert not [key for key in config if key.startswith("trainer.") and "graph" in key], "plain is plain"
+
+
+def test_a_run_of_0_1_is_resumed(run: Path, train_here: Train) -> None:
+    ended = train_here("resume=run", "epochs=5")
+    assert ended.returncode == 0, ended.stderr
+    before, now = json.loads((FOLDER / "result.json").read_text())["epochs"], result_of(run)["epochs"]
+    assert now[: len(before)] == before
+    assert len(now) == 5
+
+
+def test_a_key_that_has_moved_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = {"a.old": "b.new", "gone.all": None, "top": "b.top"}
+    monkeypatch.setattr(earlier, "CURRENT_KEYS", moved)
+    recorded = {"a": {"old": [1], "kept": {}}, "gone": {"all": 2}, "top": 3}
+    assert with_current_keys(recorded) == {"a": {"kept": {}}, "gone": {}, "b": {"new": [1], "top": 3}}
+    assert with_current_keys({"a": 5}) == {"a": 5}
