@@ -25,17 +25,7 @@ from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.loaders.base import LOADERS, Data, Loader, needs_of
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
 from vitmnist.loaders.pinned import HostLoader
-from vitmnist.loaders.timing import (
-    Alternative,
-    Bench,
-    Block,
-    Figure,
-    Step,
-    Timed,
-    calling,
-    take_turns,
-    try_workers,
-)
+from vitmnist.loaders.timing import Alternative, Bench, Block, Figure, Step, Timed, calling, take_turns, try_workers
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 
 

@@ -19,8 +19,9 @@ from vitmnist.replacement.fixed_samples import gathered
 from vitmnist.replacement.frozen_state import FrozenState, preserved_own_generators
 from vitmnist.replacement.halves import find_random_transform
 from vitmnist.replacement.keep_samples import Store
-from vitmnist.replacement.original import check_replaceable
-from vitmnist.replacement.random_samples import Form, GivenHalves, transformed
+from vitmnist.replacement.original import check_replaceable, rebuilt
+from vitmnist.replacement.random_samples import GivenHalves, transformed
+from vitmnist.replacement.tensor_form import DeviceDataLoader
 from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
@@ -81,16 +82,16 @@ def from_dataloader(
         check_replaceable(dataloader)
     target = choose_device("auto" if device is None else str(device))
     given = GivenHalves(decode, transform, dataloader.dataset) if decode and transform else None
-    form = Form(transforms, None if device is None else target)
-    with_gpu = device is not None and target.type == "cuda" and not given and transforms == "exact"
+    of_tensors, delivers = transforms == "tensor", device is not None
+    with_gpu = delivers and target.type == "cuda" and not given and not of_tensors
     stores = (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,)
     for name in stores:
         try:
-            return _replaced(dataloader, Store(name, target, Path(folder).expanduser(), fingerprint), form, given)
+            store = Store(name, target, Path(folder).expanduser(), fingerprint)
+            return _replaced(dataloader, store, given, of_tensors, delivers)
         except UserError as error:
             reason = error
-            must_succeed = transforms != "exact" and not isinstance(error, DoesNotFitError)
-            if loader != "auto" or must_succeed:
+            if loader != "auto" or (of_tensors and not isinstance(error, DoesNotFitError)):
                 raise
             if not isinstance(error, DoesNotFitError) and name != "gpu_slice":  # true of the others too
                 break
@@ -111,8 +112,15 @@ def _check_options(loader: str, device: object, transforms: str, decode: object,
         raise ConfigError("transforms='tensor' is for transforms of the dataset; leave decode= and transform= out")
 
 
-def _replaced(dataloader: DataLoader[Any], store: Store, form: Form, given: GivenHalves | None) -> DataLoader[Any]:
-    """The replacement that keeps its samples in `store`; raises as `from_dataloader`."""
+def _replaced(
+    dataloader: DataLoader[Any], store: Store, given: GivenHalves | None, of_tensors: bool, delivers: bool
+) -> DataLoader[Any]:
+    """The replacement that keeps its samples in `store`; raises as `from_dataloader`.
+
+    Args:
+        of_tensors: transforms="tensor".
+        delivers: move batches of such samples to the device.
+    """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
     if hasattr(dataset, "set_epoch"):
@@ -127,7 +135,10 @@ def _replaced(dataloader: DataLoader[Any], store: Store, form: Form, given: Give
             elif store.name == "gpu_slice":
                 raise ConfigError(f"gpu_slice: {random or 'a sample'} is random, and transformed on the host; use ram")
             else:
-                replaced = transformed(dataloader, store, state, form, given)
+                replaced = transformed(dataloader, store, state, of_tensors, given)
+                if of_tensors and delivers:
+                    replaced = rebuilt(replaced, DeviceDataLoader, pin_memory=store.device.type == "cuda")
+                    replaced.device = store.device
     except ConfigError:
         raise
     except Exception as error:  # samples and collate function may fail in any way

@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.decoding import find_random
@@ -20,13 +19,7 @@ from vitmnist.replacement.halves import DividedDataset, Halves
 from vitmnist.replacement.keep_samples import Store, keep_samples
 from vitmnist.replacement.original import check_same_batches, rebuilt, seeded_batch
 from vitmnist.replacement.samples import Samples, encode, naming
-from vitmnist.replacement.tensor_form import (
-    CollateFinished,
-    DeviceDataLoader,
-    finish_of,
-    picture_difference,
-    without_closing,
-)
+from vitmnist.replacement.tensor_form import CollateFinished, finish_of, picture_difference, without_closing
 
 TRIED = 8  # samples on which transforms are tried, and by which the memory is estimated
 BATCH = 16  # samples in a batch that is compared, at most: each is decoded again
@@ -49,21 +42,14 @@ class GivenHalves(Dataset[Any]):
             return self.decode(index)
 
 
-@dataclass(frozen=True)
-class Form:
-    """How random transforms are applied; see `from_dataloader`."""
-
-    transforms: Literal["exact", "tensor"]
-    device: torch.device | None
-
-
 def transformed(
-    dataloader: DataLoader[Any], store: Store, state: FrozenState, form: Form, given: GivenHalves | None
+    dataloader: DataLoader[Any], store: Store, state: FrozenState, of_tensors: bool, given: GivenHalves | None
 ) -> Any:
     """The replacement of a `DataLoader`, with its own workers; raises as `from_dataloader`.
 
     Args:
         state: that of the dataset, frozen before samples are kept.
+        of_tensors: random transforms get tensors, and the last ones whole batches, by a `CollateFinished`.
         given: the two steps of the dataset, if the user has named them.
     """
     dataset: Any = dataloader.dataset
@@ -83,13 +69,13 @@ def transformed(
     exact = TransformedDataset(dataset, state, samples, source.transform)
     replaced = rebuilt(dataloader, dataset=exact)
     check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH), is_random=True)
-    if given or (form.transforms == "exact" and not samples.are_bytes):  # ToTensor may scale other modes differently
+    if given or not (of_tensors or samples.are_bytes):  # ToTensor may scale other modes differently
         return replaced
-    return _with_batch_transforms(replaced, state, samples, source, probes, form)
+    return _with_batch_transforms(replaced, state, samples, source, probes, of_tensors)
 
 
 def _with_batch_transforms(
-    exact: DataLoader[Any], state: FrozenState, samples: Samples, source: Any, probes: list[int], form: Form
+    exact: DataLoader[Any], state: FrozenState, samples: Samples, source: Any, probes: list[int], of_tensors: bool
 ) -> Any:
     """The replacement whose last transforms are applied to whole batches, where that gives the same batches.
 
@@ -97,7 +83,6 @@ def _with_batch_transforms(
         exact: the replacement that applies all of them to samples.
     """
     collate: Any = exact.collate_fn
-    of_tensors = form.transforms == "tensor"
     halves, pictorial, closing = without_closing(source.halves, of_tensors)
     if of_tensors:
         mean, largest = picture_difference(source.halves, halves, pictorial, samples, probes)
@@ -122,9 +107,4 @@ def _with_batch_transforms(
             raise ConfigError(f"transforms='tensor': no batch: {described(error)}; use transforms='exact'") from error
         return exact
     dataset = like(finished, unfinished)
-    changed = {"dataset": dataset, "collate_fn": CollateFinished(collate, finish, dataset)}
-    if form.device is None or not of_tensors:
-        return rebuilt(exact, **changed)
-    replaced = rebuilt(exact, DeviceDataLoader, pin_memory=form.device.type == "cuda", **changed)
-    replaced.device = form.device
-    return replaced
+    return rebuilt(exact, dataset=dataset, collate_fn=CollateFinished(collate, finish, dataset))

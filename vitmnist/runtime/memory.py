@@ -34,10 +34,6 @@ class Memory:
     def __add__(self, other: Memory) -> Memory:
         return Memory(self.host + other.host, self.device + other.device)
 
-    def on(self, device: torch.device) -> Memory:
-        """The same bytes, counted as host memory unless `device` has its own."""
-        return self if device.type == "cuda" else Memory(self.host + self.device, 0)
-
 
 def free_memory(device: torch.device) -> Memory:
     """Free host memory, within the limits of the container, and free device memory, including torch's cache."""
@@ -107,7 +103,8 @@ def check_fits(
     Raises:
         DoesNotFitError: with both numbers, and the loaders that would work.
     """
-    free, needed, reserved = free_memory(device), needs.on(device), reserve.on(device)
+    free = free_memory(device)
+    needed, reserved = (one if device.type == "cuda" else Memory(one.host + one.device) for one in (needs, reserve))
     for location, need, reserve_bytes, available in (
         (f"on {device}", needed.device, reserved.device, free.device),
         ("on the host", needed.host, reserved.host, free.host),
