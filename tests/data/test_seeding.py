@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import Dataset
 
 from vitmnist import make_loader
+from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.auditing.subject import ProbeDataset
 from vitmnist.data.seeding import changed_generators, generator_states, read_samples
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.leftovers import left_since, running
 
 CPU = torch.device("cpu")
 ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}

@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from vitmnist import diagnose, make_loader
+from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.diagnosis import alternatives
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import timing
 from vitmnist.loaders.batch_stream import BatchStream
 from vitmnist.loaders.timing import Alternative, Block, Figure, Timed, try_workers
-from vitmnist.runtime.leftovers import left_since, running
 
 SLOW_S = 0.02
 ENOUGH_S = 600.0  # that the time is over for no measurement, however busy the machine is

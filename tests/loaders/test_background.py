@@ -22,9 +22,9 @@ from tqdm import tqdm
 from tests.conftest import Train
 from vitmnist import make_loader
 from vitmnist import run as run_module
+from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import Loader
-from vitmnist.runtime.leftovers import left_since, running
 from vitmnist.runtime.signals import UNFINISHED
 
 SAMPLES, BATCH_SIZE = 16, 2

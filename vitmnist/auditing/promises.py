@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.auditing.subject import START, BatchCopy, Broken, ProbeDataset, Subject, Unchecked, start_epoch
 from vitmnist.data.seeding import GENERATORS, changed_generators, generator_states, seed_generators
-from vitmnist.runtime.leftovers import left_since, running
 
 WORKERS = 2
 RANKS = 2
