@@ -33,13 +33,7 @@ COMMANDS = {
 def load(command: str) -> Callable[[], None]:
     """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
     with handled_by(_end_at_once, signal.SIGINT):
-        try:
-            main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
-        except ImportError as error:  # of a version of Hydra or torch that is not supported
-            from vitmnist.cli.command import end
-            from vitmnist.runtime.failures import classify
-
-            end(error, classify(error))
+        main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main
 
 

@@ -42,7 +42,6 @@ def run(
     overrides: list[str],
     stop: StopSignal,
     world: World = SINGLE_PROCESS,
-    began_at: float | None = None,
 ) -> Result:
     """Train and evaluate as configured, or resume the run in `folder`; write its records there.
 
@@ -54,7 +53,6 @@ def run(
             checkpoints.
         overrides: command-line overrides, only stored.
         stop: asks the run to stop before its end; listens once training has begun.
-        began_at: the start of the process or job, in seconds since 1970; None: now.
 
     Raises:
         ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
@@ -62,14 +60,14 @@ def run(
         TrainingError: training cannot continue; recorded.
         RunInterrupted: the run was asked to stop; recorded and saved.
     """
-    began_at = began_at or time.time()
     values = to_plain_dict(config)
     deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
-    result = Result(overrides=overrides, choices=choices_of(values), config=values, began_at=began_at)
+    result = Result(overrides=overrides, choices=choices_of(values), config=values)
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         with ExitStack() as stack:
             context = RunContext(config, folder, result, stop, world, stack)
-            result.setup_s = time.time() - began_at - (result.compile_s or 0.0)  # finish_epoch adds the first wait
+            # `finish_epoch` adds the wait for the first batch.
+            result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             # From here on a signal stops the run after a step, when it can be saved. Before, there is nothing to lose.
             until_recorded.enter_context(stop.listening(deadline))
             setup = context.setup

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import traceback
 from collections.abc import Iterable
-from pathlib import Path
 
-import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
@@ -36,7 +33,6 @@ PLUGINS = {
 def describe(error: BaseException) -> Failure:
     """How an exception is reported: `classify`, and the errors of Hydra and OmegaConf."""
     text, cause = " ".join(str(error).split()), error.__cause__
-    failure = classify(error)
     if isinstance(error, UnknownKeyError):
         return Failure(_unknown_key(error))
     if isinstance(error, MissingConfigException):
@@ -49,9 +45,7 @@ def describe(error: BaseException) -> Failure:
         return Failure(f"{error.full_key}: {first_line(error)}")
     if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
         return Failure(f"{mark.name}, line {mark.line + 1}: is not valid YAML: {error.problem}")
-    if not failure.is_user_error and _is_raised_by_hydra(error):  # by its grammar, or a sweeper
-        return Failure(f"{text} (HYDRA_FULL_ERROR=1 shows the traceback)")
-    return failure
+    return classify(error)
 
 
 def refuse_flags(arguments: list[str]) -> None:
@@ -97,15 +91,3 @@ def _unreadable(override: str) -> str:
         return f"{override}: cannot be read; write KEY=VALUE"
     quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
     return f"{override}: cannot be read; text with characters such as ~ must be quoted, as in {quoted}"
-
-
-def _is_raised_by_hydra(error: BaseException) -> bool:
-    """Whether the innermost code of Hydra, of its plugins or of this program in the traceback is not ours."""
-    ours, theirs = Path(__file__).parents[1], Path(hydra.__file__).parent
-    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    known = [
-        file
-        for file in files
-        if file.is_relative_to(ours) or file.is_relative_to(theirs) or "hydra_plugins" in str(file)
-    ]
-    return bool(known) and not known[-1].is_relative_to(ours)

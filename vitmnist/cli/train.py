@@ -8,14 +8,12 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import hydra
-import psutil
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +24,8 @@ from vitmnist.cli.arguments import for_hydra
 from vitmnist.cli.messages import describe, refuse_flags
 from vitmnist.cli.torchrun import check_restarts, connect_ranks, follow_rank_0, start_other_ranks
 from vitmnist.config import CONF
+from vitmnist.errors import described
+from vitmnist.runtime.failures import Failure
 from vitmnist.runtime.files import display_path, locked
 from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -41,7 +41,6 @@ _world: World = SINGLE_PROCESS
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
-    began_at = time.time()
     run = import_run()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
@@ -50,15 +49,15 @@ def train(composed: DictConfig) -> float | None:
         if sweep.is_completed_job(composed, folder):
             return sweep.objective(folder)
         with sweep.recorded_job(composed, folder, overrides, _stop), locked(folder):
-            run(sweep.job_config(composed, folder), folder, overrides, _stop, began_at=began_at)
+            run(sweep.job_config(composed, folder), folder, overrides, _stop)
             return sweep.objective(folder)
         return None
-    this, began_at = folders.command, process_began_at()
+    this = folders.command
     try:
         start_other_ranks(_world, this)
         assert this.config is not None
         this.stage = "training"
-        run(this.config, folder, this.overrides, _stop, _world, began_at=began_at)
+        run(this.config, folder, this.overrides, _stop, _world)
         this.stage = "completed"
     except Exception as error:
         raise folders.TaskError from error
@@ -125,7 +124,7 @@ def train_as_rank_0_says() -> None:
     """Train as another rank, with the folder and the configuration of rank 0; returns if that ends without a run."""
     if followed := follow_rank_0(_world, folders.command.typed):
         folders.command.stage = "training"
-        import_run()(*followed, [], _stop, _world, began_at=process_began_at())
+        import_run()(*followed, [], _stop, _world)
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
@@ -141,20 +140,12 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-def process_began_at() -> float:
-    """When this process started, in seconds since 1970."""
-    process, now = psutil.Process(), time.time()
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return float(process.create_time())
-    # psutil adds the time of the boot, which it knows to the second.
-    since_boot = process.create_time() - psutil.boot_time()
-    return now - float(time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-
-
 def _end(error: BaseException) -> NoReturn:
     """Exit with one message, on the first rank that fails; says where the results are and how to resume."""
     error, output = _world.root_cause(error), folders.command.output
     failure = describe(error)
+    if not failure.is_user_error and folders.command.stage == "starting":  # by Hydra's grammar, or a sweeper
+        failure = Failure(f"{described(error)} (HYDRA_FULL_ERROR=1 shows the traceback)")
     if failure.status == "interrupted":
         # This goes to stderr if Hydra has not configured logging yet.
         log.warning("%s%s", failure.message, folders.command.resume_hint(_world.size))

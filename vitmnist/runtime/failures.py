@@ -79,20 +79,6 @@ def are_too_many_files_open(error: BaseException) -> bool:
     return re.search(r"Too many open files|received \d+ items of ancdata", str(error)) is not None
 
 
-def is_missing_interface(error: BaseException) -> bool:
-    """Whether an import from torch or Hydra failed: a newer version, which installing allows, may lack the name."""
-    return isinstance(error, ImportError) and _package(error) in ("hydra", "omegaconf", "optuna", "torch")
-
-
-def _package(error: ImportError) -> str:
-    return (error.name or "").partition(".")[0]
-
-
-def _missing_interface(error: ImportError) -> str:
-    package, advice = _package(error), "type pip install --upgrade vitmnist, or install an older"
-    return f"{first_line(error)}: this version of {package} is not supported; {advice} {package}"
-
-
 def _shared_memory_full(error: BaseException) -> str:
     return (
         f"the shared memory /dev/shm, through which workers hand over their batches, is full: {_last_line(error)}; "
@@ -136,7 +122,6 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),
     (worker_error, lambda error: str(worker_error(error))),
-    (is_missing_interface, _missing_interface),
     (OSError, _os_error),  # a full disk, a folder that was removed during the run
 )
 """What to recognise (a type or a predicate), and its `Failure` or the message of an error that the user can fix. The
