@@ -170,6 +170,55 @@ def test_a_damaged_cache_is_decoded_again_with_a_warning(
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [place]
 
 
+def flip_last_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("loader", ["cache", "ram", "gpu_slice"])
+@pytest.mark.parametrize("shuffle", ["sample", "none"])
+def test_a_sample_that_is_not_what_was_written_is_not_delivered_and_decoded_again(
+    loader: str, shuffle: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = Counted()
+    values(samples, tmp_path, fingerprint="counted")
+    mapped = map_from_cache(samples, CacheOptions(str(tmp_path), "counted"), 0)
+    (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    flip_last_byte(place / "images.npy")
+    with (
+        pytest.raises(DataError, match=rf"the cache {place} is damaged: sample 9 is not what was written; start again"),
+        make_loader(loader, mapped, **{**ORDER, "shuffle": shuffle}) as opened,
+    ):
+        list(opened.epoch(0))
+    assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
+    assert samples.reads == 20
+    assert f"the cache {place} cannot be used" in caplog.text
+
+
+def test_damaged_labels_are_found_when_the_cache_is_opened(tmp_path: Path) -> None:
+    values(Counted(), tmp_path, fingerprint="counted")
+    flip_last_byte(next(tmp_path.glob("*/labels.npy")))
+    with pytest.raises(DataError, match="sample 9 is not what was written"):
+        values(Counted(), tmp_path, fingerprint="counted")
+    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["cache.json", "images.npy", "crc32.npy"])
+@pytest.mark.parametrize("hostile", ["fifo", "device", "deep"])
+def test_a_file_of_another_kind_is_not_waited_for_and_decoded_again(name: str, hostile: str, tmp_path: Path) -> None:
+    values(Counted(), tmp_path, fingerprint="counted")
+    (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (place / name).unlink()
+    if hostile == "fifo":
+        os.mkfifo(place / name)
+    elif hostile == "device":
+        (place / name).symlink_to("/dev/zero")
+    else:
+        (place / name).write_text("[" * 100_000)
+    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
+
+
 def test_an_interrupted_decoding_leaves_nothing(tmp_path: Path) -> None:
     class Fails(Counted):
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.conftest import BRIEF, Train, assert_same_run, result_of
 from vitmnist import make_loader
+from vitmnist.data.checksums import Checksums, crc32
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -31,7 +32,7 @@ from vitmnist.runtime.memory import Memory
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
 TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
-MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=True)
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=Checksums(crc32(TENSORS.images.numpy()), None))
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from tests.support.pictures import assert_same, run
+from tests.support.pictures import Pictures, assert_same, run, write_pictures
 from tests.support.samples import SIZE, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import decoded_cache
@@ -282,3 +282,24 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
         in_cache(DataLoader([(torch.zeros(2, 2, dtype=torch.uint8), 1)] * SIZE), fingerprint="pairs 1")
     in_cache(DataLoader(Pairs()))
     assert len(decoded) == 4
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_a_damaged_cache_is_never_delivered(is_random: bool, tmp_path: Path) -> None:
+    from torchvision.transforms import Compose, RandomCrop, ToTensor  # takes 2 s
+
+    crops = Pictures(write_pictures(tmp_path / "pictures"), Compose([RandomCrop(8), ToTensor()]))
+    loader: DataLoader[Any] = DataLoader(crops if is_random else Pairs(), batch_size=8)
+
+    def batches() -> list[Any]:
+        return run(from_dataloader(loader, "cache", folder=str(tmp_path), fingerprint="one"))
+
+    expected = batches()
+    (file,) = (path for path in tmp_path.glob("*/*.npy") if path.name in ("images.npy", "0.npy"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    last = len(loader.dataset) - 1  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=rf"is damaged: sample {last} is not what was written; start again"):
+        batches()
+    assert_same(batches(), expected)

@@ -2,6 +2,7 @@
 
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
 FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor
+FOLDER/KEY/crc32.npy    a checksum of each sample in each file, compared whenever samples are read
 FOLDER/KEY/cache.json   the fingerprint, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
@@ -27,9 +28,11 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from vitmnist.data.checksums import RECORD, Checksums, crc32
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
+from vitmnist.runtime.records import read_json
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +48,10 @@ Chunks = Iterable[tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The contents of a cache: the mapped tensors, and the caller's notes."""
+    """The contents of a cache: the mapped tensors, the checksums of each, and the caller's notes."""
 
     mapped: tuple[Tensor, ...]
+    checksums: tuple[Checksums, ...]
     notes: dict[str, Any]
 
 
@@ -88,10 +92,12 @@ def decode_once(
                     shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
                     unfinished.mkdir()
                     files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
-                _write(folder, files, size, decode())
+                _, checksums = _write(folder, files, size, decode())
+                with _named_errors(folder):
+                    np.save(unfinished / "crc32.npy", checksums)
             record = json.dumps({"fingerprint": fingerprint, "notes": notes()}, indent=2)
             with _named_errors(folder):
-                write_atomic(unfinished / "cache.json", record.encode())
+                write_atomic(unfinished / RECORD, record.encode())
                 shutil.rmtree(entry, ignore_errors=True)
                 unfinished.rename(entry)
         finally:
@@ -101,13 +107,14 @@ def decode_once(
 
 def decode_temporarily(
     folder: Path, size: int, decode: Callable[[], Chunks], names: Sequence[str] = ("images", "labels")
-) -> tuple[Tensor, ...]:
-    """Mapped tensors in unnamed files, which disappear with the tensors or the process; raises as `decode_once`."""
+) -> CacheEntry:
+    """A cache in unnamed files, which disappear with the tensors or the process; raises as `decode_once`."""
     with ExitStack() as stack:
         with _named_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
-        return _write(folder, files, size, decode())
+        mapped, checksums = _write(folder, files, size, decode())
+        return CacheEntry(mapped, tuple(Checksums(values, None) for values in checksums), {})
 
 
 @contextmanager
@@ -131,9 +138,15 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
         return lock.acquire()
 
 
-def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> tuple[Tensor, ...]:
-    """Write all chunks as `.npy` files, and return the mapped tensors."""
-    counts = [0] * len(files)
+def _write(
+    folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks
+) -> tuple[tuple[Tensor, ...], np.ndarray[Any, Any]]:
+    """Write all chunks as `.npy` files.
+
+    Returns:
+        The mapped tensors, and the checksums, uint32 `[files, N]`; 0 for a tensor without a row per sample.
+    """
+    counts, checksums = [0] * len(files), []
     for chunk in chunks:
         try:
             arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
@@ -151,6 +164,8 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             for file, array in zip(files, arrays, strict=True):
                 file.write(array.data)
         counts = [count + len(array) for count, array in zip(counts, arrays, strict=True)]
+        rows = len(arrays[-1])
+        checksums.append([crc32(array) if len(array) == rows else np.zeros(rows, np.uint32) for array in arrays])
     if not any(counts):
         raise DataError("there is no sample to decode")
     with _named_errors(folder):
@@ -158,7 +173,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
         for file in files:
             file.flush()
             os.fsync(file.fileno())
-        return tuple(map(_map, files))
+        return tuple(map(_map, files)), np.concatenate(checksums, axis=1)
 
 
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
@@ -185,7 +200,19 @@ def _map(file: IO[bytes]) -> Tensor:
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
     """The cache in `entry`; raises `UNUSABLE` if it is missing or incomplete."""
-    record = json.loads((entry / "cache.json").read_text())
+    notes = read_json(entry / RECORD)["notes"]
     with ExitStack() as stack:
-        files = [stack.enter_context((entry / f"{name}.npy").open("rb")) for name in names]
-        return CacheEntry(tuple(map(_map, files)), record["notes"])
+        *files, checksums = [stack.enter_context(_open_file(entry / f"{name}.npy")) for name in (*names, "crc32")]
+        values = np.load(checksums, allow_pickle=False)
+        if values.dtype != np.uint32 or values.ndim != 2 or len(values) != len(files):
+            raise ValueError("its checksums are not those of its files")
+        mapped = tuple(map(_map, files))
+    if len(mapped[-1]) != values.shape[1]:
+        raise ValueError("its files differ in their number of samples")
+    return CacheEntry(mapped, tuple(Checksums(of_file, entry) for of_file in values), notes)
+
+
+def _open_file(path: Path) -> IO[bytes]:
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
+        raise ValueError(f"{path.name} is not a regular file")
+    return path.open("rb")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitmnist.data.checksums import Checksums
 from vitmnist.errors import DataError
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
@@ -25,7 +26,7 @@ class TensorSet:
     Args:
         images: `[N, …]` of any dtype.
         labels: `[N, …]` of any dtype.
-        mapped: `images` is a memory-mapped file, whose pages are read on demand.
+        mapped: the checksums of `images` if they are a memory-mapped file, whose pages are read on demand.
 
     Raises:
         DataError: not tensors, or of different lengths.
@@ -34,7 +35,7 @@ class TensorSet:
     images: Tensor
     labels: Tensor
     _: KW_ONLY
-    mapped: bool = False
+    mapped: Checksums | None = None
 
     def __post_init__(self) -> None:
         for name, tensor in (("images", self.images), ("labels", self.labels)):

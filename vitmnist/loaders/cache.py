@@ -49,17 +49,19 @@ def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     if not isinstance(data, TensorSet):
         refuse_random("cache", data, seed)
         decode, size = partial(iter_pairs, data, seed), len(data)  # type: ignore[arg-type]  # torch has no __len__
-        if not options.fingerprint:
-            return TensorSet(*decode_temporarily(folder, size, decode), mapped=True)
-        entry = decode_once(folder, f"{options.fingerprint}, {size} samples", size, decode)
-        return TensorSet(*entry.mapped, mapped=True)
+        if options.fingerprint:
+            entry = decode_once(folder, f"{options.fingerprint}, {size} samples", size, decode)
+        else:
+            entry = decode_temporarily(folder, size, decode)
+        images, labels = entry.mapped
+        return TensorSet(images, entry.checksums[1].checked(labels), mapped=entry.checksums[0])
     data.check_on_host()
     if data.mapped or not len(data):
         return data
     checksum = (data.sha256 if isinstance(data, Split) else None) or digest(data.images)
     fingerprint = f"{data.images.dtype} {list(data.images.shape)} {checksum}"
-    images, _ = decode_once(folder, fingerprint, len(data), partial(_chunks, data)).mapped
-    return TensorSet(images, data.labels, mapped=True)
+    entry = decode_once(folder, fingerprint, len(data), partial(_chunks, data))
+    return TensorSet(entry.mapped[0], data.labels, mapped=entry.checksums[0])
 
 
 def _chunks(tensors: TensorSet, size: int = 1024) -> Chunks:

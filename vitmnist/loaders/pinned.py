@@ -24,7 +24,7 @@ class HostLoader(Loader):
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         tensors.check_on_host()
-        self.tensors = TensorSet(tensors.images.detach(), tensors.labels.detach())
+        self.tensors = TensorSet(tensors.images.detach(), tensors.labels.detach(), mapped=tensors.mapped)
         self.backend = backend_of(device)
         self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.batch_size, sampler.size))
 
@@ -48,13 +48,18 @@ def gather(tensors: TensorSet, sampler: EpochSampler, number: int, start: int) -
         ordered = labels.index_select(0, indices)
         for first in range(0, len(indices), sampler.batch_size):
             rows = slice(first, first + sampler.batch_size)
-            yield gather_rows(images, indices[rows]), ordered[rows]
+            yield _checked(tensors, gather_rows(images, indices[rows]), indices[rows]), ordered[rows]
     else:
         for batch in sampler.batches(number, start, images.device):
             if isinstance(batch, slice):
-                yield images[batch], labels[batch]
+                yield _checked(tensors, images[batch], batch), labels[batch]
             else:
-                yield gather_rows(images, batch), labels.index_select(0, batch)
+                yield _checked(tensors, gather_rows(images, batch), batch), labels.index_select(0, batch)
+
+
+def _checked(tensors: TensorSet, images: Tensor, rows: slice | Tensor) -> Tensor:
+    """Images of a set, compared with their checksums if they are from a file."""
+    return tensors.mapped.checked(images, rows) if tensors.mapped else images
 
 
 def gather_rows(images: Tensor, rows: Tensor) -> Tensor:
@@ -81,6 +86,7 @@ class PinnedBuffers:
 
     def __init__(self, backend: Backend, tensors: TensorSet, batch_size: int) -> None:
         self._backend = backend
+        self._set = tensors
         self._tensors = tensors.images, tensors.labels
         self._batch_size = batch_size
         self._count = 0
@@ -91,10 +97,10 @@ class PinnedBuffers:
         """Queue a copy of the batch with these indices to the device, on the current stream."""
         buffers = self._acquire()
         try:
-            batch = tuple(
-                self._backend.to_device(_fill(buffer, tensor, indices))
-                for tensor, buffer in zip(self._tensors, buffers, strict=True)
+            images, labels = (
+                _fill(buffer, tensor, indices) for tensor, buffer in zip(self._tensors, buffers, strict=True)
             )
+            batch = tuple(map(self._backend.to_device, (_checked(self._set, images, indices), labels)))
         except BaseException:
             with self._lock:
                 self._count -= 1  # the buffers are dropped: a copy out of them may be under way

@@ -41,4 +41,4 @@ def in_memory(data: Data, seed: int) -> TensorSet:
     """The set as tensors in host memory; random samples as in epoch 0 of `seed`."""
     if not isinstance(data, TensorSet):
         return TensorSet(*load_chunks(iter_pairs(data, seed), len(data)))  # type: ignore[arg-type]  # torch has no __len__
-    return TensorSet(data.images.clone(), data.labels) if data.mapped else data
+    return TensorSet(data.mapped.checked(data.images.clone()), data.labels) if data.mapped else data

@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
+from vitmnist.data.checksums import Checksums
 from vitmnist.errors import DataError
 
 
 @dataclass(frozen=True)
 class BatchTensors:
-    """The tensors of a batch by their names, such as `batch['image']`, and how they are nested in it."""
+    """The tensors of a batch by their names, such as `batch['image']`, and how they are nested in it.
+
+    `checksums` has those of each tensor that is in a file.
+    """
 
     tensors: dict[str, Tensor]
     structure: TreeSpec
+    checksums: tuple[Checksums, ...] = ()
 
     @classmethod
     def of(cls, batch: Any, size: int) -> BatchTensors:
@@ -81,4 +86,7 @@ class BatchTensors:
                 f"the sampler gives {found}, …; decoded samples have the indices 0 to {len(tensors[0]) - 1}"
             )
         rows = rows.to(tensors[0].device)
-        return tree_unflatten([tensor.index_select(0, rows) for tensor in tensors], self.structure)
+        gathered = [tensor.index_select(0, rows) for tensor in tensors]
+        for one, of_file in zip(gathered, self.checksums, strict=False):  # there are none in memory
+            of_file.checked(one, rows)
+        return tree_unflatten(gathered, self.structure)

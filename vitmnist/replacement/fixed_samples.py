@@ -47,10 +47,10 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
         fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
     contents = fingerprint and f"{fingerprint}, {size} samples, {first.forms}"
     files = [str(number) for number in range(len(first.tensors))]
-    tensors = store.keep(contents, chunks, size, files, in_memory)
+    tensors, checksums = store.keep(contents, chunks, size, files, in_memory)
     if on_device:
         tensors = tuple(tensor.to(store.device) for tensor in tensors)
-    batches = replace(first, tensors=dict(zip(first.tensors, tensors, strict=True)))
+    batches = replace(first, tensors=dict(zip(first.tensors, tensors, strict=True)), checksums=checksums)
     workers = workers_needed(dataloader)
     replaced = rebuilt(
         dataloader,

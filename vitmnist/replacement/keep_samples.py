@@ -15,6 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_structure
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
+from vitmnist.data.checksums import Checksums
 from vitmnist.data.collate import unchanged
 from vitmnist.data.decoded_cache import Chunks, decode_once, decode_temporarily
 from vitmnist.data.seeding import refusing_draws
@@ -44,18 +45,20 @@ class Store:
         size: int,
         files: Sequence[str],
         load: Callable[[], Any],
-    ) -> tuple[Tensor, ...]:
-        """The tensors of all chunks.
+    ) -> tuple[tuple[Tensor, ...], tuple[Checksums, ...]]:
+        """The tensors of all chunks, and the checksums of those in a file.
 
         Args:
             contents: identifies them for other processes; None keeps them for this process alone.
             load: reads them into memory.
         """
         if self.name != "cache":
-            return load()  # type: ignore[no-any-return]
+            return load(), ()
         if contents:
-            return decode_once(self.folder, contents, size, chunks, names=files).mapped
-        return decode_temporarily(self.folder, size, chunks, files)
+            entry = decode_once(self.folder, contents, size, chunks, names=files)
+        else:
+            entry = decode_temporarily(self.folder, size, chunks, files)
+        return entry.mapped, entry.checksums
 
 
 def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any], store: Store) -> Samples:
@@ -85,8 +88,10 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
         return load(chunks(), expected, check)  # type: ignore[arg-type]
 
     contents = store.fingerprint and f"{store.fingerprint}, {size} samples of {structure}"
-    content, shapes = store.keep(contents, chunks, size, FILES, in_memory)
-    return Samples(content, shapes, structure)
+    (content, shapes), checksums = store.keep(contents, chunks, size, FILES, in_memory)
+    if checksums:
+        checksums[1].checked(shapes)
+    return Samples(content, shapes, structure, checksums=checksums[1] if checksums else None)
 
 
 def _encode_chunk(source: Any, structure: TreeSpec, indices: Sequence[int]) -> tuple[Tensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_structure, tree_unflatten
 
+from vitmnist.data.checksums import Checksums, damage
 from vitmnist.errors import DataError, described
 
 BYTES = ("L", "LA", "RGB", "RGBA")
@@ -30,7 +32,7 @@ DTYPES = (
     *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 )
 MAX_DIMS = 5
-COLUMNS = 4 + MAX_DIMS  # form, mode or dtype, number of bytes, number of dimensions, dimensions
+COLUMNS = 5 + MAX_DIMS  # form, mode or dtype, number of bytes, number of dimensions, dimensions, CRC-32 of the bytes
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class Samples:
         shapes: a description of each value of each sample, int64 `[N, values, COLUMNS]`; it contains the numbers.
         structure: of a sample.
         as_tensors: return pictures as uint8 tensors `[C, H, W]`.
+        checksums: those of `shapes`, if the samples are in a file; their bytes are then compared too.
     """
 
     content: Tensor
     shapes: Tensor
     structure: TreeSpec
     as_tensors: bool = False
+    checksums: Checksums | None = None
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -57,6 +61,8 @@ class Samples:
         start, values = int(self._starts[index]), []
         for row in self.shapes[index].tolist():
             content = self.content[start : start + row[2]]
+            if self.checksums and zlib.crc32(content.numpy().data) != row[-1]:
+                raise damage(self.checksums.entry, index)
             values.append(_as_tensor(row, content) if self.as_tensors and row[0] == PICTURE else _decode(row, content))
             start += row[2]
         return tree_unflatten(values, self.structure)
@@ -107,7 +113,7 @@ def encode(samples: Sequence[Any], structure: TreeSpec | None = None) -> tuple[T
         rows = []
         for value in values:
             row, encoded = _encode(value)
-            rows.append([*row, *[0] * (COLUMNS - len(row))])
+            rows.append([*row, *[0] * (COLUMNS - 1 - len(row)), zlib.crc32(encoded.numpy().data)])
             content.append(encoded)
         shapes.append(rows)
     return torch.cat([NOTHING, *content]), torch.tensor(shapes, dtype=torch.int64)

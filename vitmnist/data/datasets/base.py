@@ -69,6 +69,7 @@ class Split(TensorSet):
             "reader": Subset(self.reader, rows) if self.reader and rows.start else self.reader,
             "sha256": self.sha256 if len(rows) == len(self) else None,
             "files": self.files[span] if self.files else None,
+            "mapped": self.mapped[span] if self.mapped else None,
         }
         return replace(self, **{**fields, **changes})
 

@@ -88,7 +88,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     decoder = FolderDecoder(folder, [train, test], options)
     samples = decoder.samples
     entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
-    images, labels, notes = *entry.mapped, entry.notes
+    (images, labels), notes = entry.mapped, entry.notes
+    entry.checksums[1].checked(labels)
     unreadable = dict(notes["unreadable"])
     _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
     readable = [index for index in range(len(samples)) if index not in unreadable]
@@ -102,7 +103,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         mean, std = channel_statistics(images[spans[0]])
     both = Split(
         *(images, labels, mean, std, tuple(classes)),
-        mapped=True,
+        mapped=entry.checksums[0],
         files=[str(path.relative_to(folder)) for path in paths],
     )
     train_split, test_split = (
