@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from tests.conftest import BRIEF, Train, assert_same_run, result_of
 from vitmnist import make_loader
 from vitmnist.data.checksums import Checksums, crc32
+from vitmnist.data.difference import find_difference
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -82,6 +84,26 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert "waiting" not in table, "without a model there is nothing that waits"
     with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
         chosen("broken")
+
+
+@pytest.mark.parametrize("fastest", ["ram", "gpu_slice", "disk"])
+def test_any_loader_of_a_map_style_dataset_may_win(fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU gpu_slice is timed on what ram has decoded, and built of it."""
+
+    def decide(turns: list[Timed], *parts: object) -> int:
+        for timed in turns:
+            assert timed.row
+            timed.blocks = [Block(0.1 if timed.row.name == fastest else 1.0, 0.0)]
+        return 1
+
+    monkeypatch.setattr(auto_module, "take_turns", decide)
+    pairs = TensorDataset(torch.arange(69).view(23, 3), torch.arange(23))
+    options = {"candidates": ["ram", "gpu_slice", "disk"], "worker_counts": []}
+    with make_loader("auto", pairs, batch_size=5, device="cpu", seed=0, **options) as loader:
+        assert loader.selection.name == fastest
+        found = list(loader.epoch(0))
+    with make_loader("disk", pairs, batch_size=5, device="cpu", seed=0) as loader:
+        assert find_difference(found, list(loader.epoch(0))) is None
 
 
 def test_mistaken_candidates_are_named() -> None:

@@ -105,7 +105,9 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluat
     config, device, trained, dataset = load_run(folder, overrides, weights)
     split = trained.normalized(dataset.test)
     # All loaders give the same result; this one has no options.
-    with make_loader("ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none") as loader:
+    with make_loader(
+        "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
+    ) as loader:
         _, predictions = loop.evaluate(trained.model, loader, Preprocess(split).to(device))
     return Evaluation(trained.path, dataset, split, predictions)
 

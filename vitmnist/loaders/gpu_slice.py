@@ -37,6 +37,8 @@ class GpuSliceLoader(Loader):
         super().__init__(sampler)
         check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
         tensors = in_memory(data, sampler.seed) if device.type == "cpu" else data
+        if tensors.mapped:
+            tensors.mapped.checked(tensors.images)
         to_device = backend_of(device).to_device
         self.tensors = TensorSet(to_device(tensors.images.detach()), to_device(tensors.labels.detach()))
 

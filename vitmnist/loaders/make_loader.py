@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler, whole_number
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -31,6 +33,8 @@ def make_loader(
     drop_last: bool = False,
     epochs: int | None = None,
     step: Step | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
     **options: Any,
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
@@ -42,7 +46,7 @@ def make_loader(
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
             dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
             `torch.utils.data.Dataset`.
-        batch_size: samples in a batch.
+        batch_size: samples in a batch, of all ranks together.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
@@ -53,15 +57,22 @@ def make_loader(
             (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
             are restored.
+        rank: of this process, where several train one model: it gets its part of each batch. By default that of
+            `torch.distributed`, if it is initialised; 0 in a single process.
+        world_size: the number of these processes.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
 
     Raises:
-        ConfigError: an unknown name or option, or a loader that cannot load such data.
+        ConfigError: an unknown name or option, a loader that cannot load such data, or a process of torchrun that does
+            not say which rank it is.
         DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
     loaded = loadable(data)
     sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
+    rank, world_size = _ranks(rank, world_size)
+    if world_size > 1:
+        sampler = RankSampler.of(sampler, rank, world_size)
     epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
@@ -90,6 +101,25 @@ def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:
             "__getitem__ and __len__); of a dataset with several splits, give one"
         )
     return data  # type: ignore[return-value]  # torch has no protocol for it
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """The rank of this process, and how many there are; raises `ConfigError` if they are unknown or impossible."""
+    if (rank is None) != (world_size is None):
+        raise ConfigError("rank= and world_size= belong together; give both")
+    if rank is None or world_size is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if (size := os.environ.get("WORLD_SIZE", "1")) != "1":  # each rank would silently train on all batches
+            raise ConfigError(
+                f"WORLD_SIZE={size}: torchrun has started several processes, and each needs its part of a batch; call "
+                "torch.distributed.init_process_group() before, or give rank= and world_size="
+            )
+        return 0, 1
+    world_size = whole_number("world_size", world_size, least=1)
+    if (rank := whole_number("rank", rank, least=0)) >= world_size:
+        raise ConfigError(f"rank={rank}: must be below world_size={world_size}")
+    return rank, world_size
 
 
 def _as_tensor(name: str, values: Any) -> Any:
