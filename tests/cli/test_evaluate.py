@@ -160,7 +160,9 @@ def test_every_mistake_is_listed_and_the_worst_are_drawn(trained: Path, call_her
     wrong = [row for row in rows if row["true_class"] != row["predicted_class"]]
     assert len(wrong) == round(300 * (1 - printed["accuracy"] / 100))
     wrong.sort(key=lambda row: -row["probability"])
-    listed = list(csv.DictReader((trained / "mistakes.csv").read_text().splitlines()))
+    lines = (trained / "mistakes.csv").read_text().splitlines()
+    assert all(isinstance(row["probability"], float) for row in csv.DictReader(lines, quoting=csv.QUOTE_NONNUMERIC))
+    listed = list(csv.DictReader(lines))
     assert [list(row.values())[:3] for row in listed] == [list(map(str, row.values()))[:3] for row in wrong]
     assert torch.equal(*(torch.tensor([float(row["probability"]) for row in table]) for table in (listed, wrong)))
     assert (trained / "mistakes.png").read_bytes().startswith(b"\x89PNG")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from pathlib import Path
 
+import pandas
 import pytest
 
-from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
+from vitmnist.runtime.records import UnreadableError, csv_text, read_json, read_yaml
 
 BOMB = b"a: &a [x, x]\n" + b"".join(b"%c: &%c [*%c, *%c]\n" % (k, k, k - 1, k - 1) for k in range(98, 123))
 
@@ -53,3 +56,32 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 def test_interpolations_stay_text(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a: ${oc.env:HOME}\nb: {c: 0.5, d: [1, true, null]}\n")
     assert read_yaml(tmp_path / "file") == {"a": "${oc.env:HOME}", "b": {"c": 0.5, "d": [1, True, None]}}
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])  # what a spreadsheet takes for one depends on its language
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n", "\v", "\x85", "\u2028"])
+@pytest.mark.parametrize("formula", ["=1+1", "@SUM(1)", "+1+1", "-1+1"])
+def test_no_cell_of_a_table_is_or_becomes_a_formula(formula: str, end: str, separator: str) -> None:
+    """However a reader divides the text into lines and cells."""
+    texts = [formula, f"cat{end}{formula}", f"{end}{formula}", f" {formula}", f'a"{separator}{formula}', f"\t{formula}"]
+    table = csv_text([f"{end}{formula}", "number"], [{f"{end}{formula}": text, "number": -0.5} for text in texts])
+    lines = table.splitlines()
+    assert lines == table.split("\n")[:-1]
+    assert len(lines) == 1 + len(texts)
+    for line in lines:
+        for cell in next(csv.reader([line], delimiter=separator)):
+            assert cell == "-0.5" or not cell.lstrip(' \t"').startswith(formula), line
+    rows = list(csv.reader(io.StringIO(table), quoting=csv.QUOTE_NONNUMERIC))
+    assert [number for _, number in rows[1:]] == [-0.5] * len(texts)
+    assert pandas.read_csv(io.StringIO(table))["number"].tolist() == [-0.5] * len(texts)
+
+
+def test_texts_are_quoted_and_numbers_are_not() -> None:
+    rows = [{"class": 'a "cat", 1', "part": 0.25, "is_last": True, "offset": "-0.5"}, {"class": "1"}]
+    table = csv_text(["class", "part", "is_last", "offset"], rows)
+    assert table.splitlines() == [
+        '"class","part","is_last","offset"',
+        '"a ""cat"", 1",0.25,True,"-0.5"',
+        '"1","","",""',
+    ]
+    assert pandas.read_csv(io.StringIO(table))["part"].isna().tolist() == [False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 import sys
@@ -63,7 +64,7 @@ def test_the_documented_metric_is_recorded_everywhere(quick: list[str], tmp_path
             assert 0 <= epoch[f"{split}_acc"] < epoch[f"{split}_top5"] < 100
             assert epoch[f"{split}_top5"] == expected[f"{split}_top5"]
     header, *_ = (stopped / "epochs.csv").read_text().splitlines()
-    assert {"train_top5", "eval_top5"} <= set(header.split(","))
+    assert {"train_top5", "eval_top5"} <= set(next(csv.reader([header])))
     (events,) = whole.glob("events.out.tfevents.*")
     tags = EventAccumulator(str(events)).Reload().Tags()["scalars"]
     assert {"train/top5", "eval/top5", "summary/eval_top5_last"} <= set(tags)

@@ -68,7 +68,8 @@ class Evaluation:
     def mistakes_csv(self) -> bytes:
         """A row for each misclassified image, the most confident first, in split order among equals."""
         mistakes = self.rows(self.predictions.mistakes(self.split.labels))
-        rows = [row | {"probability": f"{row['probability']:.9g}"} for row in mistakes]  # 9 digits identify a float32
+        # 9 digits identify a float32.
+        rows = [row | {"probability": float(f"{row['probability']:.9g}")} for row in mistakes]
         columns = ("image", "true_class", "predicted_class", "probability")
         return csv_text(columns, rows).encode(errors="surrogateescape")
 

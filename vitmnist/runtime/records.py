@@ -78,23 +78,27 @@ def refuse_control_characters(text: str) -> None:
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """A CSV table of the columns of some rows; a missing value and None are empty cells.
 
-    A text that a spreadsheet would run as a formula gets an apostrophe in front.
+    Texts are quoted and numbers are not. A text that a spreadsheet would run as a formula gets an apostrophe in front;
+    its line ends become spaces, because what follows one could begin a row.
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_quoted, columns))
-    writer.writerows([_quoted(row.get(column)) for column in columns] for row in rows)
+    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    writer.writerow(map(_cell, columns))
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
     return text.getvalue()
 
 
-def _quoted(cell: Any) -> Any:
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return cell
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    line = " ".join(value.splitlines())
+    if not line.lstrip().startswith(("=", "+", "-", "@")):
+        return line
     try:
-        float(cell)
+        float(line)
     except ValueError:
-        return f"'{cell}"
-    return cell
+        return f"'{line}"
+    return line
 
 
 def _read(path: Path, megabytes: int) -> str:
