@@ -6,13 +6,16 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from tests.conftest import CallHere, result_of
 from tests.support.processes import TrainProcess
@@ -25,6 +28,7 @@ from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.data.image_io import find_pictures
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.models.base import MODELS
 
 CPU = torch.device("cpu")
 NO_EFFECT = "has no effect on a trained model; only data, device, batch_size can be changed"
@@ -197,6 +201,50 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
     assert load_inference_model(folder, CPU).path.stem == "last"
     with pytest.raises(ConfigError, match="holds no final weights"):
         load_inference_model(folder, CPU, "final")
+
+
+@dataclass
+class PretrainedOptions:
+    weights: str = "none.pt"
+    checks: bool = False
+
+
+def build_pretrained(options: PretrainedOptions, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The CNN with weights from a file, which the builder may look for first."""
+    if options.checks and not Path(options.weights).exists():
+        raise ConfigError(f"model.weights={options.weights}: there is no such file")
+    model = MODELS.build(MODELS.complete({"name": "cnn"}), shape, classes)
+    model.load_state_dict(torch.load(options.weights))
+    return model
+
+
+def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(
+    trained: Path, tmp_path: Path, call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither without the file that its options name, nor without the module that registers it."""
+    monkeypatch.setattr(MODELS, "_registered", {**MODELS._members})
+    MODELS.register("pretrained", PretrainedOptions)(build_pretrained)
+    shutil.copytree(trained / "run", tmp_path / "run")
+    file, weights = tmp_path / "run" / "checkpoints" / "final.safetensors", tmp_path / "weights.pt"
+    tensors = load_file(file)
+    with safe_open(file, framework="pt") as opened:
+        info = json.loads(opened.metadata()["vitmnist"])
+    error, evaluated = "error: run/checkpoints/final.safetensors: its model ", ["run", f"data.root={trained / 'data'}"]
+    for checks, reason in (
+        (False, f"{weights}: No such file or directory"),
+        (True, f"model.weights={weights}: there is no such file"),
+    ):
+        model = {"name": "pretrained", "weights": str(weights), "checks": checks}
+        save_file(tensors, file, {"vitmnist": json.dumps(info | {"model": model})})
+        torch.save(tensors, weights)
+        assert call_here(evaluate_main, *evaluated).returncode == 0
+        weights.unlink()
+        ended = call_here(evaluate_main, *evaluated)
+        assert ended.stderr == f"{error}cannot be built: {reason}; put back what it was trained with\n"
+    del MODELS._registered["pretrained"]
+    ended = call_here(predict_main, "run", "nothing.png")
+    what_to_do = "put the module that registers it back into vitmnist/models"
+    assert ended.stderr == f"{error}'pretrained' is not registered, only cnn, vit; {what_to_do}\n"
 
 
 def test_a_data_set_that_does_not_fit_the_model_is_refused(trained: Path, tmp_path: Path) -> None:

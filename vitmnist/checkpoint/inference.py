@@ -14,8 +14,10 @@ from torch import nn
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DATASETS, Split
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.models.base import MODELS
+from vitmnist.runtime.failures import classify
+from vitmnist.runtime.records import refuse_control_characters
 
 WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
 
@@ -68,7 +70,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
 
     Raises:
         ConfigError: the folder does not contain these weights.
-        DataError: they are damaged.
+        DataError: they are damaged, or their model cannot be built.
     """
     candidates = [folder / storage.FOLDER / WEIGHTS[name] for name in ([weights] if weights else WEIGHTS)]
     path = next((path for path in candidates if path.is_file()), None)
@@ -77,13 +79,28 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         raise ConfigError(f"{folder}: holds no {names} weights in {storage.FOLDER}/; name the folder of a run")
     with storage.reporting_damage(path):
         info, tensors = _read(path)
+        refuse_control_characters(json.dumps(info))
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
-        model = MODELS.build(info["model"], shape, len(classes))
+        model = _build(path, info["model"], shape, len(classes))
         model.load_state_dict(tensors)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, info["draft"])
+
+
+def _build(path: Path, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build the model of an undamaged file; raises `DataError` if something is missing that it was trained with."""
+    if options["name"] not in (names := MODELS.names()):
+        raise DataError(
+            f"{path}: its model {options['name']!r} is not registered, only {', '.join(names)}; put the module that "
+            "registers it back into vitmnist/models"
+        )
+    try:
+        return MODELS.build(options, shape, classes)
+    except (UserError, OSError) as error:  # a file that its options name has moved
+        reason = classify(error).message
+        raise DataError(f"{path}: its model cannot be built: {reason}; put back what it was trained with") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
