@@ -155,6 +155,34 @@ ACCURACY: dict[str, tuple[Records, str]] = {
         f"{BEST}90.56% (95% interval 89.97–91.12 for 10,000 images; 90.25–90.88 over 6 seeds).",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
+    "one that ended, and one that did not": (accuracies(3, 97.0) + accuracies(6, 97.0, status="failed"), ""),
+    "all equal": (
+        [a(loader, 2.0, seed=seed) for loader in ("disk", "ram", "cache") for seed in (1, 2)],
+        "The same median accuracy: 3 of 3 configurations, 90.00% (95% interval 89.40–90.57 for 10,000 images; "
+        "90.00–90.00 over 2 seeds).",
+    ),
+    "all equal that ended": (
+        [a("disk", 8.0), a("ram", 2.0), BROKEN],
+        "The same median accuracy: 2 of 3 configurations, 90.00% (95% interval 89.40–90.57 for 10,000 "
+        "images; one seed).",
+    ),
+    "equal with each loader": (
+        [
+            {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=accuracy)]}
+            for size, accuracy in ((50, 97.1), (500, 96.0))
+            for loader in ("disk", "ram")
+        ],
+        "Highest median accuracy: 2 of 4 configurations (batch_size=50), 97.10% (95% interval 96.75–97.41 for 10,000 "
+        "images; one seed).",
+    ),
+    "equal by chance": (
+        [
+            {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=accuracy)]}
+            for loader, size, accuracy in (("disk", 50, 97.1), ("ram", 500, 97.1), ("cache", 50, 96.0))
+        ],
+        "Highest median accuracy: 2 of 3 configurations, 97.10% (95% interval 96.75–97.41 for 10,000 "
+        "images; one seed).",
+    ),
 }
 
 
@@ -169,4 +197,5 @@ def test_the_summary_consists_of_these_sentences(tmp_path: Path) -> None:
         SINGLE,
         "Not ranked, for the reason in the column status: 1 of 3 rows.",
         SAME,
+        ACCURACY["all equal that ended"][1],
     ]

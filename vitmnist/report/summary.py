@@ -145,16 +145,26 @@ def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
 
 
 def highest_accuracy(comparison: Comparison) -> str:
-    """The highest median accuracy over the seeds, with a binomial interval and the range of the seeds."""
+    """The highest median accuracy over the seeds, with a binomial interval and the range of the seeds.
+
+    Loaders deliver identical batches, so several configurations often share it; none of them is singled out.
+    """
     by_row = {row: by_seed for row in comparison.rows if (by_seed := row.by_seed("eval_acc"))}
     medians = {row: median(by_seed.values()) for row, by_seed in by_row.items()}
-    best = max(medians, key=lambda row: medians[row], default=None)
-    images = best and best.runs[0].section("dataset").get("test_size")
-    if not best or not images or len(set(medians.values())) < 2:
+    highest = max(medians.values(), default=0.0)
+    best = [row for row, value in medians.items() if value == highest]
+    images = best and best[0].runs[0].section("dataset").get("test_size")
+    if len(medians) < 2 or not images:
         return ""
-    values = by_row[best].values()
-    seeds = f"{min(values):.2f}–{max(values):.2f} over {len(values)} seeds" if len(values) > 1 else "one seed"
+    title = "Highest median accuracy" if len(best) < len(medians) else "The same median accuracy"
+    first, *others = (row.values for row in best)
+    label = overrides({key: value for key, value in first.items() if all(one.get(key) == value for one in others)})
+    if others:
+        label = f"{len(best)} of {len(comparison.rows)} configurations" + f" ({label})" * bool(label)
+    values = [value for row in best for value in by_row[row].values()]
+    seeds = len({seed for row in best for seed in by_row[row]})
+    over = f"{min(values):.2f}–{max(values):.2f} over {seeds} seeds" if seeds > 1 else "one seed"
     # All seeds evaluate the same images, so more seeds do not narrow this interval.
-    low, high = (100 * bound for bound in wilson(min(medians[best] / 100, 1.0), images))
+    low, high = (100 * bound for bound in wilson(min(highest / 100, 1.0), images))
     interval = f"95% interval {low:.2f}–{high:.2f} for {images:,} images"
-    return f"Highest median accuracy: {best.label}, {medians[best]:.2f}% ({interval}; {seeds})."
+    return f"{title}: {label}, {highest:.2f}% ({interval}; {over})."
