@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -10,27 +11,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import apply_diff, blocks, write_block
+from tests.support.pictures import PHOTOS, draw_photos
 
 PAGE = REPOSITORY / "docs" / "diagnose.md"
+SCRIPT = "docs/examples/photos.py"
 FEW = ["--steps=20", "--warm-up=2"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the scripts of the page, and with 160 JPEG files for the one that reads files."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the scripts of the page and the example, and with 160 of its pictures."""
     for content in blocks("python", PAGE):
         if content.startswith("# "):
             write_block(tmp_path, content)
-    photo = tmp_path / "photo.jpg"
-    Image.merge("RGB", [Image.effect_noise((500, 375), 40) for _ in range(3)]).save(photo)
-    for number in range(160):
-        copy = tmp_path / "photos" / f"class {number % 4}" / f"{number}.jpg"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(photo, copy)
+    shutil.copytree(PHOTOS.parent, tmp_path / "docs" / "examples")
+    monkeypatch.chdir(tmp_path)
+    draw_photos(160)
     return tmp_path
 
 
@@ -51,7 +50,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 def observe(folder: Path, script: str) -> str:
     """What the command of the page prints about a script, over few steps."""
-    documented = re.findall(rf"^\$ vitmnist (diagnose .*){script}\b", PAGE.read_text(), re.MULTILINE)
+    documented = re.findall(rf"^\$ vitmnist (diagnose .*) {script}\b", PAGE.read_text(), re.MULTILINE)
     (options,) = set(documented)
     return run(folder, "-m", "vitmnist", *options.split(), *FEW, script)
 
@@ -85,19 +84,51 @@ def test_a_script_has_another_limit_after_its_change(folder: Path, script: str, 
 @pytest.mark.slow  # it measures six ways to load
 def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
     """Of which the diagnosis in the script finds that it gives the same batches."""
-    assert limit(observe(folder, "photos.py")) == "input-bound"
-    first, *rest = changes("photos.py")
+    assert limit(observe(folder, SCRIPT)) == "input-bound"
+    first, *rest = changes(SCRIPT)
     apply_diff(folder, first)
-    printed = measure(folder, "photos.py")
+    printed = measure(folder, SCRIPT)
     assert limit(printed) == "input-bound"
     for loader in ("ram", "cache", "DataLoader, num_workers=2"):
         assert re.search(rf"^{loader} .* yes$", printed, re.MULTILINE), printed
     for diff in rest:
         apply_diff(folder, diff)
-    assert limit(measure(folder, "photos.py")) != "input-bound"
+    assert limit(measure(folder, SCRIPT)) != "input-bound"
 
 
-def test_readme_shows_the_command_of_the_first_story() -> None:
+def test_the_page_shows_what_the_example_does() -> None:
+    (excerpt,) = (block for block in blocks("python", PAGE) if 'ImageFolder("photos"' in block.partition("\n")[0])
+    assert PHOTOS.read_text().endswith(f"\n{excerpt}")
     lines = "".join(blocks("bash", REPOSITORY / "README.md")).splitlines()
     (command,) = (line for line in lines if "vitmnist diagnose" in line)
     assert f"$ {command}\n" in PAGE.read_text()
+    assert f"\n    {command}\n" in PHOTOS.read_text()
+
+
+def test_the_example_draws_the_same_pictures_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        draw_photos(8)
+        files = sorted(Path("photos").glob("*/*.jpg"))
+        drawn.append({str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+    assert len(set(drawn[0].values())) == 8
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.slow  # it draws all pictures
+def test_the_command_of_the_readme_works_in_a_fresh_folder(tmp_path: Path) -> None:
+    """Of which it finds the limit, and leaves nothing but the pictures, which git ignores and the next start uses."""
+    shutil.copytree(PHOTOS.parent, tmp_path / "docs" / "examples")
+    (command,) = (line for line in "".join(blocks("bash", REPOSITORY / "README.md")).splitlines() if SCRIPT in line)
+    printed = run(tmp_path, "-m", *command.split())
+    assert limit(printed) == "input-bound"
+    assert "from_dataloader(loader), which decodes once and gives the same batches" in printed
+    assert {file.name for file in tmp_path.iterdir()} == {"docs", "photos"}
+    pictures = {file: file.stat().st_mtime_ns for file in tmp_path.glob("photos/*/*.jpg")}
+    assert len(pictures) == 2000
+    for name in ("photos", "photos.unfinished"):
+        subprocess.run(["git", "check-ignore", "--quiet", f"{name}/a.jpg"], cwd=REPOSITORY, check=True)
+    assert "drawing" not in run(tmp_path, "-m", *command.split())
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("photos/*/*.jpg")} == pictures

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks, write_block
+from tests.support.pictures import draw_photos
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError
 
@@ -37,15 +37,13 @@ def run(folder: Path, *arguments: str) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the scripts of the page and 64 pictures."""
     for content in blocks("python", REPOSITORY / "docs" / "diagnose.md"):
         if content.startswith("# "):
             write_block(tmp_path, content)
-    for number in range(PICTURES):
-        file = tmp_path / "photos" / f"class {number % 4}" / f"{number}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((80, 60), 40).convert("RGB").save(file)
+    monkeypatch.chdir(tmp_path)
+    draw_photos(PICTURES)
     return tmp_path
 
 

@@ -12,11 +12,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from tests.conftest import REPOSITORY
 from vitmnist import from_dataloader
 from vitmnist.data.difference import find_difference
 from vitmnist.data.seeding import seed_generators
 
 COUNT = 18
+PHOTOS = REPOSITORY / "docs" / "examples" / "photos.py"
 
 
 def draw(seed: int, mode: str = "RGB") -> Image.Image:
@@ -43,6 +45,13 @@ def write_pictures(folder: Path, count: int = COUNT, suffix: str = "jpg") -> Pat
         path.parent.mkdir(parents=True, exist_ok=True)
         draw(number).save(path)
     return folder
+
+
+def draw_photos(count: int) -> None:
+    """Draw `photos` in the current folder as the example does at its first start, but fewer of them."""
+    drawing, _, _ = PHOTOS.read_text().partition("\nphotos = ")
+    assert drawing.count("PICTURES = 2000\n") == 1
+    exec(drawing.replace("PICTURES = 2000\n", f"PICTURES = {count}\n"), {})
 
 
 class Pictures(Dataset[Any]):
