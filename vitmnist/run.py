@@ -24,7 +24,7 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_record
 from vitmnist.tracking.hardware import HardwareFigures
-from vitmnist.tracking.log import log_epoch, log_setup, log_verdict
+from vitmnist.tracking.log import log_epoch, log_setup, log_shared_cores, log_verdict
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
@@ -186,6 +186,7 @@ class RunContext:
             self.checkpoints.after_epoch(is_last, must_save=True)
             raise DataError(f"cannot write {error.filename}: {error.strerror}") from error
         log_epoch(record, config.epochs)
+        log_shared_cores(self.result, self.hardware.cores)
         self.checkpoints.after_epoch(is_last)
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:

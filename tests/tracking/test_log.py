@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import PLAIN, REPOSITORY
+from vitmnist.runtime.cpu import Cores, available_cores
 from vitmnist.tracking.epoch_table import METRICS
-from vitmnist.tracking.log import log_verdict
+from vitmnist.tracking.log import log_shared_cores, log_verdict
 from vitmnist.tracking.result import Result
 
 ADVICE = "; data/loader=auto measures which loader helps"
@@ -38,3 +45,59 @@ def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
         log_verdict(result)
     assert caplog.messages == [message]
     assert result.verdict() == message.removesuffix(ADVICE)
+
+
+SHARED = Cores(4, busy=1.9, others=2.0)
+STARTS = [True, False]  # `first_of_start` of the epochs
+MACHINE = {"torch_threads": 4, "env": {"OMP_WAIT_POLICY": "active"}}
+FEWER_THREADS = "fewer, as with OMP_NUM_THREADS=1, may make epochs shorter and steadier"
+
+
+@pytest.mark.parametrize(
+    ("cores", "starts", "machine", "device", "is_said"),
+    [
+        (SHARED, STARTS, MACHINE, "cpu", True),
+        (SHARED, [True, False, True, False], MACHINE, "cpu", True),  # resumed
+        (SHARED, [True], MACHINE, "cpu", False),  # the first epoch warms up
+        (SHARED, [True, False, False], MACHINE, "cpu", False),  # it has been said
+        (SHARED, [True, True], MACHINE, "cpu", False),
+        (SHARED, STARTS, MACHINE, "cuda:0", False),
+        (SHARED, STARTS, MACHINE | {"torch_threads": 1}, "cpu", False),
+        (SHARED, STARTS, MACHINE | {"env": {"OMP_NUM_THREADS": "2"}}, "cpu", False),
+        (SHARED, STARTS, None, "cpu", False),  # of another rank than 0
+        (Cores(4, busy=3.9, others=0.1), STARTS, MACHINE, "cpu", False),  # a quiet machine
+        (Cores(4, busy=1.0, others=1.5), STARTS, MACHINE, "cpu", False),  # with free cores
+    ],
+)
+def test_fewer_threads_are_advised_once_where_others_were_measured_on_their_cores(
+    cores: Cores,
+    starts: list[bool],
+    machine: dict[str, Any] | None,
+    device: str,
+    is_said: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    epochs = [{"epoch": number, "first_of_start": first} for number, first in enumerate(starts)]
+    result = Result(overrides=[], choices={}, epochs=epochs, device=device, environment=machine)
+    with caplog.at_level(logging.INFO):
+        log_shared_cores(result, cores)
+    message = f"other programs use 2.0 of 4 cores, on which torch runs 4 threads: {FEWER_THREADS}"
+    assert caplog.messages == [message] * is_said
+
+
+@pytest.mark.slow  # it leaves no core to other tests
+@pytest.mark.skipif(available_cores() < 2, reason="torch has one thread")
+def test_a_run_on_cores_that_others_use_says_so_once(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    sizes = ["data.dataset.train_size=300", "data.dataset.test_size=100", "batch_size=50", "model=cnn", PLAIN]
+    command = [sys.executable, str(REPOSITORY / "train.py"), "epochs=3", "device=cpu", *sizes]
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(available_cores())]
+    try:
+        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert [one.poll() for one in others] == [None] * len(others)
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
+    assert ended.returncode == 0, ended.stderr
+    assert (ended.stdout + ended.stderr).count(FEWER_THREADS) == 1

@@ -16,7 +16,6 @@ WORTH_A_WORKER_S = 0.001  # per batch; below it, handing a batch over from a wor
 COMPUTES = 0.2  # share of processor time in reading samples from which they count as computing, not waiting
 MOST_WORKERS = 4  # for each core, where samples wait
 IDLE_WORKERS = 0.5  # of the cores that they could use; below it, workers are not what limits
-MANY_OTHERS = 0.25  # of the cores; what other programs use below it is not worth stopping them
 WORTH_DECODING = 0.15  # the share of the time of a sample with random transforms that decoding once must save
 ASKED = 16  # samples that `from_dataloader` is tried with
 OTHERS = "; stop the other programs and measure again"
@@ -106,7 +105,7 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         )
         return reason, [f"compare num_workers=0 and num_workers={2 * workers}"]
     if cores.are_busy:
-        others = OTHERS if cores.others > MANY_OTHERS * cores.available and not script["rank"] else ""
+        others = OTHERS if cores.are_shared and not script["rank"] else ""
         return f"{reason}, and hardly a core is free ({cores}){others}", []
     more = min(enough, cores.available)
     return reason, [f"try num_workers={more}, since cores are free ({cores})"] if more > workers else []

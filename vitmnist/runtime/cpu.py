@@ -15,6 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
 BUSY = 0.75  # share of the cores; above it, they count as busy
+MANY_OTHERS = 0.25  # share of the cores; what other programs use below it is not worth stopping them
 NOTICEABLE = 0.05  # share of the time or of the cores; what takes less is neglected
 
 
@@ -38,6 +39,11 @@ class Cores:
     def are_busy(self) -> bool:
         """Whether hardly any core is free."""
         return self.busy + self.others > BUSY * self.available
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether hardly any core is free, and other programs use many."""
+        return self.are_busy and self.others > MANY_OTHERS * self.available
 
     @property
     def compete(self) -> bool:

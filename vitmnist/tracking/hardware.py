@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import torch
 
-from vitmnist.runtime.cpu import CpuTime
+from vitmnist.runtime.cpu import Cores, CpuTime, available_cores
 from vitmnist.runtime.memory import host_memory, reset_host_peak
 
 MIB = 2**20
@@ -26,13 +26,13 @@ def gpu_handle(device: torch.device) -> Any | None:
 
 
 class HardwareFigures:
-    """Peak memory, and use of the GPU and the processor, since construction."""
+    """Peak memory, and use of the GPU and the processor, since construction; `cores` up to the last `metrics()`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._gpu = device, gpu_handle(device)
         self._read_until = int(time.time() * 1_000_000)  # microseconds, the driver's unit
         self._busy = self._samples = 0
-        self._cpu_time = CpuTime.now()
+        self._cpu_time, self.cores = CpuTime.now(), Cores(available_cores(), busy=0.0)
         # A sweep runs its jobs in one process: a peak must not include the jobs before.
         self._host_reset = reset_host_peak()
         if device.type == "cuda":
@@ -40,11 +40,11 @@ class HardwareFigures:
 
     def metrics(self) -> dict[str, float | None]:
         """The metrics of an epoch that are not about time; docs/records.md describes them."""
-        cores, is_cuda = CpuTime.now().cores_since(self._cpu_time), self._device.type == "cuda"
+        self.cores, is_cuda = CpuTime.now().cores_since(self._cpu_time), self._device.type == "cuda"
         return {
             "host_peak_mib": host_memory("VmHWM") / MIB if self._host_reset else None,
             "gpu_peak_mib": torch.cuda.max_memory_allocated(self._device) / MIB if is_cuda else None,
-            "cores_busy": cores.busy + cores.others,
+            "cores_busy": self.cores.busy + self.cores.others,
             "gpu_util_pct": self.gpu_util_pct(),
         }
 
