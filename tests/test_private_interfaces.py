@@ -10,7 +10,6 @@ import os
 import pydoc
 import re
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import hydra_plugins.vitmnist_rounds  # noqa: F401  # imports what pydoc looks up
 from tests.conftest import REPOSITORY
-from vitmnist.diagnosis import script
 from vitmnist.tracking.environment import LIBRARIES
 
 FILES = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
@@ -46,7 +44,7 @@ PRIVATE = {  # of what, names: what the user sees without them
     # Ends those that torch gives up waiting for.
     ("iterator of a DataLoader", "_workers"): "a program whose worker is stuck does not end",
     ("datasets.Dataset", "_fingerprint"): "each process decodes a Hugging Face dataset again",
-    ("threading", "_shutdown"): "the report of `diagnose` comes before the threads of the script have ended",
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter"): "`diagnose` says that no DataLoader was iterated",
 }
 # Documented in spite of their underscore: os._exit, namedtuple._fields and Hydra's key _target_.
 DOCUMENTED = {"_exit", "_fields", "_target_"}
@@ -168,6 +166,3 @@ def test_the_libraries_of_torch_are_recognised() -> None:
 # What happens without them.
 
 
-def test_a_script_ends_without_waiting_for_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(threading, "_shutdown")
-    script._join_threads()

@@ -1,4 +1,4 @@
-"""Observes every `DataLoader` of this process, from within its iterator.
+"""Observes every `DataLoader` of this process, by its iterators.
 
 This module does not import torch: a script may set environment variables before it does.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -20,50 +21,11 @@ from typing import Any
 from vitmnist.diagnosis.observation import Limits, Observation, Timeline, new_observation
 
 MODULE = "torch.utils.data.dataloader"
-
-
-class ObservedIterator:
-    """The iterator of a `DataLoader`, whose requests are timed."""
-
-    def __init__(
-        self, start: Callable[[Any], Iterator[Any]], loader: Any, observed: Observation, time: Timeline
-    ) -> None:
-        self._observed, self._time = observed, time
-        self._is_first = True
-        self._iterator = time.wait(observed, start, loader, is_restart=True)
-        observed.epochs += 1
-        observed.is_iterated = True
-
-    def __iter__(self) -> ObservedIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_iterator":  # it could not be created
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
-    def __next__(self) -> Any:
-        is_first, self._is_first = self._is_first, False
-        try:
-            batch = self._time.wait(self._observed, next, self._iterator, is_restart=is_first)
-        except StopIteration:
-            self._observed.is_iterated = False
-            raise
-        self._time.add_batch(self._observed)
-        return batch
-
-    def __del__(self) -> None:
-        """The loop may have left the epoch early; then its workers end now."""
-        self._observed.is_iterated = False
-        if "_iterator" in self.__dict__ and self._time.is_open and not self._time.is_complete:
-            self._time.wait(self._observed, self.__delattr__, "_iterator", is_restart=True)
+PASS = "pass_of_vitmnist"  # the attribute of an iterator
 
 
 class Observer:
-    """Replaces `DataLoader.__iter__` in this process, as soon as torch is imported."""
+    """Times what the iterators of `DataLoader`s do in this process, as soon as torch is imported."""
 
     def __init__(self, limits: Limits) -> None:
         self.time = Timeline(limits)
@@ -77,15 +39,61 @@ class Observer:
         self._count_processes()
 
     def _install(self, module: Any) -> None:
-        iterate = module.DataLoader.__iter__
+        """Observe the iterators of torch's loaders and, when they are defined, those of other libraries."""
+        base: Any = getattr(module, "_BaseDataLoaderIter", None)
+        if not base:
+            return
+        base.__del__ = getattr(base, "__del__", lambda iterator: None)
+        kinds = [base]
+        while kinds:
+            kind = kinds.pop()
+            self._observe(kind)
+            kinds += kind.__subclasses__()
+        base.__init_subclass__ = classmethod(lambda kind: self._observe(kind))
 
-        def observed_iter(loader: Any) -> Any:
+    def _observe(self, kind: Any) -> None:
+        """Time what a class of iterators does itself, rather than a class that it inherits from."""
+        timed = {"__init__": self._begin, "_reset": self._begin, "__next__": self._request, "__del__": self._drop}
+        for name, wrapped in timed.items():
+            if function := vars(kind).get(name):
+                setattr(kind, name, wrapped(function))
+
+    def _begin(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def begin(iterator: Any, loader: Any = None, *more: Any, **named: Any) -> None:
             # A worker or rank that was forked has no report.
-            if os.getpid() != self._process or getattr(loader, "is_internal", False):
-                return iterate(loader)
-            return ObservedIterator(iterate, loader, self._observation_of(loader), self.time)
+            if self.time.is_waiting or os.getpid() != self._process or getattr(loader, "is_internal", False):
+                function(iterator, loader, *more, **named)
+                return
+            if PASS in vars(iterator):  # persistent workers
+                self.time.close(vars(iterator)[PASS])
+            new = self.time.begin(self._observation_of(loader))
+            self.time.call(new, partial(function, iterator, loader, *more, **named), is_restart=True)
+            vars(iterator)[PASS] = new
 
-        module.DataLoader.__iter__ = observed_iter
+        return begin
+
+    def _request(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def request(iterator: Any) -> Any:
+            one = vars(iterator).get(PASS)
+            return (
+                self.time.request(one, function, iterator) if one and not self.time.is_waiting else function(iterator)
+            )
+
+        return request
+
+    def _drop(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def drop(iterator: Any) -> None:
+            """The loop may have left the epoch early; then its workers end now."""
+            one = vars(iterator).get(PASS)
+            if one and not self.time.is_waiting:
+                self.time.drop(one, function, iterator)
+            elif vars(iterator):  # otherwise --stop has prevented it
+                function(iterator)
+
+        return drop
 
     def _count_processes(self) -> None:
         start, run = BaseProcess.start, subprocess.Popen.__init__

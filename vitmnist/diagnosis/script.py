@@ -9,7 +9,6 @@ import os
 import runpy
 import shlex
 import sys
-import threading
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +19,6 @@ from vitmnist.diagnosis.observation import Limits
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.script_report import describe_script
 from vitmnist.errors import DataError
-from vitmnist.runtime.cpu import CpuTime
 
 INTERRUPTED = 130  # what a shell shows after Ctrl-C
 
@@ -43,9 +41,7 @@ def observe_script(
     sys.argv = arguments
     observer = Observer(limits)
     ended = _run(is_module)
-    at_end = CpuTime.now()
-    _join_threads()
-    observer.time.end(None if observer.time.is_threaded else at_end)
+    observer.time.end()
     return describe_script(observer, shlex.join(_command_line()), _exit_code(ended)), ended
 
 
@@ -106,16 +102,6 @@ def _is_module(name: str) -> bool:
         if f"{name}.".startswith(f"{error.name}."):
             return False
         raise  # a missing package that its __init__.py imports
-
-
-def _join_threads() -> None:
-    """Wait for the script's threads, which may still train.
-
-    The interpreter calls the same function before it exits. Joining each thread would wait for ever for those of a
-    ThreadPoolExecutor, which only this function ends.
-    """
-    with suppress(KeyboardInterrupt):  # the report then comes without the rest
-        getattr(threading, "_shutdown", lambda: None)()
 
 
 def _exit_code(ended: BaseException | None) -> int:

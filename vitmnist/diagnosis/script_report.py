@@ -37,25 +37,38 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
         "cuda_used": torch is not None and torch.cuda.is_initialized(),
         "warm_up": time.skipped,
         "steps": time.steps,
-        **dict.fromkeys(("seconds", "after_last_batch_s", "waiting_s", "waiting_pct", "work_s", "cores", "verdict")),
+        **dict.fromkeys(
+            ("seconds", "before_s", "between_s", "after_s", "waiting_s", "waiting_pct", "work_s", "cores", "verdict")
+        ),
         "advice": [],
     }
     loaders = [one.figures() | {"waiting_pct": None, "restarts_pct": None, "advice": []} for one in time.observations]
-    if time.began and time.ended and any(observation.batches for observation in time.observations):
-        cores = time.ended.cores_since(time.began)
-        seconds = time.ended.wall_s - time.began.wall_s
-        after_s = max(0.0, time.ended.wall_s - time.last_request)
-        report |= {"cores": vars(cores), "seconds": seconds, "after_last_batch_s": after_s}
+    passes = time.passes()
+    if passes and any(observation.batches for observation in time.observations):
+        cores = time.cores()
+        report |= _durations(time, passes) | {"cores": cores and vars(cores)}
         if time.steps and not time.is_threaded:  # another thread may hold batches ahead
             _add_shares(report, loaders, time, cores)
-        if report["verdict"] and time.steps >= FEW_STEPS and exit_code == 0:
+        if cores and report["verdict"] and time.steps >= FEW_STEPS and exit_code == 0:
             report["advice"] = advise_on_script(report["waiting_pct"], cores)
             for figures, observation in zip(loaders, time.observations, strict=True):
                 figures["advice"] = advise_on_loader(figures, report | {"loaders": loaders}, cores, observation.samples)
     return report | {"loaders": loaders}
 
 
-def _add_shares(report: dict[str, Any], loaders: list[dict[str, Any]], time: Timeline, cores: Cores) -> None:
+def _durations(time: Timeline, passes: list[list[float]]) -> dict[str, float]:
+    """How long the passes take, and the script before, between and after them."""
+    (began, _), (_, ended) = passes[0], passes[-1]
+    seconds = sum(end - begin for begin, end in passes)
+    return {
+        "seconds": seconds,
+        "before_s": (time.first_pass or began) - time.started,
+        "between_s": ended - began - seconds,
+        "after_s": (time.ended or ended) - ended,
+    }
+
+
+def _add_shares(report: dict[str, Any], loaders: list[dict[str, Any]], time: Timeline, cores: Cores | None) -> None:
     """Add how long the script waits; no verdict if other processes may be what trains."""
     seconds = report["seconds"]
     waiting_pct = 100 * time.waiting_s / seconds
@@ -117,6 +130,7 @@ def format_report(report: dict[str, Any]) -> str:
     numbered = [*enumerate((figures for figures in report["loaders"] if figures["batches"]), 1)]
     if report["seconds"] is not None:
         lines.append(f"script: {_format_script(report, numbered)}")
+        lines += _format_rest(report)
     if report["verdict"]:
         lines += [f"verdict: {report['verdict']}", *_format_advice(report["advice"])]
     for number, figures in numbered:
@@ -133,11 +147,17 @@ def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, An
         shares = ", ".join(f"loader {number} {figures['waiting_pct']:.0f}%" for number, figures in loaders)
         parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")
         parts.append(f"work {milliseconds(report['work_s'])} per step")
-    in_workers = f"{cores['workers']:.1f} of them in its workers"
-    parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy, {in_workers}")
-    if report["after_last_batch_s"] > NOTICEABLE * seconds:
-        parts.append(f"{report['after_last_batch_s']:.3g} s of it after the last request of a batch")
+    if cores:
+        in_workers = f"{cores['workers']:.1f} of them in its workers"
+        parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy, {in_workers}")
     return "; ".join(parts)
+
+
+def _format_rest(report: dict[str, Any]) -> list[str]:
+    """A line for the time outside of passes, as far as it is noticeable."""
+    times = [(report["before_s"], "before"), (report["between_s"], "between"), (report["after_s"], "after")]
+    parts = [f"{seconds:.3g} s {where}" for seconds, where in times if seconds > NOTICEABLE * report["seconds"]]
+    return [f"not counted: {', '.join(parts)} the passes over the loaders"] if parts else []
 
 
 def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
