@@ -23,7 +23,12 @@ for epoch in range(6):
         if number == 4:
             break
 """,
-    "an iterator that stays": "it = iter(DataLoader(Slow(samples=100)))\nfor step in range(24):\n    next(it)\n    work()",
+    "an iterator that stays": """
+it = iter(DataLoader(Slow(samples=100)))
+for step in range(24):
+    next(it)
+    work()
+""",
     "a generator that stays": """
 def cycle(loader):
     while True:

@@ -135,6 +135,26 @@ sys.stderr.close()
     assert report["verdict"] is None
 
 
+POOL = f"""{SLOW_DATA}
+import concurrent.futures, threading, torch
+pool = concurrent.futures.ThreadPoolExecutor()
+class Pooled(Slow):
+    def __getitem__(self, index):
+        return torch.full((3,), pool.submit(super().__getitem__, index).result())
+"""
+
+
+@pytest.mark.parametrize(("last_line", "code"), [("sys.exit()", 0), ("raise KeyError", 1)])
+def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path, last_line: str, code: int) -> None:
+    """A script that failed has figures and no advice."""
+    ended, _ = diagnose(tmp_path, f"{POOL}train(DataLoader(Pooled()))\n{last_line}\n", "--warm-up=0", fresh=True)
+    assert ended.returncode == code
+    assert "input-bound: " in ended.stderr
+    assert ("use vitmnist.from_dataloader(loader), which decodes once" in ended.stderr) == (not code)
+    assert "refuses this loader" not in ended.stderr
+    assert ("no advice, because the script failed" in ended.stderr) == bool(code)
+
+
 def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measured_fails(tmp_path: Path) -> None:
     ended, _ = diagnose(
         tmp_path, "import os, sys\nsys.stderr = open(os.devnull, 'w')\n", "--fail-above=100", fresh=True

@@ -49,7 +49,7 @@ class Observer:
             kind = kinds.pop()
             self._observe(kind)
             kinds += kind.__subclasses__()
-        base.__init_subclass__ = classmethod(lambda kind: self._observe(kind))
+        base.__init_subclass__ = classmethod(self._observe)
 
     def _observe(self, kind: Any) -> None:
         """Time what a class of iterators does itself, rather than a class that it inherits from."""

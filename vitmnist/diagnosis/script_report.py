@@ -133,6 +133,8 @@ def format_report(report: dict[str, Any]) -> str:
         lines += _format_rest(report)
     if report["verdict"]:
         lines += [f"verdict: {report['verdict']}", *_format_advice(report["advice"])]
+        if report["exit_code"]:
+            lines.append("no advice, because the script failed: its samples are not read again")
     for number, figures in numbered:
         lines += ["", *_format_loader(number, figures)]
     return "\n".join(lines)
