@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from vitmnist import from_dataloader
+from vitmnist.diagnosis import trial
 from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script
 from vitmnist.diagnosis.verdict import verdict
 from vitmnist.runtime.cpu import Cores
@@ -27,6 +29,23 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> Tensor:
         print("reading", index)
         return torch.rand(3) if self.is_random else torch.ones(3)
+
+
+SLEPT_S = 0.005
+
+
+class Sleeping(Samples):
+    """Counts what is read; nothing is random."""
+
+    read = 0
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.read += 1
+        time.sleep(SLEPT_S)
+        return torch.ones(3)
 
 
 class Epochs(Samples):
@@ -53,9 +72,12 @@ def test_a_loader_that_competes_with_the_step_may_be_the_problem(cores: Cores, e
     assert not advise_on_script(10.0, cores)
 
 
-def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None, kind: type = DataLoader) -> list[str]:
+def advice_on(
+    changed: dict[str, Any], cores: Cores, dataset: Any = None, kind: type = DataLoader, *, stopped: bool = True
+) -> list[str]:
     """Advice on a loader whose batches take 10 ms, which compute, and a step of 2 ms; 100 batches."""
     loader = {"num_workers": 0, "batch_size": 4, "persistent_workers": False, "num_loaders": 1, "batches": 100}
+    loader |= {"batches_seen": 10_000, "passes": 2, "samples": 40, "start_method": "fork", "is_iterable": False}
     times = {
         "waiting_s": 1.0,
         "waiting_cpu_s": 1.0,
@@ -64,7 +86,7 @@ def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None, kind: 
         "restarts_pct": 0.0,
     }
     figures = {**loader, **times, "epochs": 2, **changed}
-    script = {"work_s": 0.002, "seconds": 1.2, "command": "vitmnist diagnose mine.py", "rank": None}
+    script = {"work_s": 0.002, "seconds": 1.2, "command": "vitmnist diagnose mine.py", "rank": None, "stopped": stopped}
     script |= {"waiting_s": 1.0, "waiting_pct": figures["waiting_pct"], "loaders": [figures]}
     found = advise_on_loader(figures, script, cores, (dataset or Samples(), default_collate, kind))
     return [advice["text"] for advice in found]
@@ -76,7 +98,7 @@ def advice_on(changed: dict[str, Any], cores: Cores, dataset: Any = None, kind: 
         ({}, IDLE, "or try num_workers=5, since cores are free (1.0 of 8 cores busy)"),
         ({}, Cores(2, 1.0, 0.0), "try num_workers=2, since cores are free (1.0 of 2 cores busy)"),
         ({}, Cores(2, 1.9, 0.0), "and hardly a core is free (1.9 of 2 cores busy); use vitmnist"),
-        ({"batches": 5000}, IDLE, "takes 0.2 ms, less than a worker needs to hand it over; use vitmnist.from_data"),
+        ({"batches": 5000}, IDLE, "takes 0.2 ms, less than a worker needs to hand it over"),
         (
             {"waiting_cpu_s": 0.01},
             Cores(2, 0.1, 0.0),
@@ -181,5 +203,42 @@ def test_decoding_once_is_not_advised_against_restarts_that_the_replacement_has_
 
 def test_decoding_once_is_advised_for_random_transforms_with_what_it_saves() -> None:
     (text,) = advice_on({}, IDLE, Transformed())
-    assert "(the random transforms are applied each time, so that a sample takes 0." in text
-    assert "times as long; decoding all of them at the start pays from epoch 2 on)" in text
+    assert (
+        "use vitmnist.from_dataloader(loader), which decodes what is not random once and gives the same batches" in text
+    )
+    assert " MiB of memory, which pay from epoch 1 on" in text
+    few = {"epochs": 2, "batches_seen": 20, "samples": None}
+    assert "which pay from epoch 2 on" not in "".join(advice_on(few, IDLE, Transformed(), stopped=False))
+
+
+@pytest.mark.parametrize(
+    ("epoch_batches", "start_s", "epochs", "expected"),
+    [
+        (100, 0.1, 2, "try num_workers=5, since"),
+        (20, 0.15, 9, "try num_workers=5 with persistent_workers=True, as starting them takes 0.15 s, since"),
+        (20, 0.15, 1, None),
+        (20, 3.0, 9, None),
+    ],
+)
+def test_workers_are_advised_if_they_save_more_than_their_start_takes(
+    epoch_batches: int, start_s: float, epochs: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "worker_start_s", lambda workers, start_method: start_s)
+    seen = {"epochs": epochs, "batches_seen": epochs * epoch_batches, "samples": None}
+    (text,) = advice_on(seen, IDLE, Samples(is_random=True), stopped=False)
+    assert (expected or "which takes 10.0 ms; vitmnist") in text
+    assert ("num_workers" in text) == bool(expected)
+
+
+def test_set_up_is_that_of_from_dataloader() -> None:
+    """As measured with a stopwatch, within what a busy machine adds."""
+    samples = Sleeping()
+    found = trial.try_samples(
+        samples, default_collate, DataLoader, {"num_workers": 0, "start_method": "fork", "batch_size": 4}
+    )
+    assert found
+    samples.read = 0
+    from_dataloader(DataLoader(samples, 4))
+    assert found.set_up_s >= 0.8 * samples.read * SLEPT_S
+    assert not found.refused
+    assert found.parts["reading and transforms"] > SLEPT_S > found.parts["collate"]

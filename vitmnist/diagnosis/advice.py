@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import io
-from contextlib import redirect_stderr, redirect_stdout
-from math import ceil
-from statistics import median
-from time import perf_counter
-from typing import Any
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any
 
 from vitmnist.diagnosis.verdict import COMPUTE_BOUND_PCT, milliseconds, plural
 from vitmnist.runtime.cpu import NOTICEABLE, Cores
+
+if TYPE_CHECKING:
+    from vitmnist.diagnosis.trial import Trial
 
 WORTH_A_WORKER_S = 0.001  # per batch; below it, handing a batch over from a worker takes longer than making it
 COMPUTES = 0.2  # share of processor time in reading samples from which they count as computing, not waiting
 MOST_WORKERS = 4  # for each core, where samples wait
 IDLE_WORKERS = 0.5  # of the cores that they could use; below it, workers are not what limits
-WORTH_DECODING = 0.15  # the share of the time of a sample with random transforms that decoding once must save
-ASKED = 16  # samples that `from_dataloader` is tried with
+GAIN = 0.1  # the part of the time of an epoch that a change must save
 OTHERS = "; stop the other programs and measure again"
 COMPARE = "import vitmnist\nvitmnist.diagnose(loader, step)  # step: your function that trains on one batch"
 PROFILE = (
@@ -45,7 +43,7 @@ def advise_on_loader(
     """What to change in a loader, if the script waits noticeably, and at least half as long for it as for any other.
 
     Args:
-        figures: of the loader, as in the report.
+        figures: of the loader, as in the report; where the time of a sample goes is added to it.
         script: the report, for its command and times.
         samples: dataset, collate function and class of the loader; None if the dataset gives batches.
     """
@@ -62,16 +60,18 @@ def advise_on_loader(
         changes: list[str] = []
     else:
         reason, changes = _workers(figures, script, cores)
-    gain, refused = _ask(*samples, figures["batch_size"]) if samples else (None, "it gives batches itself")
-    if gain == "" or (gain and not mostly_restarts):  # with random transforms, the replacement has workers too
+    from vitmnist.diagnosis.trial import try_samples  # which imports torch, as the script has done
+
+    trial = try_samples(*samples, figures) if samples else None
+    figures["parts"] = trial.parts if trial and figures["waiting_pct"] == longest_pct else {}
+    decoding = _decode_once(trial, figures, script) if trial and not trial.refused else None
+    if trial and decoding and not (trial.is_random and mostly_restarts):  # the replacement has workers then, too
         # Listed first: starting workers in every short epoch can cost more than they save.
-        changes = [
-            f"use vitmnist.from_dataloader(loader), which decodes once and gives the same batches{gain}",
-            *changes,
-        ]
-    if gain != "" and restarts_pct >= 100 * NOTICEABLE:  # the loader still has workers
+        changes = [decoding, *changes]
+    if (not decoding or (trial and trial.is_random)) and restarts_pct >= 100 * NOTICEABLE:  # it still has workers
         changes += _keep_workers(figures)
     text = "; ".join([reason, *([", or ".join(changes)] if changes else [])])
+    refused = "it gives batches itself" if not samples else trial.refused if trial else None
     if refused:
         text += f"; vitmnist.from_dataloader refuses this loader: {refused}"
     return [{"text": text, "run_next": again if changes or OTHERS in reason else COMPARE}]
@@ -97,8 +97,9 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
     if computing_s < COMPUTES * waiting_s:
         reason += f"; its samples wait rather than compute ({cores})"
         more = min(enough, MOST_WORKERS * max(cores.available, 2))
-        return reason, [f"try num_workers={more}"] if more > workers else []
-    if workers and cores.workers is not None and cores.workers < IDLE_WORKERS * min(workers, cores.available):
+        return reason, _more_workers(more, batch_s / more, batch_s, figures, script)
+    are_idle = workers and (cores.workers or 0.0) < IDLE_WORKERS * min(workers, cores.available)
+    if are_idle and cores.others < MANY_OTHERS * cores.available:
         reason = (
             f"a batch arrives {milliseconds(waited_s)} late although the {plural(workers, 'worker')} use only "
             f"{cores.workers:.1f} cores: handing it over takes this time, or files that they wait for"
@@ -108,7 +109,67 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         others = OTHERS if cores.are_shared and not script["rank"] else ""
         return f"{reason}, and hardly a core is free ({cores}){others}", []
     more = min(enough, cores.available)
-    return reason, [f"try num_workers={more}, since cores are free ({cores})"] if more > workers else []
+    each_s = max(batch_s / more, (batch_s + script["work_s"]) / cores.available)  # the step needs a core, too
+    changes = _more_workers(more, each_s, batch_s, figures, script)
+    return reason, [f"{one}, since cores are free ({cores})" for one in changes]
+
+
+def _more_workers(
+    workers: int, each_s: float, batch_s: float, figures: dict[str, Any], script: dict[str, Any]
+) -> list[str]:
+    """The advice to use this number of workers, if they save more time than their start in each epoch takes.
+
+    Args:
+        each_s: seconds per batch that all of them together need.
+        batch_s: seconds that one of them needs.
+    """
+    from vitmnist.diagnosis.trial import worker_start_s
+
+    before = figures["num_workers"]
+    if workers <= before:
+        return []
+    epochs = inf if script["stopped"] else figures["epochs"]
+    batches = _batches_per_epoch(figures)
+    if before:
+        start_s = figures["restarts_s"] / max(figures["passes"], 1) * workers / before
+    else:
+        start_s = worker_start_s(workers, figures["start_method"])
+    now_s = batches * (figures["waiting_s"] / figures["batches"] + script["work_s"])
+    then_s = batch_s + batches * (max(each_s, script["work_s"]) + WORTH_A_WORKER_S)
+    if then_s + start_s < (1 - GAIN) * now_s:
+        changed = f"try num_workers={workers}"
+    elif then_s + start_s / epochs < (1 - GAIN) * now_s:
+        changed = f"try num_workers={workers} with persistent_workers=True, as starting them takes {start_s:.2g} s"
+    else:
+        return []
+    return [changed + (", if each worker reads its own part of the samples" if figures["is_iterable"] else "")]
+
+
+def _batches_per_epoch(figures: dict[str, Any]) -> float:
+    """How many batches the script takes in an epoch; if it was stopped in the first, all that there are."""
+    if figures["epochs"] < 2 and figures["samples"] and figures["batch_size"]:
+        return float(max(figures["batches_seen"], figures["samples"] / figures["batch_size"]))
+    return float(figures["batches_seen"] / max(figures["epochs"], 1))
+
+
+def _decode_once(trial: Trial, figures: dict[str, Any], script: dict[str, Any]) -> str | None:
+    """The advice to use `from_dataloader`, if the epochs of the script save more time than decoding takes."""
+    from vitmnist.runtime.memory import mib
+
+    now_s = figures["waiting_s"] / figures["batches"] + script["work_s"]
+    workers = figures["num_workers"] if trial.is_random else 0
+    then_s = max(trial.batch_s / workers, script["work_s"]) if workers else trial.batch_s + script["work_s"]
+    saved_s = _batches_per_epoch(figures) * (now_s - then_s)
+    if then_s > (1 - GAIN) * now_s:
+        return None
+    epoch = max(1, ceil(trial.set_up_s / saved_s))
+    if epoch > figures["epochs"] and not script["stopped"]:
+        return None
+    how = "decodes what is not random once" if trial.is_random else "decodes once"
+    return (
+        f"use vitmnist.from_dataloader(loader), which {how} and gives the same batches: {trial.set_up_s:.2g} s at the "
+        f"start and {mib(trial.memory_bytes)} of memory, which pay from epoch {epoch} on"
+    )
 
 
 def _keep_workers(figures: dict[str, Any]) -> list[str]:
@@ -118,54 +179,3 @@ def _keep_workers(figures: dict[str, Any]) -> list[str]:
     once = "build the DataLoader once, before the epochs, with " if figures["num_loaders"] > 1 else "try "
     order = "what is shuffled or random by the global generators then comes in another order"
     return [f"{once}persistent_workers=True, which keeps the workers from one epoch to the next ({order})"]
-
-
-def _ask(dataset: Any, collate: Any, kind: type, batch_size: int | None) -> tuple[str | None, str | None]:
-    """What to add to the advice of `from_dataloader`, and why that refuses a loader; tries it with a few samples.
-
-    With random transforms the former says what decoding once saves; it is None if that is too little.
-    """
-    from torch.utils.data import DataLoader  # not before the script has imported it
-
-    from vitmnist.diagnosis.alternatives import decode_part
-    from vitmnist.loaders.timing import reason
-    from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
-    from vitmnist.replacement.original import check_iteration, check_replaceable
-    from vitmnist.runtime.memory import DoesNotFitError
-
-    if isinstance(dataset, DecodedDataset):
-        return None, None
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the samples may print
-            check_iteration(kind)
-            loader = DataLoader(dataset, batch_size or ASKED, collate_fn=collate)
-            check_replaceable(loader)
-            indices = range(0, len(dataset), max(len(dataset) // ASKED, 1))[:ASKED]
-            decoded: Any = decode_part(loader, indices)[0].dataset
-            if not isinstance(decoded, TransformedDataset):
-                return "", None
-            before_s, after_s = (_seconds(one, len(indices)) for one in (decoded.original, decoded))  # equal draws
-    except DoesNotFitError:  # in memory; a file may have room
-        return "", None
-    except Exception as error:  # samples and collate function may fail in any way
-        return None, reason(error, "dataloader").removeprefix("ram: ")  # where `decode_part` keeps samples
-    if after_s > (1 - WORTH_DECODING) * before_s:
-        return None, None
-    ratio = after_s / before_s
-    return (
-        f" (the random transforms are applied each time, so that a sample takes {ratio:.2f} times as long; decoding "
-        f"all of them at the start pays from epoch {int(1 / (1 - ratio)) + 1} on)"
-    ), None
-
-
-def _seconds(dataset: Any, size: int) -> float:
-    """Seconds to read a sample, the median of a few; each with random numbers of its own, which are always the same."""
-    from vitmnist.data.seeding import seed_generators
-
-    times = []
-    for index in range(size):
-        seed_generators(0, 0, index)
-        started = perf_counter()
-        dataset[index]
-        times.append(perf_counter() - started)
-    return median(times)

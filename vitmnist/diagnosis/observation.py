@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import sys
 import sysconfig
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -58,7 +60,9 @@ class Observation:
     in_other_thread: bool = False
     is_iterated: bool = False  # now
     epochs: int = 0
+    passes: int = 0
     batches_seen: int = 0
+    warm_up_batches: int = 0
     batches: int = 0
     waiting_s: float = 0.0
     waiting_cpu_s: float = 0.0  # processor time of this process while it waited; 0 with workers
@@ -66,7 +70,8 @@ class Observation:
 
     def forget(self) -> None:
         """Drop what was measured of the warm-up."""
-        self.batches, self.waiting_s, self.waiting_cpu_s, self.restarts_s = 0, 0.0, 0.0, 0.0
+        self.warm_up_batches, self.batches, self.passes = self.batches, 0, 0
+        self.waiting_s, self.waiting_cpu_s, self.restarts_s = 0.0, 0.0, 0.0
 
     def figures(self) -> dict[str, Any]:
         """As plain values."""
@@ -186,6 +191,7 @@ class Timeline:
         new = Pass(observation, began, self._working(began))
         self._open.add(new)
         observation.epochs += 1
+        observation.passes += self.is_open
         observation.is_iterated = True
         return new
 
@@ -365,30 +371,45 @@ def _reference(batch: Any) -> Callable[[], Any]:
 
 
 def new_observation(loader: Any) -> Observation:
-    """The observation of a `DataLoader` over which iteration begins."""
-    batch_size, size = loader.batch_size, None
+    """The observation of a loader over which iteration begins; what it does not have is unknown."""
+    from torch.utils.data import DataLoader, IterableDataset  # a loader has imported it
+
+    get = partial(getattr, loader)
+    settings = get("fake_l", loader)  # where fastai's DataLoader has them
+    dataset, batch_sampler, batch_size = get("dataset", None), get("batch_sampler", None), get("batch_size", None)
+    size = None
     with suppress(Exception):  # the script may never call `len()`; ignore errors
-        size = len(loader.dataset)
+        size = len(dataset)
+    if batch_size is None:
+        batch_size = getattr(batch_sampler, "batch_size", get("bs", None))
+    context = getattr(settings, "multiprocessing_context", None) or multiprocessing
     about = {
-        "dataset": type(loader.dataset).__name__,
+        "dataset": type(dataset).__name__,
         "samples": size,
-        "sampler": type(_sampler(loader)).__name__,
-        "drop_last": loader.drop_last,
-        "batch_size": getattr(loader.batch_sampler, "batch_size", None) if batch_size is None else batch_size,
-        "num_workers": loader.num_workers,
-        "persistent_workers": loader.persistent_workers,
+        "sampler": _sampler_name(loader),
+        "drop_last": get("drop_last", None),
+        "batch_size": batch_size,
+        "num_workers": getattr(settings, "num_workers", 0),
+        "persistent_workers": getattr(settings, "persistent_workers", False),
+        "start_method": context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        "is_iterable": isinstance(dataset, IterableDataset),
         "where": _calling_line(),
     }
-    samples = None if loader.batch_sampler is None else (loader.dataset, loader.collate_fn, type(loader))
+    gives_batches = isinstance(loader, DataLoader) and batch_sampler is None
+    samples = None if gives_batches else (dataset, get("collate_fn", None), type(loader))
     return Observation(weakref.WeakSet([loader]), about, samples)
 
 
-def _sampler(loader: Any) -> Any:
-    """What chooses the samples; with a batch sampler of the user or of Accelerate, the sampler inside it."""
-    sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
+def _sampler_name(loader: Any) -> str | None:
+    """The class that chooses the samples; with a batch sampler of the user or of Accelerate, of the sampler inside it.
+
+    None for torch's own placeholder, where a dataset chooses its samples itself.
+    """
+    sampler = getattr(loader, "batch_sampler" if getattr(loader, "batch_size", None) is None else "sampler", None)
     while inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None):
         sampler = inner
-    return sampler
+    name = type(sampler).__name__
+    return None if sampler is None or name.startswith("_") else name
 
 
 def _calling_line() -> str:

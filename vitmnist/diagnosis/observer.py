@@ -20,8 +20,25 @@ from typing import Any
 
 from vitmnist.diagnosis.observation import Limits, Observation, Timeline, new_observation
 
-MODULE = "torch.utils.data.dataloader"
+MODULE, FASTAI = "torch.utils.data.dataloader", "fastai.data.load"
 PASS = "pass_of_vitmnist"  # the attribute of an iterator
+
+
+class Generated:
+    """The iterator of a loader whose `__iter__` is a generator, with which its iterator of torch is not observed."""
+
+    def __init__(self, loader: Any, iterate: Callable[[Any], Any]) -> None:
+        self._batches = iterate(loader)
+
+    def __iter__(self) -> Generated:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __del__(self) -> None:
+        if "_batches" in vars(self):
+            self._batches.close()
 
 
 class Observer:
@@ -32,10 +49,11 @@ class Observer:
         self.processes = 0
         """Python processes that the script has started, such as ranks, without workers; they are not observed."""
         self._process = os.getpid()
-        if module := sys.modules.get(MODULE):
-            self._install(module)
-        else:
-            sys.meta_path.insert(0, AfterImport(MODULE, self._install))
+        for name, install in ((MODULE, self._install), (FASTAI, self._install_fastai)):
+            if module := sys.modules.get(name):
+                install(module)
+            else:
+                sys.meta_path.insert(0, AfterImport(name, install))
         self._count_processes()
 
     def _install(self, module: Any) -> None:
@@ -50,6 +68,12 @@ class Observer:
             self._observe(kind)
             kinds += kind.__subclasses__()
         base.__init_subclass__ = classmethod(self._observe)
+
+    def _install_fastai(self, module: Any) -> None:
+        """Observe fastai's loader, whose iteration moves and transforms what an iterator of torch delivers."""
+        iterate = module.DataLoader.__iter__
+        module.DataLoader.__iter__ = lambda loader: Generated(loader, iterate)
+        self._observe(Generated)
 
     def _observe(self, kind: Any) -> None:
         """Time what a class of iterators does itself, rather than a class that it inherits from."""

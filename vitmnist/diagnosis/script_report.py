@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from operator import itemgetter
 from textwrap import indent
 from typing import Any
 
@@ -42,7 +43,10 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
         ),
         "advice": [],
     }
-    loaders = [one.figures() | {"waiting_pct": None, "restarts_pct": None, "advice": []} for one in time.observations]
+    loaders = [
+        one.figures() | {"waiting_pct": None, "restarts_pct": None, "parts": {}, "advice": []}
+        for one in time.observations
+    ]
     passes = time.passes()
     if passes and any(observation.batches for observation in time.observations):
         cores = time.cores()
@@ -150,8 +154,8 @@ def _format_script(report: dict[str, Any], loaders: list[tuple[int, dict[str, An
         parts.append(f"waiting {report['waiting_pct']:.0f}% of the time ({shares})")
         parts.append(f"work {milliseconds(report['work_s'])} per step")
     if cores:
-        in_workers = f"{cores['workers']:.1f} of them in its workers"
-        parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy, {in_workers}")
+        in_workers = f", {cores['workers']:.1f} of them in its workers" if cores["workers"] >= 0.05 else ""
+        parts.append(f"{cores['busy']:.1f} of {cores['available']} cores busy{in_workers}")
     return "; ".join(parts)
 
 
@@ -165,10 +169,12 @@ def _format_rest(report: dict[str, Any]) -> list[str]:
 def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
     size, workers = figures["batch_size"] or "unknown", figures["num_workers"]
     samples = "" if figures["samples"] is None else f" of {figures['samples']:,} samples"
-    title = f"loader {number}: {figures['dataset']}{samples}, {figures['sampler']}, batch size {size}, "
-    title += f"num_workers={workers}, {figures['where']}"
+    sampler = f", {figures['sampler']}" if figures["sampler"] else ""
+    title = f"loader {number}: {figures['dataset']}{samples}{sampler}, batch size {size}, num_workers={workers}, "
+    title += figures["where"]
     batches, per_batch_s = figures["batches"], figures["waiting_s"] / figures["batches"]
-    rows = [("observed", f"{batches} batches, of {figures['batches_seen']} in all")]
+    warm_up = f" after {figures['warm_up_batches']} of the warm-up" if figures["warm_up_batches"] else ""
+    rows = [("observed", f"{batches} batches{warm_up}")]
     if figures["num_loaders"] > 1:
         alike = "with the same line, settings, and class and length of the dataset; figures of all together"
         rows.append(("loaders", f"{figures['num_loaders']} in turn, {alike}"))
@@ -176,6 +182,10 @@ def _format_loader(number: int, figures: dict[str, Any]) -> list[str]:
         rows.append(("delivers", f"a batch in {milliseconds(per_batch_s)}, to another thread than the main one"))
     elif figures["waiting_pct"] is not None:
         rows.append(("waiting", f"{figures['waiting_pct']:.0f}% of the time, {milliseconds(per_batch_s)} per batch"))
+    if total_s := sum(figures["parts"].values()):
+        parts = sorted(figures["parts"].items(), key=itemgetter(1), reverse=True)
+        shares = [f"{name} {100 * part_s / total_s:.0f}%" for name, part_s in parts if part_s > NOTICEABLE * total_s]
+        rows.append(("a sample", f"{milliseconds(total_s)} in one process: {', '.join(shares)}"))
     if figures["restarts_pct"] and workers:
         rows.append(("restarts", f"{figures['restarts_pct']:.0f}% of the time, in the starts and ends of epochs"))
     return [title, *_format_rows(rows), *_format_advice(figures["advice"])]
