@@ -58,7 +58,7 @@ class Epochs(Samples):
     [
         (IDLE, "the loader is not the problem"),
         (Cores(2, busy=1.9, workers=0.0), "the loader is not the problem"),  # no process takes anything from the step
-        (Cores(2, 0.9, workers=0.5, others=0.9), "0.9 of 2 cores busy, 0.9 more by other programs"),
+        (Cores(2, 0.9, workers=0.5, others=0.9), "0.9 of 2 cores busy, 0.9 more by other processes"),
         (
             Cores(2, busy=1.9, workers=0.9),
             "hardly a core is free (1.9 of 2 cores busy), and workers use 0.9: measure the step",
@@ -111,6 +111,11 @@ def advice_on(
         ({"num_workers": 2}, Cores(2, 2.0, 1.8), "and hardly a core is free (2.0 of 2 cores busy); use vitmnist"),
         ({"num_workers": 4}, Cores(8, 1.5, 0.6), "although the 4 workers use only 0.6 cores: handing it over"),
         ({"num_workers": 4}, Cores(8, 1.5, 0.6), "compare num_workers=0 and num_workers=8"),
+        (
+            {"num_workers": 2, "waiting_cpu_s": 0.01},
+            Cores(2, 0.3, workers=0.1, others=1.6),
+            "step of 2.0 ms, and hardly a core is free (0.3 of 2 cores busy, 1.6 more by other processes); stop",
+        ),
         ({"num_workers": 8}, Cores(8, 5.0, 4.5), "cannot keep up with the step of 2.0 ms; use vitmnist.from_dataload"),
     ],
 )

@@ -48,7 +48,73 @@ assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_work
     assert cores.workers > 0
     assert report["verdict"] == verdict(report["waiting_pct"], report["steps"], cores)
     assert report["advice"] == advise_on_script(report["waiting_pct"], cores)
-    assert "use vitmnist.from_dataloader(loader)" in max(report["loaders"], key=waiting)["advice"][0]["text"]
+    assert max(report["loaders"], key=waiting)["advice"]
+
+
+OTHER_LOADERS = """
+from torch.utils.data import dataloader
+
+class Resuming(dataloader._SingleProcessDataLoaderIter):
+    def __init__(self, loader, state):
+        super().__init__(loader)
+
+class StatefulDataLoader(DataLoader):  # as torchdata's
+    def __iter__(self):
+        self.iterator = Resuming(self, None)
+        return self.iterator
+
+if __name__ == "__main__":
+    train(StatefulDataLoader(Slow(), batch_size=2))
+    from fastai.data.load import DataLoader as Transforming
+    train(Transforming(Slow(0.002), bs=2))
+"""
+FASTAI = """
+import time
+from torch.utils.data import DataLoader as Other
+
+class DataLoader:  # with the attributes of fastai's
+    def __init__(self, dataset, bs):
+        self.dataset, self.bs, self.fake_l = dataset, bs, Other(dataset, bs)
+    def __iter__(self):
+        for batch in self.fake_l:
+            time.sleep(0.005)  # to_device and after_batch
+            yield batch
+"""
+
+
+def test_loaders_with_iterators_or_transforms_of_their_own_are_observed(tmp_path: Path) -> None:
+    """Those of torchdata and fastai, whose attributes differ."""
+    (tmp_path / "fastai" / "data").mkdir(parents=True)
+    (tmp_path / "fastai" / "data" / "load.py").write_text(FASTAI)
+    ended, report = diagnose(tmp_path, SLOW_DATA + OTHER_LOADERS, "--warm-up=0")
+    stateful, fastai = report["loaders"]
+    assert (stateful["batches"], fastai["batches"], report["steps"]) == (24, 24, 48)
+    assert fastai["waiting_s"] >= 24 * (2 * 0.002 + 0.005)
+    assert (fastai["sampler"], fastai["batch_size"], fastai["persistent_workers"]) == (None, 2, False)
+    assert "loader 2: Slow of 24 samples, batch size 2, num_workers=0, mine.py:" in ended.stderr
+    assert "refuses this loader: fastai.data.load.DataLoader is no torch.utils.data.DataLoader" in ended.stderr
+
+
+def test_a_loader_that_is_not_observed_is_named_by_its_class(tmp_path: Path) -> None:
+    script = """
+class PipelineLoader:
+    def __iter__(self):
+        return iter(range(30))
+loader = PipelineLoader()
+for batch in loader:
+    pass
+"""
+    ended, report = diagnose(tmp_path, script)
+    assert report["reason"].endswith("; not observed: __main__.PipelineLoader, which is none of torch.utils.data")
+    assert report["waiting_pct"] is None
+    assert ended.returncode == 0
+
+
+def test_reports_have_no_names_of_torch_and_no_figures_that_say_nothing(tmp_path: Path) -> None:
+    ended, _ = diagnose(tmp_path, f"{SLOW_DATA}train(DataLoader(Stream(), batch_size=1))\n", "--warm-up=10")
+    assert "loader 1: Stream, batch size 1, num_workers=0, mine.py:" in ended.stderr
+    assert "  observed    38 batches after 10 of the warm-up" in ended.stderr
+    assert "of them in its workers" not in ended.stderr
 
 
 def waiting(loader: dict[str, Any]) -> float:

@@ -42,4 +42,4 @@ def test_cores_are_busy_by_whatever_program_and_only_workers_compete() -> None:
     assert Cores(4, busy=1.2, workers=0.5, others=2.5).compete
     assert not Cores(4, busy=3.2, workers=0.0).compete
     assert not Cores(4, busy=1.2, workers=0.5).compete
-    assert str(Cores(4, busy=1.2, others=2.5)) == "1.2 of 4 cores busy, 2.5 more by other programs"
+    assert str(Cores(4, busy=1.2, others=2.5)) == "1.2 of 4 cores busy, 2.5 more by other processes"

@@ -94,12 +94,12 @@ def _workers(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         reason += ", less than a worker needs to hand it over"
         return reason, ["try num_workers=0"] if workers else []
     enough = ceil(batch_s / max(script["work_s"], 1e-6))  # to make a batch per step
-    if computing_s < COMPUTES * waiting_s:
+    # What computes uses as little processor time as what waits if it gets no core.
+    if computing_s < COMPUTES * waiting_s and not cores.are_shared:
         reason += f"; its samples wait rather than compute ({cores})"
         more = min(enough, MOST_WORKERS * max(cores.available, 2))
         return reason, _more_workers(more, batch_s / more, batch_s, figures, script)
-    are_idle = workers and (cores.workers or 0.0) < IDLE_WORKERS * min(workers, cores.available)
-    if are_idle and cores.others < MANY_OTHERS * cores.available:
+    if workers and (cores.workers or 0.0) < IDLE_WORKERS * min(workers, cores.available) and not cores.are_shared:
         reason = (
             f"a batch arrives {milliseconds(waited_s)} late although the {plural(workers, 'worker')} use only "
             f"{cores.workers:.1f} cores: handing it over takes this time, or files that they wait for"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from operator import itemgetter
@@ -14,10 +15,7 @@ from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.verdict import FEW_STEPS, milliseconds, plural, verdict
 from vitmnist.runtime.cpu import NOTICEABLE, Cores
 
-NO_LOADER = (
-    "no DataLoader was iterated in this process; torch.utils.data.DataLoader is observed in the process that runs the "
-    "script, and subclasses whose __iter__ does not call it are not"
-)
+NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
 OTHER_PROCESSES = (
     "they may be what trains, so there is no verdict; ranks of torchrun are observed by torchrun -m vitmnist diagnose …"
 )
@@ -90,7 +88,7 @@ def _add_shares(report: dict[str, Any], loaders: list[dict[str, Any]], time: Tim
 def _why_incomplete(observer: Observer) -> str | None:
     time = observer.time
     if not time.observations:
-        return NO_LOADER
+        return NO_LOADER + _other_loaders()
     if threaded := [one.about["where"] for one in time.observations if one.in_other_thread]:
         return (
             f"the loader of {', '.join(threaded)} is iterated in another thread than the main one, so that how long "
@@ -102,6 +100,18 @@ def _why_incomplete(observer: Observer) -> str | None:
         seen = max(observation.batches_seen for observation in time.observations)
         return f"there were too few batches: {seen}, of a warm-up of {time.limits.warm_up}; lower --warm-up"
     return None
+
+
+def _other_loaders() -> str:
+    """The classes of loaders that exist and are not observed, by their names."""
+    kinds = {type(one) for one in gc.get_objects() if type(one).__name__.endswith("Loader")}
+    torch = sys.modules.get("torch.utils.data")
+    names = [
+        f"{kind.__module__}.{kind.__name__}"
+        for kind in kinds
+        if hasattr(kind, "__iter__") and not (torch and issubclass(kind, torch.DataLoader))
+    ]
+    return f"; not observed: {', '.join(sorted(names))}, which is none of torch.utils.data" if names else ""
 
 
 def _rank() -> str | None:

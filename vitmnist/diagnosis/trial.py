@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,10 +17,11 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.decoding import PROBES
 from vitmnist.diagnosis.alternatives import decode_part
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.timing import reason
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
-from vitmnist.replacement.halves import _places, apply, flatten
-from vitmnist.replacement.keep_samples import _workers
+from vitmnist.replacement.halves import apply, flatten, places
+from vitmnist.replacement.keep_samples import decoding_workers
 from vitmnist.replacement.original import COMPARED, check_iteration, check_replaceable, read_batch
 from vitmnist.runtime.memory import DoesNotFitError
 
@@ -55,10 +57,9 @@ def try_samples(dataset: Any, collate: Any, kind: type, figures: dict[str, Any])
         return None
     trial = Trial()
     try:
+        if not issubclass(kind, DataLoader):
+            raise ConfigError(f"{kind.__module__}.{kind.__name__} is no torch.utils.data.DataLoader")
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the samples may print
-            if not issubclass(kind, DataLoader):
-                trial.refused = f"{kind.__name__} is no torch.utils.data.DataLoader"
-                return trial
             check_iteration(kind)
             # Spawned workers would import the script again; its own restarts say how long that takes.
             workers = figures["num_workers"] if figures["start_method"] == "fork" else 0
@@ -88,7 +89,7 @@ def _try(loader: DataLoader[Any], trial: Trial) -> None:
     def checked(count: int) -> int:
         return 3 * min(PROBES, count) + min(COMPARED * batch_size, count)
 
-    each_s = read_s / max(_workers(loader), 1)
+    each_s = read_s / max(decoding_workers(loader), 1)
     if read_s < QUICK_S and size > asked:
         more = min(size, asked + int(DECODING_S / each_s))
         longer_s, replaced = _decode(loader, range(more), trial)
@@ -114,8 +115,8 @@ def _decode(loader: DataLoader[Any], indices: Sequence[int], trial: Trial) -> tu
 def time_parts(dataset: Any, collate: Callable[[Any], Any], indices: Sequence[int]) -> dict[str, float]:
     """Seconds per sample of reading, of each transform by its class, and of collating, in one process."""
     times: dict[str, float] = defaultdict(float)
-    places = [(owner, name, vars(owner)[name]) for owner, name in _places(dataset)]
-    whole = "decoding and reading" if places else "reading and transforms"
+    held = [(owner, name, vars(owner)[name]) for owner, name in places(dataset)]
+    whole = "decoding and reading" if held else "reading and transforms"
 
     def transform(original: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         began = perf_counter()
@@ -128,14 +129,14 @@ def time_parts(dataset: Any, collate: Callable[[Any], Any], indices: Sequence[in
         return inputs if len(inputs) > 1 else inputs[0]
 
     try:
-        for owner, name, original in places:
+        for owner, name, original in held:
             vars(owner)[name] = partial(transform, original)
         started = perf_counter()
         read = getattr(dataset, "__getitems__", None)
         samples = read(list(indices)) if read else [dataset[index] for index in indices]
         times[whole] += perf_counter() - started
     finally:
-        for owner, name, original in places:
+        for owner, name, original in held:
             vars(owner)[name] = original
     started = perf_counter()
     collate(samples)
@@ -149,7 +150,9 @@ def worker_start_s(workers: int, start_method: str) -> float:
         return SPAWN_S
     loader: Any = DataLoader(range(workers), batch_size=None, num_workers=workers, timeout=10)  # type: ignore[arg-type]
     loader.is_internal = True
-    started = perf_counter()
-    for _ in loader:
-        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's of more workers than cores
+        started = perf_counter()
+        for _ in loader:
+            pass
     return perf_counter() - started

@@ -71,7 +71,7 @@ class DividedDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
         self._dataset, self._size = dataset, len(dataset)
-        self._places = list(_places(dataset))
+        self._places = list(places(dataset))
         self.halves = [Halves(always=flatten(vars(owner)[name])) for owner, name in self._places]
         self._calls: list[tuple[int, Inputs]] = []
         self._layout: tuple[TreeSpec, tuple[Output | None, ...]] | None = None
@@ -138,11 +138,11 @@ class DividedDataset(Dataset[Any]):
 
 def find_random_transform(dataset: Any) -> str | None:
     """A transform of a dataset that is random by its class, even if most samples do not show it."""
-    transforms = [one for owner, name in _places(dataset) for one in flatten(vars(owner)[name])]
+    transforms = [one for owner, name in places(dataset) for one in flatten(vars(owner)[name])]
     return next((f"the transform {type(one).__name__}" for one in transforms if _is_random_class(one)), None)
 
 
-def _places(dataset: Any) -> Iterator[tuple[Any, str]]:
+def places(dataset: Any) -> Iterator[tuple[Any, str]]:
     """The objects that hold the transforms of a dataset, and the names of their attributes."""
     own = getattr(dataset, "__dict__", {})
     joint = own.get("transforms")
@@ -153,7 +153,7 @@ def _places(dataset: Any) -> Iterator[tuple[Any, str]]:
     for value in own.values() if not found else ():
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Dataset):
-                yield from _places(part)
+                yield from places(part)
 
 
 def flatten(transform: Transform) -> list[Transform]:

@@ -112,7 +112,7 @@ def read_chunks(
     Raises:
         DataError: a sample that cannot be read, or draws a random number when it is read.
     """
-    workers = _workers(dataloader)
+    workers = decoding_workers(dataloader)
     settings: dict[str, Any] = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
     chunks: Any = DataLoader(
         _ChunkedDataset(dataloader.dataset, read=read),
@@ -145,7 +145,7 @@ class _ChunkedDataset(DecodedDataset):
             return described(error)
 
 
-def _workers(dataloader: DataLoader[Any]) -> int:
+def decoding_workers(dataloader: DataLoader[Any]) -> int:
     """As many workers as cores; none if the dataset may hold an open file, which forked processes cannot share."""
     dataset = dataloader.dataset
     while isinstance(dataset, Subset):

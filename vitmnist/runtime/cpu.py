@@ -27,7 +27,7 @@ class Cores:
         available: how many this process may use.
         busy: used by this process with its threads, and by its worker processes.
         workers: used by the worker processes alone; None where threads of this process load too.
-        others: used by other programs, of those available.
+        others: used by processes of other programs and ranks, of those available.
     """
 
     available: int
@@ -51,7 +51,7 @@ class Cores:
         return self.are_busy and (self.workers is None or self.workers > NOTICEABLE * self.available)
 
     def __str__(self) -> str:
-        others = f", {self.others:.1f} more by other programs" if self.others > NOTICEABLE * self.available else ""
+        others = f", {self.others:.1f} more by other processes" if self.others > NOTICEABLE * self.available else ""
         return f"{self.busy:.1f} of {self.available} cores busy{others}"
 
 
