@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, inf
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.diagnosis.verdict import COMPUTE_BOUND_PCT, milliseconds, plural
@@ -60,9 +61,13 @@ def advise_on_loader(
         changes: list[str] = []
     else:
         reason, changes = _workers(figures, script, cores)
+    began = perf_counter()
     from vitmnist.diagnosis.trial import try_samples  # which imports torch, as the script has done
 
+    imported_s = perf_counter() - began  # as in the script with `from_dataloader`
     trial = try_samples(*samples, figures) if samples else None
+    if trial:
+        trial.set_up_s += imported_s
     figures["parts"] = trial.parts if trial and figures["waiting_pct"] == longest_pct else {}
     decoding = _decode_once(trial, figures, script) if trial and not trial.refused else None
     if trial and decoding and not (trial.is_random and mostly_restarts):  # the replacement has workers then, too
