@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitmnist.diagnosis.observation import Limits, Observation, Timeline, new_observation
+from vitmnist.diagnosis.observation import Limits, Observation, new_observation
+from vitmnist.diagnosis.timeline import Timeline
 
 MODULE, FASTAI = "torch.utils.data.dataloader", "fastai.data.load"
 PASS = "pass_of_vitmnist"  # the attribute of an iterator

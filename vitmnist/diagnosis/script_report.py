@@ -10,8 +10,8 @@ from textwrap import indent
 from typing import Any
 
 from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script
-from vitmnist.diagnosis.observation import Timeline
 from vitmnist.diagnosis.observer import Observer
+from vitmnist.diagnosis.timeline import Timeline
 from vitmnist.diagnosis.verdict import FEW_STEPS, milliseconds, plural, verdict
 from vitmnist.runtime.cpu import NOTICEABLE, Cores
 
