@@ -164,5 +164,3 @@ def test_the_libraries_of_torch_are_recognised() -> None:
 
 
 # What happens without them.
-
-
