@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.conftest import PLAIN, result_of, start_program
+from tests.conftest import PLAIN, REPOSITORY, overrides_for, result_of, start_program
+from vitmnist.runtime.signals import UNFINISHED
 
 
 @pytest.mark.slow
@@ -34,6 +38,41 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     again = start_program(tmp_path, *typed, "resume=auto")
     assert again.returncode == 0, again.stderr
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_parallel_jobs_end_saved_with_the_process_that_started_them(
+    number: int, tiny_root: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    typed = ["-m", "hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=100000"), "seed=1,2,3"]
+    typed += ["hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}"]
+    folders = [tmp_path / "here" / str(job) for job in range(2)]
+    program, log = [sys.executable, str(REPOSITORY / "train.py"), *typed], tmp_path / "log"
+    with log.open("w") as output:
+        process = psutil.Popen(program, cwd=tmp_path, stdout=output, stderr=output)
+    children = []
+    try:
+        while not all((folder / "epochs.csv").exists() for folder in folders):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        children = process.children()
+        process.send_signal(number)
+        code = process.wait(60)
+        still_running = psutil.wait_procs(children, timeout=60)[1]
+    finally:
+        for one in psutil.wait_procs([process, *children], timeout=0)[1]:
+            one.kill()
+    assert code == (-number if number == signal.SIGKILL else UNFINISHED), log.read_text()
+    assert still_running == []
+    for folder in folders:
+        assert result_of(folder)["status"] == "interrupted"
+        assert (folder / "checkpoints" / "last.pt").exists()
+    assert not (tmp_path / "here" / "2" / "epochs.csv").exists()
+    assert "Traceback" not in log.read_text()
+    assert "Error executing" not in log.read_text()
 
 
 def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path) -> None:

@@ -177,10 +177,16 @@ def test_memory_peaks_are_those_of_each_job(train: Train, tmp_path: Path) -> Non
     assert small is None or abs(again - small) < 0.7 * (large - small)
 
 
-def test_a_sweep_that_is_running_is_left_alone(refuse: Printed, start: Start, quick: list[str], tmp_path: Path) -> None:
+def test_a_sweep_that_is_running_is_left_alone(
+    train_here: Train, start: Start, quick: list[str], tmp_path: Path
+) -> None:
     started = start("-m", *quick, "epochs=100000", "hydra.sweep.dir=here").until("epoch 1/")
     again = ["-m", *quick, "resume=auto", "hydra.sweep.dir=here"]
-    assert refuse(*again) == "error: here: in use by another process; wait for it, or stop it\n"
+    ended = train_here(*again)
+    assert (ended.returncode, ended.stderr) == (
+        UNFINISHED,
+        "error: here: in use by another process; wait for it, or stop it\n",
+    )
     assert started.ended(signal.SIGTERM)[0] == UNFINISHED
     assert [row["status"] for row in rows(tmp_path / "here")] == ["interrupted: SIGTERM was received"]
 

@@ -24,12 +24,13 @@ from vitmnist.cli.command import program
 from vitmnist.cli.overrides import check_name, key_of
 from vitmnist.cli.resume import is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.search import continue_search
-from vitmnist.cli.sweep import apply_repeats, is_search, report_sweep, unrecorded
+from vitmnist.cli.sweep import apply_repeats, is_parallel, is_search, report_sweep, unrecorded
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, has_checkpoint, locked
+from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import launched
 from vitmnist.tracking.runs import Run, read_run
 
@@ -79,6 +80,7 @@ class Command:
     output: OutputFolder | None = None
     kind: Literal["run", "sweep", "search"] = "run"
     stage: Literal["starting", "training", "completed"] = "starting"
+    stop: StopSignal = field(default_factory=StopSignal)
 
     def resume_hint(self, ranks: int) -> str:
         """The end of a message about an interruption: where the results are, and the command that resumes."""
@@ -140,10 +142,14 @@ class Outputs(Callback):
             unrecorded.clear()
             refused = () if command.resume else tuple(f"**/{pattern}" for pattern in RECORDS)
             command.output = OutputFolder(Path(config.hydra.sweep.dir), "hydra.sweep.dir", refused)
+            if is_parallel(config.hydra):
+                command.stop.lead()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show the report; the program ends with 1 if a job failed."""
         with _past_hydra():
+            if command.stop.request:
+                raise interruption(command.stop.request)
             report_sweep(Path(config.hydra.sweep.dir), command.resume_hint(1))
 
 

@@ -24,20 +24,25 @@ from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, TrainingError
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint
-from vitmnist.runtime.signals import UNFINISHED, StopSignal, TimeLimitReached, interruption
+from vitmnist.runtime.signals import UNFINISHED, RunInterrupted, TimeLimitReached
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.runs import Run, find_runs, read_run
 
 log = logging.getLogger(__name__)
 
 
-# Jobs of this sweep that failed without a record, because their folder is in use or holds a completed job.
+# Jobs of this sweep that failed without a record, because their folder holds a completed job.
 unrecorded: list[str] = []
 
 
 def is_search(config: DictConfig) -> bool:
     """Whether a sweeper such as Optuna's chooses the values, in place of Hydra's own, which runs listed ones."""
     return bool(config.hydra.runtime.choices["hydra/sweeper"] != "basic")
+
+
+def is_parallel(hydra: Any) -> bool:
+    """Whether joblib runs the jobs, in processes of its own; the argument is Hydra's part of the configuration."""
+    return str(hydra.launcher._target_).endswith("JoblibLauncher")
 
 
 def apply_repeats(config: DictConfig) -> None:
@@ -85,7 +90,7 @@ def job_config(composed: DictConfig, folder: Path) -> Config:
 
 
 @contextmanager
-def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop: StopSignal) -> Iterator[None]:
+def recorded_job(composed: DictConfig, folder: Path, overrides: list[str]) -> Iterator[None]:
     """Record why the job in the block failed, so that the sweep continues, and refresh the report.
 
     Raises:
@@ -95,16 +100,18 @@ def recorded_job(composed: DictConfig, folder: Path, overrides: list[str], stop:
     number, sweep_folder = job.job.num, Path(job.runtime.cwd, job.sweep.dir)
     gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
     try:
-        if stop.request:  # received too late to stop the previous job
-            raise interruption(stop.request)
         yield
-    except TimeLimitReached as error:
+    except RunInterrupted as error:
+        if not isinstance(error, TimeLimitReached) and not is_parallel(job):  # joblib would kill the other jobs at once
+            raise
         log.info("job %s: %s", number, error)
     except Exception as error:
         failure = describe(error)
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
         # The records of an earlier start stay, and so do those of the process that uses the folder.
-        if isinstance(error, InUseError) or read_run(folder).status == "completed":
+        if isinstance(error, InUseError):
+            return
+        if read_run(folder).status == "completed":
             unrecorded.append(folder.name)
         elif not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
@@ -122,19 +129,20 @@ def objective(folder: Path) -> float | None:
 
 
 def report_sweep(folder: Path, resume_hint: str) -> None:
-    """Write and log the report of a sweep. Exits with `UNFINISHED` if a job has reached its max_minutes.
+    """Write and log the report of a sweep. Exits with `UNFINISHED` if a job has reached its max_minutes, or is in use.
 
     Raises:
         TrainingError: names the jobs that failed.
     """
     if text := _write_report(folder, with_chart=True):
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
-    jobs = [read_run(job) for job in find_runs([folder])]
-    failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted")]
+    begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
+    jobs = [read_run(job) for job in (begun | {job.resolve(): job for job in find_runs([folder])}).values()]
+    failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted", "running")]
     failed += unrecorded
     if failed:
         raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
-    if unfinished := [job.folder.name for job in jobs if job.status == "interrupted"]:
+    if unfinished := [job.folder.name for job in jobs if job.status in ("interrupted", "running")]:
         log.info("%d of %d jobs are unfinished: %s%s", len(unfinished), len(jobs), ", ".join(unfinished), resume_hint)
         sys.exit(UNFINISHED)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -27,37 +28,42 @@ from vitmnist.config import CONF
 from vitmnist.errors import described
 from vitmnist.runtime.failures import Failure
 from vitmnist.runtime.files import display_path, locked
-from vitmnist.runtime.signals import StopSignal, handled_by, ignore_stopping
+from vitmnist.runtime.signals import UNFINISHED, handled_by, ignore_stopping, interruption
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.result import Result
 
 log = logging.getLogger(__name__)
 
 # Hydra passes nothing but the configuration to its task.
-_stop = StopSignal()
 _world: World = SINGLE_PROCESS
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def train(composed: DictConfig) -> float | None:
     """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
+    this, job = folders.command, HydraConfig.get()
+    if sweep.is_parallel(job) and (parent := multiprocessing.parent_process()):
+        this.stop.follow(parent.pid)  # type: ignore[arg-type]  # joblib's processes outlive it
     run = import_run()
-    job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
     if job.mode == RunMode.MULTIRUN:
         if sweep.is_completed_job(composed, folder):
             return sweep.objective(folder)
-        with sweep.recorded_job(composed, folder, overrides, _stop), locked(folder):
-            run(sweep.job_config(composed, folder), folder, overrides, _stop)
-            return sweep.objective(folder)
+        with sweep.recorded_job(composed, folder, overrides):
+            if this.stop.request:  # received too late to stop the previous job
+                raise interruption(this.stop.request)
+            with locked(folder):
+                run(sweep.job_config(composed, folder), folder, overrides, this.stop)
+                return sweep.objective(folder)
+        if this.stop.is_orphan:
+            os._exit(UNFINISHED)  # a process of joblib waits for further jobs for five minutes
         return None
-    this = folders.command
     try:
         start_other_ranks(_world, this)
         assert this.config is not None
         this.stage = "training"
-        run(this.config, folder, this.overrides, _stop, _world)
+        run(this.config, folder, this.overrides, this.stop, _world)
         this.stage = "completed"
     except Exception as error:
         raise folders.TaskError from error
@@ -81,8 +87,8 @@ def import_run() -> Callable[..., Result]:
 
 def main() -> None:
     """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
-    global _stop, _world  # noqa: PLW0603
-    _stop, _world, folders.command = StopSignal(), SINGLE_PROCESS, folders.Command(sys.argv[1:])
+    global _world  # noqa: PLW0603
+    _world, folders.command = SINGLE_PROCESS, folders.Command(sys.argv[1:])
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
@@ -105,6 +111,9 @@ def main() -> None:
             raise
     except folders.TaskError as error:
         failed = error.__cause__
+    except Exception as error:
+        request = folders.command.stop.request if folders.command.kind != "run" else 0
+        failed = interruption(request) if request else error  # the signal ends a process of joblib that has no job yet
     except BaseException as error:
         failed = error
     finally:
@@ -124,7 +133,7 @@ def train_as_rank_0_says() -> None:
     """Train as another rank, with the folder and the configuration of rank 0; returns if that ends without a run."""
     if followed := follow_rank_0(_world, folders.command.typed):
         folders.command.stage = "training"
-        import_run()(*followed, [], _stop, _world)
+        import_run()(*followed, [], folders.command.stop, _world)
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:

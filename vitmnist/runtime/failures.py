@@ -13,6 +13,7 @@ from traceback import walk_tb
 from typing import Any, Literal
 
 from vitmnist.errors import LoadingError, UserError, first_line
+from vitmnist.runtime.files import InUseError
 from vitmnist.runtime.signals import UNFINISHED, RunInterrupted
 
 
@@ -118,6 +119,7 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (KeyboardInterrupt, lambda error: Failure("interrupted", 130, "interrupted")),
     (is_shared_memory_full, _shared_memory_full),
     (are_too_many_files_open, _too_many_files),
+    (InUseError, lambda error: Failure(str(error), UNFINISHED)),
     (UserError, str),
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 UNFINISHED = 75
@@ -68,6 +69,7 @@ class StopSignal:
     def __init__(self) -> None:
         self._received = 0
         self._deadline = math.inf
+        self._parent: int | None = None
 
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
@@ -76,24 +78,55 @@ class StopSignal:
         Args:
             deadline: when the time limit is reached, by `time.monotonic`.
         """
-        # What is ignored stays ignored, as SIGHUP under nohup.
-        numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
         self._deadline = deadline
         try:
-            with handled_by(self._record, *numbers):
+            with handled_by(self._record, *_not_ignored()):
                 yield
         finally:
             self._deadline = math.inf
 
+    def follow(self, parent: int) -> None:
+        """Record signals from now on, and the end of the parent process as SIGHUP."""
+        self._parent = parent
+        for number in _not_ignored():
+            signal.signal(number, self._record)
+
+    def lead(self) -> None:
+        """Record signals from now on, and pass them to child processes that `follow`."""
+        for number in _not_ignored():
+            signal.signal(number, self._pass_on)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the parent process, which it follows, has ended."""
+        return self._parent is not None and os.getppid() != self._parent
+
     @property
     def request(self) -> int:
         """0 to continue, 1 at the time limit, N + 1 after signal N: the maximum over all ranks stops the run."""
+        if self.is_orphan:
+            self._received = self._received or signal.SIGHUP
         return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = self._received or number
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        import psutil
+
+        if not (children := psutil.Process().children()):  # nothing has begun
+            raise KeyboardInterrupt
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.terminate()
+        self._record(number, frame)
+
+
+def _not_ignored() -> list[int]:
+    """What is ignored stays ignored, as SIGHUP under nohup."""
+    return [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def interruption(request: int) -> RunInterrupted:
