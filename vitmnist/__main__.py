@@ -30,8 +30,24 @@ COMMANDS = {
 """Each is a module of that name in `vitmnist.cli`, whose `main` runs it."""
 
 
+def open_closed_streams() -> None:
+    """Open standard streams that are closed, as of daemons (`2>&-`), on os.devnull, here and for child processes.
+
+    The next file that is opened would get the descriptor, and with it what is printed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest that is free
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "w")  # noqa: SIM115  # for the life of the process
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
 def load(command: str) -> Callable[[], None]:
     """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
+    open_closed_streams()
     with handled_by(_end_at_once, signal.SIGINT):
         main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main
@@ -39,6 +55,7 @@ def load(command: str) -> Callable[[], None]:
 
 def main() -> None:
     """Run the command of the command line; arguments such as KEY=VALUE and options alone train."""
+    open_closed_streams()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in ("-h", "--help"):
         print(_help())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CallHere
+from tests.conftest import CallHere, overrides_for, result_of
 from vitmnist.__main__ import COMMANDS, load, main
 from vitmnist.errors import DataError
 from vitmnist.runtime import failures
@@ -42,6 +42,25 @@ def test_a_command_that_does_not_exist_is_answered_with_the_closest(call_here: C
     ended = call_here(main, "evalute", "RUN")
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: evalute: there is no such command; did you mean 'evaluate'? allowed: audit,")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_as_of_a_daemon_change_neither_result_nor_exit_code(
+    closed: str, tiny_root: Path, tmp_path: Path
+) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "vitmnist", *arguments]
+        return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    trained = run(*overrides_for(tiny_root, "epochs=1", "data/loader=disk", "hydra.run.dir=here"))
+    assert trained.returncode == 0, trained.stderr
+    assert result_of(tmp_path / "here")["status"] == "completed"
+    listed = run("status", "here")
+    assert listed.returncode == 0, listed.stderr
+    assert ("completed" in listed.stdout) == (closed == "2>&-")
+    refused = run("nonsense")
+    assert refused.returncode == 2
+    assert refused.stdout == ""
 
 
 MISSING = {
