@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import CallHere, Printed, Train
+from tests.support.pictures import write_pictures
 from vitmnist.checkpoint import storage
-from vitmnist.cli import evaluate, report, status
+from vitmnist.cli import evaluate, export, report, status
 from vitmnist.cli.arguments import Resume, for_hydra
 
 
@@ -104,6 +105,30 @@ def test_a_secret_that_a_record_names_is_never_printed(
     assert "cut/.hydra/config.yaml: contains an interpolation, and a record has plain values only" in ended[0].stderr
     assert "hunter2" not in "".join(one.stdout + one.stderr for one in ended)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("dataset", ["kmnist", "cifar10", "image_folder"])
+def test_an_evaluation_writes_no_dataset_where_only_a_record_says(
+    dataset: str, runs: Path, tmp_path: Path, call_here: CallHere
+) -> None:
+    shutil.copytree(runs / "whole", tmp_path / "whole")
+    file, chosen = tmp_path / "whole" / ".hydra" / "config.yaml", tmp_path / "chosen by the record"
+    recorded = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump(recorded | {"data": recorded["data"] | {"root": str(chosen)}}))
+    typed = [f"data/dataset={dataset}"]
+    if dataset == "image_folder":
+        typed.append(f"data.dataset.path={write_pictures(tmp_path / 'pictures')}")
+    for ended in (
+        call_here(evaluate.main, "whole", *typed),
+        call_here(export.main, "whole", *typed, "--format", "torch"),
+    ):
+        assert ended.returncode == 1
+        assert f"type 'data.root={chosen}', or another folder" in ended.stderr
+        assert not chosen.exists()
+    if dataset == "image_folder":  # typed, it is read and decoded, and has other classes than the model
+        ended = call_here(evaluate.main, "whole", *typed, f"data.root='{chosen}'")
+        assert "the model takes images" in ended.stderr
+        assert chosen.exists()
 
 
 def test_no_log_is_appended_to_through_a_link(

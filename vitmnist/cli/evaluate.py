@@ -14,6 +14,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ from vitmnist.cli.command import command
 from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets.base import Dataset, Split, build_dataset
+from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset
 from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.files import only_reading, write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.runs import read_run
@@ -93,7 +94,11 @@ def load_run(
     config = recorded_config(folder, overrides)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    dataset = build_dataset(config.data.dataset, config.data.root)
+    root = config.data.root
+    is_typed = any(key_of(one) == "data.root" for one in overrides)
+    is_own = is_typed or Path(root).expanduser() == Path(DEFAULT_ROOT).expanduser()
+    with nullcontext() if is_own else only_reading(root):
+        dataset = build_dataset(config.data.dataset, root)
     if config.data.holdout:
         dataset = dataset.held_out(config.data.holdout)
     if not any(override.startswith("data") for override in overrides):

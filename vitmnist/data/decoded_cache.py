@@ -30,7 +30,7 @@ from torch import Tensor
 
 from vitmnist.data.checksums import RECORD, Checksums, crc32
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.files import check_may_write, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
 from vitmnist.runtime.records import read_json
 
@@ -79,6 +79,7 @@ def decode_once(
     entry, unfinished = folder / key, folder / f".{key}.unfinished"
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
         return _open(entry, names)
+    check_may_write()
     with _locked(folder, key):
         try:
             return _open(entry, names)

@@ -7,9 +7,11 @@ import fcntl
 import logging
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
@@ -42,6 +44,28 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
+
+
+_recorded_root: ContextVar[str] = ContextVar("_recorded_root", default="")
+
+
+@contextmanager
+def only_reading(root: str) -> Iterator[None]:
+    """Write nothing into the folder for datasets within the block, because only the record of a run names it."""
+    token = _recorded_root.set(root)
+    try:
+        yield
+    finally:
+        _recorded_root.reset(token)
+
+
+def check_may_write() -> None:
+    """Raise `ConfigError` within `only_reading`; to be called before a dataset is downloaded or decoded."""
+    if root := _recorded_root.get():
+        raise ConfigError(
+            f"{root}: the dataset is not there, and the record of a run does not choose where it is written; "
+            f"type {shlex.quote(f'data.root={root}')}, or another folder"
+        )
 
 
 class InUseError(ConfigError):

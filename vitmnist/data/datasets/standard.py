@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory
 from vitmnist.data.datasets.idx import read_idx
 from vitmnist.errors import DataError
+from vitmnist.runtime.files import check_may_write
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -92,8 +94,12 @@ def _download(source: str, root: Path, files: list[str], folder: Path) -> Any:
     """
     from torchvision import datasets  # takes 2 s
 
+    read = getattr(datasets, source)
     try:
-        return getattr(datasets, source)(str(root), download=True)
+        with suppress(RuntimeError):  # not all of it is there
+            return read(str(root), download=False)
+        check_may_write()
+        return read(str(root), download=True)
     except (RuntimeError, URLError, OSError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
