@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 FOLDER = "checkpoints"
 FORMAT = 9
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
-DIGEST_SIZE = hashlib.sha256().digest_size
+DIGEST_SIZE, BLOCK_SIZE = hashlib.sha256().digest_size, 1 << 20
+ZIP_END_SIZE = 22  # of the record that ends a zip file without a comment, such as those of torch.save
 
 _intact: set[Path] = set()  # what this process has written or verified, and so may become `previous.pt`
 
@@ -57,9 +59,6 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     content += hashlib.sha256(content).digest()
     try:
         checkpoints.mkdir(exist_ok=True)
-        for name in ("last.pt", "best.pt", "final.safetensors"):
-            for unfinished in checkpoints.glob(f".{name}.{8 * '[0-9a-f]'}"):  # left by a process that was killed
-                unfinished.unlink()
         if best:  # before last.pt: a run killed in between repeats the epoch and writes it again
             write_atomic(checkpoints / "best.pt", content)
         write_atomic(last, content, previous if last in _intact and last.exists() else None)
@@ -109,20 +108,37 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():  # opening a FIFO would wait for a writer
             raise DamagedError(f"{path}: is not a regular file")
-        stored = path.read_bytes()
+        file = path.open("rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error
-    content, digest = stored[:-DIGEST_SIZE], stored[-DIGEST_SIZE:]
-    if hashlib.sha256(content).digest() != digest:
-        raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
-    with reporting_damage(path):
-        state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    with file, reporting_damage(path):
+        _verify(path, file)
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         if state["format"] != FORMAT:
             raise DataError(
                 f"{path}: was written by another version of the program (checkpoint format {state['format']!r:.40}; "
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state
+
+
+def _verify(path: Path, file: BinaryIO) -> None:
+    """Compare the checksum, in blocks, and rewind; a file of any size that `torch.save` did not write is not read."""
+    problem = f"{path}: is damaged or not a checkpoint"
+    try:
+        end = os.fstat(file.fileno()).st_size - DIGEST_SIZE
+        file.seek(max(end - ZIP_END_SIZE, 0))
+        if not file.read(ZIP_END_SIZE).startswith(b"PK\x05\x06"):
+            raise DamagedError(f"{problem}: its end is not that of a checkpoint")
+        file.seek(0)
+        checksum = hashlib.sha256()
+        while block := file.read(min(BLOCK_SIZE, end - file.tell())):
+            checksum.update(block)
+        if checksum.digest() != file.read():
+            raise DamagedError(f"{problem}: its checksum does not match")
+        file.seek(0)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error
 
 
 @contextmanager

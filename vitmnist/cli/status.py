@@ -21,8 +21,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 def row(run: Run, now: float) -> dict[str, str]:
     """Folder, state, completed epochs, and the time since the run ended or last wrote a file."""
-    table = run.folder / "epochs.csv"  # a row for each epoch, below the header
-    done = len(run.epochs) or (len(table.read_bytes().splitlines()) - 1 if table.is_file() else 0)
+    done = len(run.epochs) or _rows(run.folder / "epochs.csv")
     last = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
     epochs = str(run.config.get("epochs", "?"))[:20]
     cells = {"run": display_path(run.folder), "state": run.status, "epochs": f"{done}/{epochs}"}
@@ -30,6 +29,14 @@ def row(run: Run, now: float) -> dict[str, str]:
         title: printable(cell)
         for title, cell in (cells | {"written": f"{duration(now - run.result.get('ended_at', last))} ago"}).items()
     }
+
+
+def _rows(table: Path) -> int:
+    """The lines of a file below its header, as far as they are in its first 64 MiB."""
+    if not table.is_file():
+        return 0
+    with table.open("rb") as file:
+        return max(file.read(1 << 26).count(b"\n") - 1, 0)
 
 
 def duration(seconds: float) -> str:
