@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from filelock import FileLock
 from PIL import Image
 
 from tests.conftest import CallHere
@@ -53,6 +54,15 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
+
+
+def test_a_report_waits_for_no_other_process(tmp_path: Path) -> None:
+    """Such as one that was stopped while it wrote the same report."""
+    run(tmp_path / "a")
+    with FileLock(tmp_path / ".report.lock"):
+        program = [sys.executable, "-m", "vitmnist", "report", str(tmp_path)]
+        subprocess.run(program, check=True, capture_output=True, timeout=100)
+    assert (tmp_path / "report.html").exists()
 
 
 def test_a_mistake_gets_one_message(call_here: CallHere, tmp_path: Path) -> None:

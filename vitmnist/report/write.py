@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from filelock import FileLock
 from markdown import markdown
 from tabulate import tabulate
 
@@ -42,18 +41,18 @@ def write_report(folders: Iterable[Path], output: Path, with_chart: bool = True)
     """
     found = find_runs(folders)
     output.mkdir(parents=True, exist_ok=True)
-    with FileLock(output / ".report.lock"):  # jobs of a sweep may end at the same time
-        comparisons = compare([read_run(folder) for folder in found])
-        text, svg = as_markdown(comparisons, with_chart), None
-        (output / "report.png").unlink(missing_ok=True)
-        if with_chart:
-            from vitmnist.report.plots import draw  # imports matplotlib, which takes a second
+    # No lock: each file is replaced as a whole, and a sweep writes its report once more after the last job.
+    comparisons = compare([read_run(folder) for folder in found])
+    text, svg = as_markdown(comparisons, with_chart), None
+    (output / "report.png").unlink(missing_ok=True)
+    if with_chart:
+        from vitmnist.report.plots import draw  # imports matplotlib, which takes a second
 
-            png, svg = draw(comparisons)
-            write_atomic(output / "report.png", png)
-        write_atomic(output / "report.csv", as_csv(comparisons).encode())
-        write_atomic(output / "report.md", text.encode())
-        write_atomic(output / "report.html", as_html(text, svg).encode())
+        png, svg = draw(comparisons)
+        write_atomic(output / "report.png", png)
+    write_atomic(output / "report.csv", as_csv(comparisons).encode())
+    write_atomic(output / "report.md", text.encode())
+    write_atomic(output / "report.html", as_html(text, svg).encode())
     return comparisons
 
 
