@@ -99,6 +99,18 @@ def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Pat
     assert subprocess.check_output(look, text=True) == "False\n"
 
 
+def test_a_start_removes_what_writes_that_were_killed_have_left_in_its_folder(
+    quick: list[str], succeed: Printed, tmp_path: Path
+) -> None:
+    left = [".epochs.csv.0123abcd", ".hydra/.config.yaml.89abcdef", "checkpoints/.final.safetensors.0a1b2c3d"]
+    for path in (tmp_path / folder / file for folder in ("here", "there") for file in left):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half of it")
+    succeed(*quick, "epochs=1", "hydra.run.dir=here")
+    assert [(tmp_path / "here" / file).exists() for file in left] == [False] * 3
+    assert [(tmp_path / "there" / file).exists() for file in left] == [True] * 3
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_is_used_with_one_warning(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -29,7 +29,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     Raises:
         OSError: with `path` as its filename, not that of the temporary file.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # as _remove_unfinished expects it
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -44,6 +44,13 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what processes that were killed in `write_atomic` have left of the records of a run or sweep."""
+    for part in (folder, folder / ".hydra", folder / "checkpoints"):
+        for temporary in part.glob(f".*.{8 * '[0-9a-f]'}"):
+            temporary.unlink(missing_ok=True)
 
 
 _recorded_root: ContextVar[str] = ContextVar("_recorded_root", default="")
@@ -98,6 +105,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
         _locked.add(path)
         try:
+            _remove_unfinished(path)
             yield
         finally:
             _locked.remove(path)
