@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.augment.test_compose import PRESETS, configured
 from tests.gpu import NEEDS_CUDA
 from vitmnist import check_loader, make_loader
+from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
 from vitmnist.loaders.base import Batches, Loader
 from vitmnist.loaders.pinned import HostLoader, PinnedBuffers
 from vitmnist.runtime.memory import DoesNotFitError
@@ -50,14 +53,26 @@ def test_images_normalised_on_the_gpu_are_those_of_the_cpu(tiny: Dataset, label:
             assert torch.equal(on_gpu(images).cpu(), on_cpu(wanted))
 
 
-@pytest.mark.parametrize("name", ["shift", "affine", "cifar", "crops"])
-def test_augmentation_draws_the_same_numbers_on_the_gpu(tiny: Dataset, name: str, cuda: torch.device) -> None:
-    augmented = []
+# Built when tests are collected, so that an operation or preset that cannot be built is found without a GPU.
+AUGMENTS = {
+    **{name: Compose([{"name": name}]) for name in OPERATIONS.names()},
+    "hue": Compose([{"name": "color_jitter", "hue": 0.3}]),
+    **{f"preset {name}": configured(f"data/augment={name}") for name in PRESETS if name != "none"},
+}
+
+
+@pytest.mark.parametrize("augment", AUGMENTS.values(), ids=AUGMENTS)
+def test_augmented_and_mixed_images_are_those_of_the_cpu(augment: Compose, cuda: torch.device) -> None:
+    images = torch.randint(0, 256, (23, 3, 16, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    data, found = TensorSet(images, torch.arange(23) % 5), []
     for device in (cuda, torch.device("cpu")):
-        preprocess = Preprocess(tiny.train, Compose([{"name": name}])).to(device)
+        preprocess = Preprocess(data, augment, classes=5).to(device)
         (keys,) = preprocess.keys(EpochSampler(23, 23, 3, Shuffle.none), 1)
-        augmented.append(preprocess(tiny.train.images.to(device), keys).cpu())
-    assert torch.allclose(*augmented, atol=1e-4)
+        batch = data.images.to(device), data.labels.to(device), keys
+        result = preprocess.mixed(*batch) if preprocess.mixes else [preprocess(batch[0], keys)]
+        found.append([one.cpu() for one in result])
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4)
 
 
 def test_pinned_memory_does_not_grow_while_the_gpu_lags_behind(tiny: Dataset, cuda: torch.device) -> None:
