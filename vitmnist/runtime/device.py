@@ -13,10 +13,13 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 log = logging.getLogger(__name__)
 
 
-def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
+def choose_device(name: str, world: World = SINGLE_PROCESS, sees_its_own: bool = False) -> torch.device:
     """The device that `device=` names; `auto` is the first CUDA device, or the CPU.
 
     With several ranks on a machine, each gets its own CUDA device.
+
+    Args:
+        sees_its_own: the launcher shows this rank other devices than the other ranks of its machine.
 
     Raises:
         ConfigError: this machine does not have that device, or not enough of them.
@@ -37,12 +40,13 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     if world.size > 1:
         if device.index is not None:
             raise ConfigError(f"device={name}: names one device for {world.size} processes; type device=cuda")
-        if world.local_rank >= count:
+        index = 0 if sees_its_own and count == 1 else world.local_rank
+        if index >= count:
             raise ConfigError(
                 f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here; start as many "
                 "processes as there are GPUs with torchrun --nproc-per-node, or type device=cpu"
             )
-        return torch.device("cuda", world.local_rank)
+        return torch.device("cuda", index)
     if not is_available:
         raise ConfigError(f"device={name}: {_why_unavailable()}; type device=auto or device=cpu")
     if (device.index or 0) >= count:

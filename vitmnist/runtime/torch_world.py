@@ -24,11 +24,12 @@ from vitmnist.runtime.world import World
 POLL_S = 0.002
 EXIT_S = 2.0  # how long a rank that failed waits to see whether rank 0 has failed too
 MEETING = timedelta(minutes=5)
+NCCL_LATER = timedelta(minutes=2)
 SETUP = timedelta(hours=6)  # one rank of a machine may have to decode a large dataset while the others wait
 
 
 class TorchWorld(World):
-    """One of several ranks, connected by gloo for set-up, and for training by a group of its own.
+    """One of several ranks, connected by gloo for set-up; for training by a group of its own, on GPUs another by NCCL.
 
     Raises:
         ConfigError: the other ranks cannot be reached.
@@ -37,6 +38,7 @@ class TorchWorld(World):
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._group: Any = None  # None: the default group, which is gloo's
+        self._device_group: Any = None  # for tensors on the run's device
         self._pending: tuple[Tensor, Any] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
@@ -67,14 +69,17 @@ class TorchWorld(World):
 
     def connect(self, device: torch.device, timeout_s: float) -> None:
         self.barrier()  # set-up, such as compiling, may take some ranks longer than others
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        self._group = distributed.new_group(timeout=timedelta(seconds=timeout_s), backend=backend)
+        timeout = timedelta(seconds=timeout_s)
+        self._group = self._device_group = distributed.new_group(timeout=timeout, backend="gloo")
+        if device.type == "cuda":
+            # NCCL's watchdog ends the process at its timeout. By then gloo has raised the error that is recorded.
+            self._device_group = distributed.new_group(timeout=timeout + NCCL_LATER, backend="nccl")
 
     def barrier(self) -> None:
         self._wait(distributed.all_reduce(torch.zeros(()), group=self._group, async_op=True))
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        distributed.all_reduce(tensor, group=self._group)
+        distributed.all_reduce(tensor, group=self._device_group)
         return tensor
 
     def all_reduce_max(self, values: Sequence[int], at_once: bool = False) -> list[int]:
@@ -89,7 +94,7 @@ class TorchWorld(World):
         return [max(pair) for pair in zip(maxima, tensor.tolist(), strict=True)] if at_once else maxima
 
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
-        return DistributedDataParallel(module, process_group=self._group, gradient_as_bucket_view=True)
+        return DistributedDataParallel(module, process_group=self._device_group, gradient_as_bucket_view=True)
 
     def root_cause(self, error: BaseException) -> BaseException:
         if not isinstance(error, RuntimeError) or classify(error).is_user_error or not distributed.is_initialized():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import replace
 
 import torch
@@ -19,8 +21,9 @@ def agree_on_device(config: Config, world: World) -> torch.device:
     Raises:
         ConfigError: a rank has no device, or one of another type; the same error on each rank.
     """
+    visible = world.all_gather_object((socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     try:
-        device, reason = choose_device(config.device, world), None
+        device, reason = choose_device(config.device, world, visible.count(visible[world.rank]) == 1), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
     ranks = world.all_gather_object((reason, device.type))
