@@ -14,6 +14,7 @@ from torchvision import transforms
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.tensors import channel_statistics
+from vitmnist.data.threads import PART
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -36,6 +37,13 @@ def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
     for floats in (normalised, 9 * normalised, tiny.train.images / 255, normalised.half()):
         assert preprocess(floats) is floats
     assert torch._dynamo.explain(preprocess)(images).graph_break_count == 0
+
+
+def test_images_stay_on_their_device_whatever_the_default_is() -> None:
+    """So many that they are normalised in threads, into memory that is allocated before."""
+    preprocess, images = Preprocess(mean=0.5, std=0.5), torch.zeros(2, 1, PART, 1, dtype=torch.uint8)
+    with torch.device("meta"):  # as torch.set_default_device("cuda")
+        assert torch.equal(preprocess(images), torch.full_like(images, -1, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool])

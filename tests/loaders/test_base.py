@@ -75,6 +75,13 @@ def test_contract(label: str, data: str, tiny: Dataset, tmp_path: Path) -> None:
     check_loader(data=DATA[data] or tiny.train, **options)
 
 
+@pytest.mark.parametrize("name", ["disk", "ram", "cache"])
+def test_a_set_on_a_device_is_left_to_gpu_slice(name: str) -> None:
+    there = torch.zeros(23, 3, device="meta")
+    with pytest.raises(DataError, match="the set is on meta, not in host memory; gpu_slice leaves it there"):
+        make_loader(name, (there, there), batch_size=5, device="cpu", seed=0)
+
+
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])
 def test_contiguous_batches_are_views(tiny: Dataset, name: str) -> None:
     inside = range(tiny.train.images.data_ptr(), tiny.train.images.data_ptr() + tiny.train.images.numel())

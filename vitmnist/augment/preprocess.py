@@ -115,7 +115,7 @@ class Preprocess(nn.Module):
         # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
         drawn = self._draw(images, keys)
         size = self.augment.output_size(*images.shape[2:]) if self.augment and drawn else images.shape[2:]
-        finished = torch.empty(*images.shape[:2], *size)
+        finished = torch.empty(*images.shape[:2], *size, device=images.device)
 
         def finish(rows: slice) -> None:
             part = finished[rows]

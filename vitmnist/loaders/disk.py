@@ -21,6 +21,7 @@ from torch.utils import data
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import map_tensors, unchanged
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import LoadingError, UserError
 from vitmnist.loaders.base import LOADERS, Batches, Data, Loader
 from vitmnist.loaders.batch_reader import BatchKeys, BatchReader
@@ -58,6 +59,8 @@ class DiskLoader(Loader):
 
     def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
         self._ends: list[tuple[Semaphore, int]] = []  # of each DataLoader built: tells its workers to exit
+        if isinstance(source, TensorSet):
+            source.check_on_host()  # a forked worker cannot use CUDA
         weakref.finalize(self, _end_workers, self._ends)  # at interpreter exit after the one that closes iterators
         super().__init__(sampler)
         self.num_workers, self.buffered = options.num_workers, options.num_workers * options.prefetch_factor
