@@ -99,6 +99,7 @@ MESSAGES: dict[str, tuple[str, Callable[[], str] | None]] = {
     "CUDA error: out of memory": (OTHER_ADVICE, None),
     "CUBLAS_STATUS_ALLOC_FAILED": (OTHER_ADVICE, None),
     "CUDA error": (TRACEBACK, None),
+    "does not have a deterministic implementation": (TRACEBACK, lambda: said(put)),
     "</torch_": (TRACEBACK, None),
     "out of shared memory": (OTHER_ADVICE, None),
     "insufficient shared memory": (TRACEBACK, None),
@@ -116,6 +117,14 @@ def sleep() -> None:
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def put() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.zeros(1).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def fail() -> None:

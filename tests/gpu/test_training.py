@@ -69,14 +69,20 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     test_step.check_same_weights(compiled.eval_model, eager.eval_model, tolerance=1e-3)
 
 
+MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_size=2"]}  # keys of several blocks
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])  # with kernels of attention of their own
 @pytest.mark.parametrize("trainer", ["plain", "fast"])
 def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
-    trainer: str, train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: str, precision: str, model: str, train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
     """Stopped after two steps of an epoch, and resumed."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    arguments = [argument for argument in quick if argument != PLAIN]
-    arguments += [f"trainer={trainer}", "device=cuda", "data/loader=gpu_slice", "ema_decay=0.9", "schedule=one_cycle"]
+    arguments = [argument for argument in quick if argument not in (PLAIN, "model=cnn")] + MODELS[model]
+    arguments += [f"trainer={trainer}", f"trainer.precision={precision}", f"trainer.compile={trainer == 'fast'}"]
+    arguments += ["device=cuda", "data/loader=gpu_slice", "data/augment=imagenet", "ema_decay=0.9"]
+    arguments += ["schedule=one_cycle"]
     assert train_here(*arguments, "hydra.run.dir=whole").returncode == 0
     assert train_here(*arguments, "max_minutes=0", "hydra.run.dir=stopped").returncode == UNFINISHED
     resumed = train_here("resume=stopped", "max_minutes=null")

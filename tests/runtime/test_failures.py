@@ -24,6 +24,7 @@ FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
 BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 OUT_OF_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
 GPU_FAILED = "the GPU failed: CUDA error: unspecified launch failure; start again"
+UNORDERED = "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation"
 USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown without a traceback
 
 
@@ -50,6 +51,7 @@ USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown witho
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), FILES, USER_ERROR),
         (RuntimeError("received 0 items of ancdata"), FILES, USER_ERROR),
+        (RuntimeError(f"{UNORDERED}, but you set"), f"{UNORDERED}, so a resumed run would not", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
         (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),
     ],

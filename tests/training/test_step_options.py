@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from vitmnist.models.base import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.training import step_options
+from vitmnist.training.setup import use_deterministic_kernels
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -51,6 +53,19 @@ def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPat
     for cache, batch, expected in ((2**20, 500, 64), (2**10, 500, 1), (2**25, 100, 100), (None, 5000, 2048)):
         monkeypatch.setattr(step_options, "last_level_cache", lambda cache=cache: cache)
         assert resolve_step_config(FAST, CPU, batch, 1).micro_batch == expected
+
+
+def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with `warn_only`, with which torch leaves attention as it is."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        use_deterministic_kernels()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_batch_normalisation_in_microbatches_is_warned_of(

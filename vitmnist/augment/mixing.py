@@ -101,4 +101,5 @@ def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:
     positions = torch.arange(len(keys), device=keys.device)
     count = is_valid.sum()
     following = torch.where(positions + 1 == count, 0, positions + 1).where(positions < count, positions)
-    return torch.empty_like(order).scatter_(0, order, order[following])
+    # Not scatter_, which torch replaces by a slower one where it must be deterministic.
+    return order[following][order.argsort()]

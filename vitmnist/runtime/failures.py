@@ -110,6 +110,16 @@ def _device_error(error: BaseException) -> str:
     return f"the GPU failed: {first_line(error)}; {advice}"
 
 
+def lacks_determinism(error: BaseException) -> bool:
+    """Whether a model uses an operation that adds up in any order on a GPU."""
+    return isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error)
+
+
+def _lacks_determinism(error: BaseException) -> str:
+    advice = "use another one, or call torch.use_deterministic_algorithms(False) in the model's __init__"
+    return f"{str(error).partition(',')[0]}, so a resumed run would not repeat every bit; {advice}"
+
+
 def _os_error(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__
 
@@ -123,6 +133,7 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (UserError, str),
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),
+    (lacks_determinism, _lacks_determinism),
     (worker_error, lambda error: str(worker_error(error))),
     (OSError, _os_error),  # a full disk, a folder that was removed during the run
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ def build_setup(
     sampler = RankSampler.of(train_sampler(config, dataset), world.rank, world.size)
     if device.type == "cpu":
         stack.enter_context(keep_memory())
-    torch.backends.cudnn.deterministic = True  # a resumed run repeats every bit; some convolutions add up in any order
+    if device.type == "cuda":
+        use_deterministic_kernels()
     step_config = step_config or agree_on_step_config(config, sampler, device, world)
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
@@ -108,6 +110,18 @@ def build_setup(
     random.seed(seed)
     np.random.seed(seed % 2**32)
     return TrainSetup(dataset, step, step_config, train_loader, eval_loader, selection)
+
+
+def use_deterministic_kernels() -> None:
+    """Let a GPU add up in the same order each time, so that a resumed run repeats every bit.
+
+    Otherwise the gradients of some convolutions do not, nor do those of attention once its keys take several blocks.
+    Every operation of the models, losses, augmentations and optimizers has a deterministic implementation; another one
+    raises `RuntimeError`. A warning instead (`warn_only`) would leave attention as it is.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves kernels
 
 
 def agree_on_step_config(config: Config, sampler: EpochSampler, device: torch.device, world: World) -> StepConfig:
