@@ -162,8 +162,10 @@ def _decode_once(trial: Trial, figures: dict[str, Any], script: dict[str, Any]) 
     from vitmnist.runtime.memory import mib
 
     now_s = figures["waiting_s"] / figures["batches"] + script["work_s"]
-    workers = figures["num_workers"] if trial.is_random else 0
-    then_s = max(trial.batch_s / workers, script["work_s"]) if workers else trial.batch_s + script["work_s"]
+    workers = figures["num_workers"] if trial.is_random or figures["persistent_workers"] else 0  # it keeps them then
+    then_s = trial.batch_s + script["work_s"]
+    if workers:
+        then_s = max(trial.batch_s / workers, script["work_s"]) + WORTH_A_WORKER_S
     saved_s = _batches_per_epoch(figures) * (now_s - then_s)
     if then_s > (1 - GAIN) * now_s:
         return None
