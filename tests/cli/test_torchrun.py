@@ -142,6 +142,18 @@ def test_a_rank_that_does_not_answer_ends_the_run(number: int, quick: list[str],
     assert "rank 1 does not answer" in result_of(started.folder / "cut")["error"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_other_ranks_say_that_rank_0_does_not_answer(number: int, quick: list[str], ranks: StartRanks) -> None:
+    started = ranks(3, *quick, "epochs=100000", "hydra.run.dir=cut", "distributed.timeout_s=3").until("epoch 2/")
+    os.kill(started.pids[0], number)
+    for process in started.processes[1:]:
+        code, output = process.ended()
+        assert code == 1
+        assert "Traceback" not in output
+        assert output.count("error: rank 0") == 1
+        assert "does not answer" in output
+
+
 def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     """`data.root` alone may differ from machine to machine."""
     codes, outputs = ranks(2, *quick, each={1: f"data.root={tmp_path / 'nowhere'}"}).ended()

@@ -111,8 +111,8 @@ class TorchWorld(World):
         get_error_handler().record_exception(PeerError(message))
         if self.is_main or not distributed.is_initialized():
             return True
-        if isinstance(error, PeerError):
-            return False
+        if isinstance(error, PeerError):  # rank 0 shows it, unless it is the one; before training it said why it ended
+            return self._group is not None and 0 in self._closed()
         deadline = time.monotonic() + EXIT_S
         while not (has_failed := 0 in self._closed()) and time.monotonic() < deadline:
             time.sleep(10 * POLL_S)
