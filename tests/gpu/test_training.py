@@ -2,47 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision import transforms as v1
 
+from tests.augment.test_compose import configured
 from tests.conftest import PLAIN, Train, assert_same_weights, result_of
 from tests.gpu import NEEDS_CUDA
+from tests.support.pictures import Pictures, write_pictures
+from tests.support.processes import free_port
 from tests.training import test_step
-from vitmnist import make_loader
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist import from_dataloader
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.optim.base import SCHEDULES
 from vitmnist.runtime.signals import UNFINISHED
-from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.torch_world import TorchWorld
+from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig
 
 pytestmark = NEEDS_CUDA
 
 
-def test_an_epoch_waits_for_the_gpu_only_at_its_borders(tiny: Dataset, cuda: torch.device) -> None:
-    """torch raises at the first call that would make the host wait."""
-    with make_loader("gpu_slice", tiny.train, batch_size=5, device=cuda, seed=3) as loader:
-        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).to(cuda)
-        optimizer = torch.optim.Adam(model.parameters())
-        schedule = SCHEDULES.build({"name": "constant"}, optimizer, 100)
-        step = TrainStep(model, Preprocess(tiny.train).to(cuda), optimizer, schedule, batch_size=5)
-        steps = 0
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """One rank, with the connections and the wrapped model that several have."""
+    here = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    world = TorchWorld()
+    yield world
+    world.disconnect()
 
-        def after_step(timer: EpochTimer) -> None:
-            nonlocal steps
-            steps += 1
-            torch.cuda.set_sync_debug_mode("error" if steps < len(loader) else "default")
 
-        try:
-            train_epoch(step, loader, EpochProgress(0, loader.sampler, cuda), after_step)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+def watched(batches: Iterable[object], number: int) -> Iterator[object]:
+    """The batches; from the second one to the last one, torch raises at any call that makes the host wait."""
+    try:
+        for index, batch in enumerate(batches, 1):
+            torch.cuda.set_sync_debug_mode("error" if index < number else "default")
+            yield batch
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("preset", ["affine", "cifar", "imagenet"])
+@pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch"])
+def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
+    tiny: Dataset, cuda: torch.device, world: World, name: str, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With everything that a step may have; the first epoch warms up."""
+    augment = configured(f"data/augment={preset}")
+    step = test_step.make_step(tiny, augment=augment, decay=0.9, smoothing=0.1, device=cuda, steps=100)
+    batches, votes = step.batches, []
+    with test_step.make_loader(tiny, name, device=cuda) as loader:
+        world.connect(cuda, 60)
+        step.distribute(world)
+        for epoch in range(2):
+            if epoch:
+                monkeypatch.setattr(
+                    step, "batches", lambda *parts, **more: watched(batches(*parts, **more), len(loader))
+                )
+            progress = EpochProgress(epoch, loader.sampler, cuda, log_every=1, world=world)
+            train_epoch(step, loader, progress, lambda timer: votes.append(world.all_reduce_max([0])))
+    assert len(votes) == 2 * len(loader)
+
+
+@pytest.mark.parametrize("transforms", ["exact", "tensor"])
+def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(
+    tiny: Dataset, cuda: torch.device, transforms: str, tmp_path: Path
+) -> None:
+    dataset: object = TensorDataset(tiny.train.images.float(), tiny.train.labels)
+    if transforms == "tensor":
+        close = [v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.2,) * 3)]
+        dataset = Pictures(write_pictures(tmp_path), v1.Compose([v1.RandomCrop(16), *close]))
+    loader = "gpu_slice" if transforms == "exact" else "ram"
+    replaced = from_dataloader(DataLoader(dataset, 4, shuffle=True), loader, device=cuda, transforms=transforms)
+    list(replaced)
+    for images, _ in watched(replaced, len(replaced)):
+        assert images.device.type == cuda.type
+        images.sum()
 
 
 def test_bf16_on_the_gpu_is_the_step_within_its_rounding(tiny: Dataset, cuda: torch.device) -> None:
