@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
 
 from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run, write_pictures
+from tests.support.waits import CUDA, refusing_waits
 from vitmnist import from_dataloader
+from vitmnist.data.collate import map_tensors
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement import tensor_form
 from vitmnist.replacement.tensor_form import DeviceDataLoader
 
 v1 = pytest.importorskip("torchvision.transforms")
@@ -78,6 +82,26 @@ def test_batches_are_equal_where_nothing_is_resized(transforms: list[Any], folde
             original, replaced = replaced_as_well(build, transforms="tensor", device=device)
         assert_same(run(replaced, 1), run(original, 1))
         assert isinstance(replaced, DeviceDataLoader) == (device is not None)
+
+
+@pytest.mark.parametrize("transforms", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_finishing_a_batch_on_a_gpu_waits_for_nothing(
+    transforms: list[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision's `Normalize` copies its constants there in each call, and reads one."""
+    monkeypatch.setattr(tensor_form, "_on_device", cache(tensor_form._on_device.__wrapped__))
+    original = DataLoader(Pictures(folder, deepcopy(v1.Compose(transforms))), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replaced = from_dataloader(original, transforms="tensor", device="cpu")
+    batch = replaced.collate_fn.unfinished(replaced.dataset.__getitems__([0, 1]))
+    finish = replaced.collate_fn.finish
+    assert finish.transforms
+    with refusing_waits() as copies:
+        with copies.allowed():
+            there = map_tensors(lambda one: one.to(CUDA), batch)
+            finish(there)  # the first one brings the constants
+        finish(there)
 
 
 def test_resizing_rounds_differently_and_the_call_says_by_how_much(folder: Path) -> None:

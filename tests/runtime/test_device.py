@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.pinned import PinnedBuffers
+from vitmnist.replacement.batch_tensors import BatchTensors
 from vitmnist.runtime import backend as backend_module
 from vitmnist.runtime.device import choose_device
 
@@ -163,6 +165,20 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
             next(abandoned)
             del abandoned
         assert same(epoch_on(device, loader, 0, late=True), expected(data, loader, 0))
+
+
+def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a copy from any other the host waits, and so for all work that is queued."""
+    device = FakeBackend(DEVICE)
+    monkeypatch.setitem(backend_module.BACKENDS, "cpu", lambda _: device)
+    kept = replace(BatchTensors.of([data.images], 50), tensors={"batch[0]": device.to_device(data.images)})
+    seen: list[Tensor] = []
+    wanted = [[number, 49 - number] for number in range(10)]
+    for indices in wanted:
+        device.read(kept.gather(indices)[0], seen)
+    assert device.made_pinned == len(wanted)
+    device.finish()
+    assert all(torch.equal(found, data.images[indices]) for found, indices in zip(seen, wanted, strict=True))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "cpu:1", "privateuseone"])

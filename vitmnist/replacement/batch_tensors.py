@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_u
 
 from vitmnist.data.checksums import Checksums
 from vitmnist.errors import DataError
+from vitmnist.runtime.backend import backend_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ class BatchTensors:
             raise DataError(
                 f"the sampler gives {found}, …; decoded samples have the indices 0 to {len(tensors[0]) - 1}"
             )
-        rows = rows.to(tensors[0].device)
+        backend = backend_of(tensors[0].device)
+        if backend.is_async:  # out of pageable memory the host would wait for the copy, and for all work before it
+            rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
         gathered = [tensor.index_select(0, rows) for tensor in tensors]
         for one, of_file in zip(gathered, self.checksums, strict=False):  # there are none in memory
             of_file.checked(one, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -67,6 +68,23 @@ class NativeResize:
             return functional.resize(image, one.size, one.interpolation, one.max_size, one.antialias)  # type: ignore[no-any-return]
         box = one.get_params(image, one.scale, one.ratio)
         return functional.resized_crop(image, *box, one.size, one.interpolation, one.antialias)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """`Normalize` with constants that stay on the device; torchvision's copies them there and waits in each batch."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        mean, std = _on_device((self.mean, self.std), images.dtype, images.device)
+        return images.sub(mean).div_(std)
+
+
+@lru_cache(maxsize=16)
+def _on_device(numbers: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor(one, dtype=dtype, device=device).view(-1, 1, 1) for one in numbers)
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,15 @@ def _divide(transforms: list[Transform], of_tensors: bool) -> tuple[list[Transfo
     kept = len(always)
     while kept and is_closing[kept - 1]:
         kept -= 1
-    return always[:kept], min(position, kept), always[kept:]
+    closing = [_without_waits(one) if of_tensors else one for one in always[kept:]]
+    return always[:kept], min(position, kept), closing
+
+
+def _without_waits(transform: Any) -> Transform:
+    if type(transform).__name__ != "Normalize":
+        return transform  # type: ignore[no-any-return]
+    mean, std = (tuple(torch.as_tensor(one).view(-1).tolist()) for one in (transform.mean, transform.std))
+    return Normalized(mean, std)
 
 
 def _native(transform: Transform) -> Transform:

@@ -1,0 +1,68 @@
+"""A step queues work for a GPU and never waits for it: shown on torch's own simulation of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.waits import CUDA, refusing_waits
+from tests.training.test_step import OPTIMIZERS_UNDER_TEST
+from vitmnist.augment.base import OPERATIONS
+from vitmnist.augment.compose import Compose
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.models.vit import ViT, ViTOptions
+from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
+from vitmnist.optim.ema import EMA
+from vitmnist.training.loop import EpochProgress
+from vitmnist.training.step import TrainStep
+from vitmnist.training.step_options import StepConfig
+
+CHANNELS = (0.5, 0.5, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("name", [*OPERATIONS.names(), "hue"])
+def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the average of the weights and the norm that is logged; without a GPU there is no backward pass."""
+
+    def backward(loss: Tensor) -> None:
+        for parameter in step.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    monkeypatch.setattr(Tensor, "backward", backward)
+    operation = {"name": "color_jitter", "hue": 0.3} if name == "hue" else {"name": name}
+    preprocess = Preprocess(augment=Compose([operation]), classes=10, mean=CHANNELS, std=CHANNELS)
+    sampler, config = EpochSampler(23, 8, 0), StepConfig(micro_batch=4, fused=True)
+    with refusing_waits() as copies:
+        with copies.allowed():
+            model = ViT(ViTOptions(patch_size=14, depth=1), (3, 28, 28), 10)
+            optimizer = OPTIMIZERS.build({"name": "adamw", **OPTIMIZERS_UNDER_TEST["adamw"]}, model, True)
+            schedule = SCHEDULES.build({"name": "constant"}, optimizer, 9)
+            step = TrainStep(model, preprocess.to(CUDA), optimizer, schedule, 8, config, 0.1, EMA(model, 0.9))
+            progress = EpochProgress(0, sampler, CUDA, log_every=1)
+            numbers = torch.zeros(8, dtype=torch.int64)
+            images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)
+        step.on_gradients = progress.log_step
+        for _ in range(2):
+            sums = step(images, numbers, numbers, 8)
+            progress.metrics.update(sums)
+        assert sums["loss"].device == CUDA
+
+
+def test_what_waits_is_found() -> None:
+    """The proof of the test above."""
+    with refusing_waits() as copies:
+        with copies.allowed():
+            there, here = torch.zeros(3), torch.zeros(3, device="cpu")
+        for waits in (
+            lambda: torch.tensor([1.0], device=CUDA),
+            lambda: here.to(CUDA),
+            there.cpu,
+            lambda: there.copy_(here),
+            lambda: bool((there == 0).any()),
+            lambda: there[there > 0],
+        ):
+            with pytest.raises((AssertionError, RuntimeError)):
+                waits()
