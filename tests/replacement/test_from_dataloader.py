@@ -278,7 +278,7 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
     for times in (3, 3):
         in_cache(DataLoader(Pairs()), fingerprint="pairs 1")
         assert len(decoded) == times
-    with pytest.raises(DataError, match=r"fingerprint= do not fit"):
+    with pytest.raises(DataError, match=r"the samples of this fingerprint= do not fit$"):
         in_cache(DataLoader([(torch.zeros(2, 2, dtype=torch.uint8), 1)] * SIZE), fingerprint="pairs 1")
     in_cache(DataLoader(Pairs()))
     assert len(decoded) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,16 +68,17 @@ def test_what_cannot_be_kept_is_named() -> None:
         *(draw(1, "P"), torch.zeros(2).to_sparse(), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
     ):
         named = "a picture of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
-        with pytest.raises(DataError, match=f"a sample has {named}, which cannot be kept; convert it to"):
-            encode([{"one": value}])
+        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only pictures, tens.*use ram"):
+            encode([{"one": value}], tree_structure({"one": 0}), for_file=True)
     with pytest.raises(DataError, match="the samples differ in their structure"):
-        encode([[1], [1, 2]], tree_structure([0]))
+        encode([[1], [1, 2]], tree_structure([0]), for_file=True)
 
 
 def test_a_sample_is_a_copy() -> None:
-    samples = Samples(*encode([[torch.zeros(3)]] * 2), tree_structure([0]))
-    samples[0][0].fill_(9.0)
-    assert samples[0][0].tolist() == [0.0] * 3
+    for structure in (tree_structure([0]), None):
+        samples = Samples(*encode([[torch.zeros(3)]] * 2, structure), structure)
+        samples[0][0].fill_(9.0)
+        assert samples[0][0].tolist() == [0.0] * 3
 
 
 def address(samples: list[Any]) -> int:
@@ -138,7 +140,7 @@ def test_later_replacements_find_the_files_by_their_fingerprint(tmp_path: Path) 
     assert counts[1] - counts[0] == counts[0] - 90
     assert len(list(Path(cache).glob("*/images.npy"))) == 1
     dataset.paths.reverse()
-    with pytest.raises(DataError, match=r"fingerprint= do not fit"):
+    with pytest.raises(DataError, match=r"the samples of this fingerprint= do not fit$"):
         from_dataloader(DataLoader(dataset, 4), "cache", folder=cache, fingerprint="pictures")
 
 
@@ -157,10 +159,23 @@ def test_spawned_workers_which_see_the_dataset(folder: Path, tmp_path: Path) -> 
         assert_same(run(replaced, 1), run(DataLoader(dataset, 4, True, **settings), 1))
 
 
-def test_pictures_of_any_kind_that_can_be_kept_stay_as_they_are(tmp_path: Path) -> None:
-    for number, mode in enumerate(["RGB", "L", "RGBA", "I;16", "1", "LA", "CMYK"] * 3):
+def test_pictures_of_any_kind_stay_as_they_are(tmp_path: Path) -> None:
+    for number, mode in enumerate(["RGB", "L", "RGBA", "I;16", "1", "LA", "CMYK", "P"] * 3):
         (tmp_path / "all").mkdir(exist_ok=True)
         image = draw(number, "I;16") if mode == "I;16" else draw(number).convert(mode)
         image.save(tmp_path / "all" / f"{number:02}.{'tif' if mode == 'CMYK' else 'png'}")
     dataset = Pictures(tmp_path, v1.RandomCrop(16), convert=None)
     check_same(lambda: DataLoader(dataset, 4, shuffle=True, collate_fn=list))
+
+
+class Sometimes(Pictures):
+    """Samples with and without a transform, of varying structure."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.open(index)
+        return (self.transform(image), {"boxes": [1.0] * index}) if index % 2 else v1.functional.to_tensor(image)
+
+
+def test_random_samples_of_varying_structure(folder: Path) -> None:
+    for settings in ({}, {"num_workers": 2}):
+        check_same(partial(DataLoader, Sometimes(folder, FLIP), 4, True, collate_fn=list, **settings))

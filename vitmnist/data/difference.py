@@ -1,7 +1,9 @@
-"""Bitwise comparison of batches and samples of nested dicts, lists and tuples."""
+"""Bitwise comparison of batches and samples of any structure."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,30 +12,68 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+Compared = dict[tuple[int, int], tuple[Any, Any]]
+"""Pairs of objects that have been compared, by their numbers."""
+
 
 def find_difference(found: Any, expected: Any) -> str | None:
     """Where two batches first differ, in structure, type, dtype, shape or a single bit; None if nowhere."""
+    return _find_difference(found, expected, {})
+
+
+def stride_order(tensor: Tensor) -> list[int]:
+    """The dimensions of a tensor from the outermost in memory to the innermost, which is its memory format."""
+    return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
+
+
+def _find_difference(found: Any, expected: Any, compared: Compared) -> str | None:
     ours, our_structure = tree_flatten_with_path(found)
     theirs, structure = tree_flatten_with_path(expected)
     if our_structure != structure:
         return "the structure"
     for (path, one), (_, other) in zip(ours, theirs, strict=True):
         are_pictures = isinstance(one, Image.Image) and isinstance(other, Image.Image)  # of any file format
-        if not (are_pictures or type(one) is type(other)) or not _is_same(one, other):
+        if not (are_pictures or type(one) is type(other)) or not _is_same(one, other, compared):
             return f"batch{keystr(path)}"
     return None
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any, compared: Compared) -> bool:
     """Bitwise equality, so that a NaN equals itself; the memory format counts too, such as channels last."""
-    if isinstance(other, np.ndarray | np.generic):
+    if one is other and not isinstance(one, Tensor | np.ndarray):
+        return True
+    if isinstance(other, np.ndarray | np.generic) and not other.dtype.hasobject:
         return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     if isinstance(other, Image.Image):  # without metadata, such as the resolution
         ours, theirs = ((image.mode, image.size, image.getpalette(), image.tobytes()) for image in (one, other))
         return ours == theirs
-    if not isinstance(other, Tensor):
+    if isinstance(other, float):
+        return struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(other, int | str | bytes | set | frozenset):
         return bool(one == other)
-    if (one.shape, one.dtype, one.is_contiguous()) != (other.shape, other.dtype, other.is_contiguous()):
-        return False
-    one, other = (tensor.cpu().contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(one, other)
+    if (pair := (id(one), id(other))) in compared:  # they refer to themselves
+        return True
+    compared[pair] = one, other  # keeps them, so that no other object gets their number
+    if not isinstance(other, Tensor) or other.layout != torch.strided:
+        return not _find_difference(_parts(one), _parts(other), compared)
+    with torch._C.DisableTorchFunctionSubclass():
+        if (one.shape, one.dtype, _memory_format(one)) != (other.shape, other.dtype, _memory_format(other)):
+            return False
+        bits = [tensor.detach().as_subclass(Tensor).cpu().contiguous() for tensor in (one, other)]
+    # Such as the format of bounding boxes.
+    attributes = getattr(one, "__dict__", None), getattr(other, "__dict__", None)
+    are_equal = torch.equal(*(tensor.view(-1).view(torch.uint8) for tensor in bits))
+    return are_equal and not _find_difference(*attributes, compared)
+
+
+def _memory_format(tensor: Tensor) -> list[int]:
+    return [dim for dim in stride_order(tensor) if tensor.shape[dim] > 1]
+
+
+def _parts(value: Any) -> Any:
+    """What an object is made of, as for `pickle`; its name if it cannot be pickled, such as a function."""
+    try:
+        parts = value.__reduce_ex__(4)
+    except Exception:  # any method of an object may fail
+        return getattr(value, "__qualname__", None)
+    return [list(part) if isinstance(part, Iterator) else part for part in parts] if type(parts) is tuple else parts

@@ -16,6 +16,10 @@ from vitmnist.errors import DataError
 from vitmnist.runtime.backend import backend_of
 
 
+class NoRowsError(DataError):
+    """Batches that are no rows of tensors, one for each sample."""
+
+
 @dataclass(frozen=True)
 class BatchTensors:
     """The tensors of a batch by their names, such as `batch['image']`, and how they are nested in it.
@@ -32,23 +36,17 @@ class BatchTensors:
         """The tensors of a batch of `size` samples.
 
         Raises:
-            DataError: the batch has something other than tensors whose first dimension is that of the samples.
+            NoRowsError: the batch has something other than tensors whose first dimension is that of the samples.
         """
         leaves, structure = tree_flatten_with_path(batch)
         tensors = {f"batch{keystr(path)}": leaf for path, leaf in leaves}
         if not tensors:
-            raise DataError("the batch has no tensor; return at least one from the collate function")
+            raise NoRowsError("the batch has no tensor")
         for name, leaf in tensors.items():
             if type(leaf) is not Tensor:  # a subclass would not be delivered as one
-                raise DataError(
-                    f"{name} is a {type(leaf).__name__}; only tensors in dicts, lists and tuples can be kept: make it "
-                    "one in the collate function, or leave it out"
-                )
+                raise NoRowsError(f"{name} is a {type(leaf).__name__}")
             if not leaf.dim() or len(leaf) != size:
-                raise DataError(
-                    f"{name} has shape {list(leaf.shape)}, which has no row per sample ({size}); give it one in the "
-                    "collate function, or leave it out"
-                )
+                raise NoRowsError(f"{name} has shape {list(leaf.shape)}, which has no row per sample ({size})")
         return cls(tensors, structure)
 
     @property
@@ -62,15 +60,12 @@ class BatchTensors:
         return sum(tensor[0].nbytes for tensor in self.tensors.values())
 
     def check_same(self, other: BatchTensors) -> None:
-        """Raise `DataError` if another batch has another structure, dtype or shape per sample."""
+        """Raise `NoRowsError` if another batch has another structure, dtype or shape per sample."""
         if other.structure != self.structure:
-            raise DataError("the batches differ in their structure; return the same keys and lengths for all")
+            raise NoRowsError("the batches differ in their structure")
         for name, form in self.forms.items():
             if other.forms[name] != form:
-                raise DataError(
-                    f"{name} is {other.forms[name]} per sample in one batch, and {form} in another; give all samples "
-                    "one dtype and one shape: convert them, resize them, or pad them to a fixed length"
-                )
+                raise NoRowsError(f"{name} is {other.forms[name]} per sample in one batch, and {form} in another")
 
     def gather(self, indices: Sequence[int]) -> Any:
         """The batch of some of the samples; raises `DataError` for an invalid index."""

@@ -16,12 +16,20 @@ from vitmnist.replacement.batch_tensors import BatchTensors
 from vitmnist.replacement.decoded_dataset import CollateGathered, GatheredDataset
 from vitmnist.replacement.frozen_state import FrozenState
 from vitmnist.replacement.keep_samples import Store, read_chunks
-from vitmnist.replacement.original import EagerDataLoader, check_same_batches, read_batch, rebuilt, workers_needed
+from vitmnist.replacement.original import (
+    TRIED,
+    EagerDataLoader,
+    check_rows,
+    check_same_batches,
+    read_batch,
+    rebuilt,
+    workers_needed,
+)
 from vitmnist.runtime.memory import Memory, check_fits
 
 
 def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> Any:
-    """The replacement of a `DataLoader`; raises as `from_dataloader`.
+    """The replacement of a `DataLoader`; raises as `from_dataloader`, and `NoRowsError`.
 
     Args:
         state: that of the dataset, frozen before samples are kept.
@@ -33,7 +41,7 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
             "gpu_slice: the order of this DataLoader depends on its workers, which cannot deliver from the device; "
             "give it num_workers=0"
         )
-    first = BatchTensors.of(read_batch(dataset, collate, range(min(size, 2))), min(size, 2))
+    first = check_rows(dataset, collate, sorted({probe * size // TRIED for probe in range(TRIED)}))
     chunks = partial(read_chunks, dataloader, partial(_read_tensors, dataset, collate, first))
 
     def in_memory() -> tuple[Tensor, ...]:
@@ -60,7 +68,13 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,
     )
-    check_same_batches(dataloader, replaced, dataloader.batch_size or CHUNK, is_random=False)
+    check_same_batches(
+        dataloader,
+        replaced,
+        dataloader.batch_size or CHUNK,
+        is_random=False,
+        options=(fingerprint and "the samples of this fingerprint=") or "",
+    )
     return replaced
 
 

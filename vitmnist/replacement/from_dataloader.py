@@ -10,16 +10,18 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
+from vitmnist.data.collate import unchanged
 from vitmnist.data.decoded_cache import DEFAULT_FOLDER
 from vitmnist.data.decoding import find_random
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
+from vitmnist.replacement.batch_tensors import NoRowsError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.fixed_samples import gathered
 from vitmnist.replacement.frozen_state import FrozenState, preserved_own_generators
 from vitmnist.replacement.halves import find_random_transform
 from vitmnist.replacement.keep_samples import Store
-from vitmnist.replacement.original import check_replaceable, rebuilt
+from vitmnist.replacement.original import NamedCollate, check_replaceable, rebuilt
 from vitmnist.replacement.random_samples import GivenHalves, transformed
 from vitmnist.replacement.tensor_form import DeviceDataLoader
 from vitmnist.runtime.allocator import keep_memory_for
@@ -128,13 +130,21 @@ def _replaced(
     state = FrozenState(dataset, dataloader.collate_fn)
     try:
         with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
-            random = None if given else find_random_transform(dataset) or find_random(dataset, dataloader.collate_fn)
+            whole = GivenHalves(dataset.__getitem__, unchanged, dataset)
+            collate = NamedCollate(dataloader.collate_fn, "a batch of one")
+            random = None if given else find_random_transform(dataset) or find_random(whole, collate)
             state.ignore_changes()
-            if not (given or random):
-                replaced = gathered(dataloader, store, state)
-            elif store.name == "gpu_slice":
+            if (given or random) and store.name == "gpu_slice":
                 raise ConfigError(f"gpu_slice: {random or 'a sample'} is random, and transformed on the host; use ram")
-            else:
+            replaced = None
+            if not (given or random):
+                try:
+                    replaced = gathered(dataloader, store, state)
+                except NoRowsError as error:
+                    if store.name == "gpu_slice":
+                        raise ConfigError(f"gpu_slice: {error}; ram keeps such samples, and collates them") from error
+                    given = whole
+            if not replaced:
                 replaced = transformed(dataloader, store, state, of_tensors, given)
                 if of_tensors and delivers:
                     replaced = rebuilt(replaced, DeviceDataLoader, pin_memory=store.device.type == "cuda")

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_map
 from torch.utils.data import Dataset
 
 from vitmnist.data.difference import find_difference
@@ -56,6 +56,14 @@ class Output:
     result: int
 
 
+register_pytree_node(  # so that a sample with placeholders is plain
+    Output,
+    lambda output: ([output.call, output.result], None),
+    lambda numbers, _: Output(*numbers),
+    flatten_with_keys_fn=lambda output: ([(GetAttrKey(key), number) for key, number in vars(output).items()], None),
+)
+
+
 class DividedDataset(Dataset[Any]):
     """A dataset whose samples are made in two steps: its own `[index]` decodes one, and `transform` completes it.
 
@@ -74,39 +82,35 @@ class DividedDataset(Dataset[Any]):
         self._places = list(places(dataset))
         self.halves = [Halves(always=flatten(vars(owner)[name])) for owner, name in self._places]
         self._calls: list[tuple[int, Inputs]] = []
-        self._layout: tuple[TreeSpec, tuple[Output | None, ...]] | None = None
         samples: dict[int, list[Inputs]] = {}
         for index in probes:
             numbers, _, calls = self[index]
             for number, inputs in zip(numbers, calls, strict=True):
                 samples.setdefault(number, []).append(inputs)
         for number, inputs_of_half in samples.items():
-            self.halves[number].divide(inputs_of_half)
+            with naming(f"one of the samples {', '.join(map(str, probes))}"):
+                self.halves[number].divide(inputs_of_half)
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, index: int) -> Any:
-        """A decoded sample: (index into `halves` of each call, values that no call returned, inputs of each call)."""
+        """A decoded sample: (index into `halves` of each call, the sample with each `Output`, inputs of each call)."""
         self._calls.clear()
-        with naming(index), self._recording():
-            values, structure = tree_flatten(self._dataset[index])
-        layout = structure, tuple(value if isinstance(value, Output) else None for value in values)
-        self._layout = self._layout or layout
-        if layout != self._layout:
-            raise DataError("the samples differ in their structure; return the same keys and lengths for all")
-        others = [value for value in values if not isinstance(value, Output)]
-        return [number for number, _ in self._calls], others, [inputs for _, inputs in self._calls]
+        with naming(f"sample {index}"), self._recording():
+            sample = self._dataset[index]
+        return [number for number, _ in self._calls], sample, [inputs for _, inputs in self._calls]
 
     def transform(self, decoded: Any, halves: Sequence[Halves] | None = None) -> Any:
         """The sample that the original dataset would have made; with other transforms if there are `halves`."""
-        numbers, others, calls = decoded
+        numbers, sample, calls = decoded
         halves = self.halves if halves is None else halves
         results = [apply(halves[number].always, inputs) for number, inputs in zip(numbers, calls, strict=True)]
-        structure, outputs = self._layout or (None, ())
-        rest = iter(others)
-        values = [next(rest) if output is None else results[output.call][output.result] for output in outputs]
-        return tree_unflatten(values, structure)  # type: ignore[arg-type]
+
+        def result(value: Any) -> Any:
+            return results[value.call][value.result] if isinstance(value, Output) else value
+
+        return tree_map(result, sample, is_leaf=lambda value: isinstance(value, Output))
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

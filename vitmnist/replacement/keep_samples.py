@@ -19,9 +19,9 @@ from vitmnist.data.checksums import Checksums
 from vitmnist.data.collate import unchanged
 from vitmnist.data.decoded_cache import Chunks, decode_once, decode_temporarily
 from vitmnist.data.seeding import refusing_draws
-from vitmnist.errors import DataError, described
+from vitmnist.errors import DataError, UserError, described
 from vitmnist.replacement.decoded_dataset import DecodedDataset
-from vitmnist.replacement.samples import Samples, encode, load, naming
+from vitmnist.replacement.samples import OBJECT, Samples, encode, load, naming
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 
@@ -72,9 +72,12 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
         DataError: a sample that cannot be read or kept; names it.
         DoesNotFitError: memory or disk is too small.
     """
-    size, structure = len(source), tree_structure(source[probes[0]])
-    content, shapes = encode([source[index] for index in probes], structure)
-    chunks = partial(read_chunks, dataloader, partial(_encode_chunk, source, structure))
+    size, for_file, tried = len(source), store.name == "cache", [source[index] for index in probes]
+    structure: TreeSpec | None = tree_structure(tried[0])
+    encoded = [encode([sample], structure, for_file=for_file) for sample in tried]
+    if any(shapes[0, 0, 0] == OBJECT for _, shapes in encoded if shapes.numel()):
+        structure, encoded = None, [encode([sample], None) for sample in tried]
+    chunks = partial(read_chunks, dataloader, partial(_encode_chunk, source, structure, for_file))
 
     def check(needed: int) -> None:
         try:
@@ -83,8 +86,8 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
             raise DoesNotFitError(f"{error}; loader='cache' keeps it in a file") from error
 
     def in_memory() -> tuple[Tensor, Tensor]:
-        expected = len(content) * size // len(probes)
-        check(expected + shapes[0].nbytes * size)
+        expected = sum(len(content) for content, _ in encoded) * size // len(probes)
+        check(expected + encoded[0][1].nbytes * size)
         return load(chunks(), expected, check)  # type: ignore[arg-type]
 
     contents = store.fingerprint and f"{store.fingerprint}, {size} samples of {structure}"
@@ -94,12 +97,14 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
     return Samples(content, shapes, structure, checksums=checksums[1] if checksums else None)
 
 
-def _encode_chunk(source: Any, structure: TreeSpec, indices: Sequence[int]) -> tuple[Tensor, ...]:
+def _encode_chunk(
+    source: Any, structure: TreeSpec | None, for_file: bool, indices: Sequence[int]
+) -> tuple[Tensor, ...]:
     encoded = []
     for index in indices:
         sample = source[index]
-        with naming(index):
-            encoded.append(encode([sample], structure))
+        with naming(f"sample {index}"):
+            encoded.append(encode([sample], structure, for_file=for_file))
     content, shapes = zip(*encoded, strict=True)
     return torch.cat(content), torch.cat(shapes)
 
@@ -125,8 +130,8 @@ def read_chunks(
     )
     chunks.is_internal = True  # `vitmnist diagnose` observes only the user's loaders
     for chunk in tqdm(chunks, desc="decoding once", unit=f"{CHUNK} samples", leave=False, disable=None):
-        if isinstance(chunk, str):
-            raise DataError(chunk)
+        if isinstance(chunk, UserError):
+            raise chunk
         yield chunk
 
 
@@ -136,13 +141,13 @@ class _ChunkedDataset(DecodedDataset):
     def __len__(self) -> int:
         return (len(self.original) + CHUNK - 1) // CHUNK
 
-    def __getitem__(self, chunk: int) -> tuple[Tensor, ...] | str:
+    def __getitem__(self, chunk: int) -> tuple[Tensor, ...] | UserError:
         indices = range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.original)))
         try:
             with refusing_draws(indices):
                 return self.read(indices)  # type: ignore[no-any-return]
         except Exception as error:  # torch would turn a worker's traceback into the message
-            return described(error)
+            return error if isinstance(error, UserError) else DataError(described(error))
 
 
 def decoding_workers(dataloader: DataLoader[Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -21,9 +22,11 @@ from vitmnist.data.decoding import PROBES
 from vitmnist.data.difference import find_difference
 from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement.batch_tensors import BatchTensors, NoRowsError
 from vitmnist.replacement.frozen_state import preserved_own_generators
 from vitmnist.replacement.samples import naming
 
+TRIED = 8  # samples on which transforms and collate functions are tried, and by which the memory is estimated
 COMPARED = 3  # batches that are compared with the original before a replacement is returned
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
@@ -93,13 +96,37 @@ def workers_needed(dataloader: DataLoader[Any]) -> int:
 
 def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
     """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
+    named = NamedCollate(collate, f"samples {', '.join(map(str, indices[:3]))}, …")
     if hasattr(dataset, "__getitems__"):
-        return collate(dataset.__getitems__(list(indices)))
+        return named(dataset.__getitems__(list(indices)))
     samples = []
     for index in indices:
-        with naming(index):
+        with naming(f"sample {index}"):
             samples.append(dataset[index])
-    return collate(samples)
+    return named(samples)
+
+
+@dataclass(frozen=True)
+class NamedCollate:
+    """A collate function whose errors say that it has failed, and for which samples."""
+
+    collate: Callable[[list[Any]], Any]
+    samples: str
+
+    def __call__(self, samples: list[Any]) -> Any:
+        with naming(f"the collate function, for {self.samples}"):
+            return self.collate(samples)
+
+
+def check_rows(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> BatchTensors:
+    """A batch; raises `NoRowsError` unless its rows are those of batches of one sample."""
+    rows = BatchTensors.of(read_batch(dataset, collate, indices), len(indices))
+    for number, index in enumerate(indices):
+        one = BatchTensors.of(read_batch(dataset, collate, [index]), 1)
+        rows.check_same(one)
+        if difference := find_difference(rows.gather([number]), one.gather([0])):
+            raise NoRowsError(f"{difference} depends on the other samples of the batch")
+    return rows
 
 
 def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
@@ -110,19 +137,34 @@ def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Seq
 
 
 def check_same_batches(
-    original: DataLoader[Any], replaced: DataLoader[Any], batch_size: int, *, is_random: bool
+    original: DataLoader[Any], replaced: DataLoader[Any], batch_size: int, *, is_random: bool, options: str
 ) -> None:
-    """Compare some batches, bit for bit; raise `DataError` if they differ."""
+    """Compare some batches, bit for bit; raise `DataError` if they differ, by what they depend on.
+
+    Args:
+        options: those that the user has given and that may not fit.
+
+    Raises:
+        NoRowsError: they depend on the other samples of a batch.
+    """
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     parts = [*shuffled.split(batch_size)[:COMPARED]]
     if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
         parts += shuffled[:PROBES].split(1)
     read = seeded_batch if is_random else read_batch
+    dataset, collate = original.dataset, original.collate_fn
     for indices in (part.tolist() for part in parts):
         theirs, ours = (read(one.dataset, one.collate_fn, indices) for one in (original, replaced))
-        if difference := find_difference(ours, theirs):
-            raise DataError(
-                f"{difference} of samples {', '.join(map(str, indices[:3]))}, … is not what the DataLoader makes of "
-                "them: it depends on other samples (pad to a fixed length, keep no state between samples), or it is "
-                "random at times (use the DataLoader as it is), or decode=, transform= or fingerprint= do not fit"
+        if not (difference := find_difference(ours, theirs)):
+            continue
+        if find_difference(read(dataset, collate, indices), theirs):
+            reason = (
+                "the DataLoader makes others each time: they are random at times, or keep a state from sample to "
+                "sample; keep no state between samples, or use the DataLoader as it is"
             )
+        else:
+            if not is_random:
+                check_rows(dataset, collate, [*indices, *shuffled[:TRIED].tolist()])
+            reason = options + " do not fit" if options else "they depend on more than indices and transforms"
+        named = ", ".join(map(str, indices[:3]))
+        raise DataError(f"{difference} of samples {named}, … is not what the DataLoader makes of them: {reason}")

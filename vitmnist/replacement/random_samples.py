@@ -1,4 +1,7 @@
-"""Replaces a `DataLoader` whose samples are random: keeps what is not random, and applies the rest in each epoch."""
+"""Replaces a `DataLoader` whose samples are random, or whose batches have no row per sample.
+
+What is not random of each sample is kept; the rest of its transforms and the collate function are applied each time.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from vitmnist.data.collate import unchanged
 from vitmnist.data.decoding import find_random
 from vitmnist.errors import ConfigError, described
 from vitmnist.replacement.decoded_dataset import TransformedDataset
 from vitmnist.replacement.frozen_state import FrozenState
 from vitmnist.replacement.halves import DividedDataset, Halves
 from vitmnist.replacement.keep_samples import Store, keep_samples
-from vitmnist.replacement.original import check_same_batches, rebuilt, seeded_batch
-from vitmnist.replacement.samples import Samples, encode, naming
+from vitmnist.replacement.original import TRIED, check_same_batches, rebuilt, seeded_batch
+from vitmnist.replacement.samples import Samples, naming
 from vitmnist.replacement.tensor_form import CollateFinished, finish_of, picture_difference, without_closing
 
-TRIED = 8  # samples on which transforms are tried, and by which the memory is estimated
 BATCH = 16  # samples in a batch that is compared, at most: each is decoded again
 
 
@@ -38,7 +41,7 @@ class GivenHalves(Dataset[Any]):
         return len(self.original)
 
     def __getitem__(self, index: int) -> Any:
-        with naming(index):
+        with naming(f"sample {index}"):
             return self.decode(index)
 
 
@@ -56,7 +59,7 @@ def transformed(
     size = len(dataset)
     probes = sorted({probe * size // TRIED for probe in range(TRIED)})
     source: Any = given or DividedDataset(dataset, probes)
-    if random := find_random(source, encode):
+    if random := find_random(source, list):
         raise ConfigError(
             f"{store.name}: {random} is random apart from the transforms in the attributes transform and transforms of "
             "the dataset (not of its class), or one of these keeps a state from sample to sample; move all that is "
@@ -68,7 +71,10 @@ def transformed(
     state.ignore_changes(live=[one for half in source.halves for one in half.always])
     exact = TransformedDataset(dataset, state, samples, source.transform)
     replaced = rebuilt(dataloader, dataset=exact)
-    check_same_batches(dataloader, replaced, min(dataloader.batch_size or BATCH, BATCH), is_random=True)
+    options = ["decode= and transform="] if given and given.transform is not unchanged else []
+    options += ["the samples of this fingerprint="] if store.fingerprint else []
+    size_compared = min(dataloader.batch_size or BATCH, BATCH)
+    check_same_batches(dataloader, replaced, size_compared, is_random=True, options=" or ".join(options))
     if given or not (of_tensors or samples.are_bytes):  # ToTensor may scale other modes differently
         return replaced
     return _with_batch_transforms(replaced, state, samples, source, probes, of_tensors)
@@ -104,7 +110,10 @@ def _with_batch_transforms(
         finish = finish_of(closing, batch, expected, original, of_tensors)
     except Exception as error:  # the collate function gets bytes, and may need floats
         if of_tensors:
-            raise ConfigError(f"transforms='tensor': no batch: {described(error)}; use transforms='exact'") from error
+            raise ConfigError(
+                "transforms='tensor': the collate function mixes or converts pictures, and gets them as bytes, before "
+                f"their last transforms ({described(error)}); use transforms='exact'"
+            ) from error
         return exact
     dataset = like(finished, unfinished)
     return rebuilt(exact, dataset=dataset, collate_fn=CollateFinished(collate, finish, dataset))
