@@ -132,6 +132,20 @@ def test_each_of_the_precautions_is_needed(
         assert not all(same(epoch_on(device, loader, 0, late), expected(data, loader, 0)) for late in (True, False))
 
 
+@pytest.mark.parametrize(
+    ("label", "blocks"),  # of a batch; gpu_slice gathers the labels of an epoch at once
+    [("prefetch of ram", 2), ("prefetch of gpu_slice", 1)],
+)
+def test_batches_do_not_pile_up_on_a_device_that_lags_behind_the_host(
+    open_on_fake: Open, label: str, blocks: int
+) -> None:
+    loader, device = open_on_fake(label)
+    with loader:
+        kept = device.most_blocks  # of gpu_slice
+        epoch_on(device, loader, 0, late=True)
+        assert (device.most_blocks - kept) / blocks <= loader.options.queue_size + 4 < len(loader)
+
+
 @pytest.mark.parametrize("label", ["ram", "prefetch of ram"])
 def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake: Open, label: str) -> None:
     loader, device = open_on_fake(label)

@@ -60,10 +60,11 @@ class FakeBackend(CpuBackend):
         super().__init__(device)
         self.default = Stream()
         self.streams = [self.default]
-        self.made_pinned = 0
+        self.made_pinned = self.most_blocks = 0
         self._current = threading.local()
         self._pinned: list[Tensor] = []
         self._blocks: dict[int, tuple[Tensor, Stream, list[Stream]]] = {}
+        self._freed: list[list[tuple[Stream, int]]] = []  # for each block that is freed, what its reuse waits for
         self._lock = threading.RLock()
 
     @property
@@ -106,6 +107,8 @@ class FakeBackend(CpuBackend):
             tensor.backend = self
             self._blocks[id(tensor)] = block, self.current, []
             weakref.finalize(tensor, self._free, id(tensor))
+            self._freed = [waits for waits in self._freed if any(other.done < until for other, until in waits)]
+            self.most_blocks = max(self.most_blocks, len(self._blocks) + len(self._freed))
             return block, tensor
 
     def enqueue(self, work: Callable[[], object]) -> None:
@@ -153,6 +156,7 @@ class FakeBackend(CpuBackend):
             # then come at once.
             position = len(stream.work)
             waits = [(other, len(other.work)) for other in recorded]
+            self._freed.append(waits)
 
             def reuse() -> None:
                 for other, until in waits:

@@ -157,7 +157,7 @@ class Producer:
     def __init__(self, source: Callable[[], Iterator[Any]], size: int, backend: Backend, stream: Any) -> None:
         self._source, self._backend, self._stream = source, backend, stream
         self._items: SimpleQueue[Item] = SimpleQueue()
-        self._places: SimpleQueue[None] = SimpleQueue()
+        self._places: SimpleQueue[Any] = SimpleQueue()  # each with the event on the consumer's stream that frees it
         for _ in range(size):
             self._places.put(None)
         self._is_stopped = False
@@ -171,7 +171,7 @@ class Producer:
             while (item := self._items.get()) is not END and not self._is_stopped:  # by `close` in another thread
                 if item.error is not None:
                     raise item.error
-                self._places.put(None)
+                self._places.put(self._backend.record_event())  # the device has read the batch before
                 self._backend.wait_event(item.event)
                 # The memory belongs to the producer's stream, which must not reuse it while another stream reads it.
                 yield map_tensors(self._record_stream, item.batch)
@@ -200,7 +200,9 @@ class Producer:
                 self._backend.wait_event(self._started_after)
                 for batch in self._source():
                     item = Item(batch, self._backend.record_event())
-                    self._places.get()
+                    # Here the thread waits for the device: a host that runs ahead of it would fill its memory.
+                    if (is_free := self._places.get()) is not None and not self._is_stopped:
+                        self._backend.synchronize(is_free)
                     if self._is_stopped:
                         return
                     self._items.put(item)
