@@ -22,6 +22,8 @@ from tests.support.samples import SIZE, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 
+transforms = pytest.importorskip("torchvision.transforms")
+
 
 class Random(Pairs):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -173,3 +175,51 @@ def test_an_attribute_that_the_loop_changes_is_named(
     change(replacement.dataset, collate)
     with pytest.raises(ConfigError, match=rf"^{named} has changed since the samples were decoded, .*; set it before"):
         list(replacement)
+
+
+EPOCH = SCALE = SHIFT = 0
+epoch = 0  # an attribute has this name too
+
+
+def shifted(value: Any) -> Any:
+    return next(value + SHIFT for _ in range(1))
+
+
+class ReadsGlobals(Pairs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = transforms.Lambda(lambda image: image * 2.0 ** (SCALE or 0))
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(torch.full((2,), float(index))), self.label(index)
+
+    def label(self, index: int) -> int:
+        return index + self.epoch if EPOCH is not None else -1
+
+
+def collate_shifted(samples: Any) -> Any:
+    return shifted(torch.stack([image for image, _ in samples]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", ["SCALE", "EPOCH", "SHIFT"])
+def test_a_global_that_the_loop_changes_is_named(name: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(ReadsGlobals(), 7, collate_fn=collate_shifted, num_workers=workers)
+    replacement = from_dataloader(loader, "ram")
+    monkeypatch.setitem(globals(), "epoch", 3)
+    assert list(replacement)
+    monkeypatch.setitem(globals(), name, None)
+    with pytest.raises(
+        ConfigError, match=rf"^the global {name} of tests\S+ has changed since the samples were decoded"
+    ):
+        list(replacement)
+
+
+def test_a_global_of_what_is_applied_each_time_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collate(samples: Any) -> Any:
+        return [image + SHIFT for image, _ in samples]
+
+    loader = DataLoader(ReadsGlobals(), 7, collate_fn=collate)
+    replacement = from_dataloader(loader, "ram")
+    monkeypatch.setitem(globals(), "SHIFT", 3)
+    assert [batch[0].tolist() for batch in replacement] == [batch[0].tolist() for batch in loader]

@@ -8,7 +8,9 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from dis import get_instructions
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,14 +38,28 @@ STATES: dict[type, tuple[Any, Any]] = {  # how the state of a generator is read 
 class FrozenState:
     """The attributes of a dataset and a collate function, and of the objects in them, such as transforms.
 
-    Numbers and text are compared by value, anything else by identity: what is written into a tensor is not noticed.
+    Numbers and text are compared by value, anything else by identity: what is written into a tensor is not noticed. So
+    are the global variables that the methods of these objects read, if they are numbers or text.
     """
 
     def __init__(self, dataset: Any, collate_fn: Any) -> None:
         self._roots = {"dataset": dataset, "collate_fn": collate_fn}
         self._ignored: set[str] = set()
         self._live: list[Any] = []
-        self._before = self._values()
+        self._freeze()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_globals": {}}  # a spawned worker has the globals of its own import, as in the original
+
+    def _freeze(self) -> None:
+        self._before, live = self._values(), set(map(id, self._live))
+        self._globals = {
+            f"the global {name} of {namespace.get('__name__')}": (namespace, name, namespace[name])
+            for value in self._before.values()
+            if id(value) not in live and not isinstance(value, LEAVES)
+            for namespace, name in _globals_read(value)
+            if name in namespace and isinstance(namespace[name], PLAIN)
+        }
 
     def ignore_changes(self, live: Iterable[Any] = ()) -> None:
         """Leave out what reading samples has changed by now, such as a counter or an open file.
@@ -53,7 +69,7 @@ class FrozenState:
         """
         self._ignored.update(self._changed())
         self._live += live
-        self._before = self._values()
+        self._freeze()
 
     def check(self) -> None:
         """Raise `ConfigError` if an attribute has changed."""
@@ -69,6 +85,9 @@ class FrozenState:
             is_same = name in before and name in now and _is_same(before[name], now[name])
             if not is_same and name not in self._ignored:
                 yield name
+        for title, (namespace, name, value) in self._globals.items():
+            if not _is_same(namespace.get(name), value) and title not in self._ignored:
+                yield title
 
     def _values(self) -> dict[str, Any]:
         """What is reached by attributes and elements, breadth first, by names such as `dataset.transforms[0].size`."""
@@ -86,6 +105,29 @@ class FrozenState:
                 parts = value.items() if isinstance(value, dict) else enumerate(value)
                 waiting += [(f"{name}[{key!r}]", part) for key, part in parts]
         return found
+
+
+def _globals_read(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """The global variables that the methods in `CALLED` read, and the functions and methods of the same module."""
+    value = value.func if isinstance(value, partial) else getattr(value, "__func__", value)
+    methods = {name: one for kind in reversed(type(value).__mro__) for name, one in vars(kind).items()}
+    waiting = [value, *(methods.get(name) for name in CALLED)]
+    seen: set[Any] = set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        codes, namespace = [function.__code__], function.__globals__
+        for code in codes:
+            codes += [one for one in code.co_consts if isinstance(one, CodeType)]  # such as a comprehension
+            for step in get_instructions(code):
+                if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                    yield namespace, step.argval
+                    called = namespace.get(step.argval)
+                    waiting += [called] if getattr(called, "__globals__", None) is namespace else []
+                elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                    waiting.append(methods.get(step.argval))
 
 
 def _is_same(one: Any, other: Any) -> bool:

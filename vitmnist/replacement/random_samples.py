@@ -68,7 +68,9 @@ def transformed(
     once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # addresses vary by process
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
     samples = keep_samples(source, probes, dataloader, store)
-    state.ignore_changes(live=[one for half in source.halves for one in half.always])
+    # Still applied each time, unlike the dataset.
+    live = [one for half in source.halves for one in half.always]
+    state.ignore_changes(live=[*live, dataloader.collate_fn])
     exact = TransformedDataset(dataset, state, samples, source.transform)
     replaced = rebuilt(dataloader, dataset=exact)
     options = ["decode= and transform="] if given and given.transform is not unchanged else []
