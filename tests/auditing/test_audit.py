@@ -20,7 +20,7 @@ from vitmnist.auditing.audit import Audit
 from vitmnist.auditing.promises import PROMISES
 from vitmnist.data.seeding import changed_generators, generator_states, seed_generators
 from vitmnist.errors import ConfigError
-from vitmnist.runtime import leftovers
+from vitmnist.auditing import leftovers
 
 audit_small = partial(audit, samples=SAMPLES)
 

@@ -147,7 +147,12 @@ class Pooled(Slow):
 @pytest.mark.parametrize(("last_line", "code"), [("sys.exit()", 0), ("raise KeyError", 1)])
 def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path, last_line: str, code: int) -> None:
     """A script that failed has figures and no advice."""
-    ended, _ = diagnose(tmp_path, f"{POOL}train(DataLoader(Pooled()))\n{last_line}\n", "--warm-up=0", fresh=True)
+    ended, _ = diagnose(
+        tmp_path,
+        f"{POOL}loader = DataLoader(Pooled())\nfor _ in range(5): train(loader)\n{last_line}\n",
+        "--warm-up=0",
+        fresh=True,
+    )
     assert ended.returncode == code
     assert "input-bound: " in ended.stderr
     assert ("use vitmnist.from_dataloader(loader), which decodes once" in ended.stderr) == (not code)

@@ -101,7 +101,7 @@ def load_run(
         dataset = build_dataset(config.data.dataset, root)
     if config.data.holdout:
         dataset = dataset.held_out(config.data.holdout)
-    if not any(override.startswith("data") for override in overrides):
+    if not any(one.startswith("data") and key_of(one) != "data.root" for one in overrides):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset
 
