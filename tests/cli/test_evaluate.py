@@ -57,6 +57,20 @@ def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, call
     assert "confusion matrix" in table
 
 
+def test_a_grid_that_cannot_be_written_is_named(trained: Path, call_here: CallHere) -> None:
+    ended = call_here(evaluate_main, "run", "--grid", "/dev/full", folder=trained)
+    assert (ended.returncode, ended.stderr) == (1, "error: cannot write /dev/full: No space left on device\n")
+
+
+def test_pictures_of_no_numbers_and_of_extreme_sides_are_refused(trained: Path, call_here: CallHere) -> None:
+    Image.fromarray(np.full((20, 20), np.nan, np.float32)).save(trained / "nan.tif")
+    Image.new("L", (80_000_000, 1)).save(trained / "wide.png")
+    ended = call_here(predict_main, "run", "nan.tif", "wide.png", folder=trained)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "nan.tif: cannot be read as a picture: some of its pixels are not finite" in ended.stderr
+    assert "wide.png: cannot be read as a picture: 80000000×1 pixels are more than 65535 on a side" in ended.stderr
+
+
 def test_class_metrics_follow_their_definition() -> None:
     metrics = class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"))
     assert metrics["accuracy"] == pytest.approx(100 * 5 / 6)

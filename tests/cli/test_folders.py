@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,30 @@ def test_a_start_removes_what_writes_that_were_killed_have_left_in_its_folder(
     succeed(*quick, "epochs=1", "hydra.run.dir=here")
     assert [(tmp_path / "here" / file).exists() for file in left] == [False] * 3
     assert [(tmp_path / "there" / file).exists() for file in left] == [True] * 3
+
+
+def test_a_lock_that_cannot_be_closed_is_left(tmp_path: Path) -> None:
+    """As on a network folder that is gone; its descriptor is closed here, so that closing it again fails."""
+    with locked(tmp_path):
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}") == str(tmp_path / ".lock"):
+                    os.close(number)
+    with locked(tmp_path):
+        pass
+
+
+def test_a_working_directory_whose_name_hydra_would_resolve_is_refused(
+    quick: list[str], refuse: Printed, tmp_path: Path
+) -> None:
+    (tmp_path / "${now:%Y}").mkdir()
+    assert "must not contain control characters or ${" in refuse(*quick, folder=tmp_path / "${now:%Y}")
+    assert not list((tmp_path / "${now:%Y}").iterdir())
+
+
+def test_the_home_of_nobody_is_named(quick: list[str], refuse: Printed) -> None:
+    printed = refuse(*quick, 'data.root="~nosuchuser/x"')
+    assert printed.endswith("error: ~nosuchuser/x: there is no such user; type the full name of a folder\n")
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])

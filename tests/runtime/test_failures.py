@@ -104,15 +104,17 @@ def test_too_many_open_files_are_a_mistake_that_the_message_corrects(quick: list
 
 
 @pytest.mark.slow
-def test_a_full_shared_memory_is_a_mistake_that_the_message_corrects(tmp_path: Path) -> None:
-    """On a /dev/shm of 300 KB, in a mount namespace of its own."""
-    inside = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=300k none /dev/shm && exec "$@"', "sh"]
+@pytest.mark.parametrize("option", ["size=300k", "ro"])
+def test_a_full_or_read_only_shared_memory_is_a_mistake_that_the_message_corrects(option: str, tmp_path: Path) -> None:
+    """In a mount namespace of its own."""
+    inside = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o {option} none /dev/shm && exec "$@"', "sh"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("may not mount")
     typed = ["data.dataset.train_size=2000", "batch_size=1000", "model=cnn", "data/loader=disk"]
     program = [*inside, sys.executable, str(REPOSITORY / "train.py"), *typed]
     ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 1
-    assert "error: the shared memory /dev/shm, through which workers hand over their batches, is full: " in ended.stderr
+    named = "error: the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: "
+    assert named in ended.stderr
     assert SHM in ended.stderr
     assert "Traceback" not in ended.stderr

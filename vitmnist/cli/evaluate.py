@@ -29,10 +29,10 @@ from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset
-from vitmnist.errors import ConfigError, printable
+from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import only_reading, write_atomic
+from vitmnist.runtime.files import home_expanded, only_reading, write_atomic
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.runs import read_run
@@ -96,7 +96,7 @@ def load_run(
     trained = load_inference_model(folder, device, weights)
     root = config.data.root
     is_typed = any(key_of(one) == "data.root" for one in overrides)
-    is_own = is_typed or Path(root).expanduser() == Path(DEFAULT_ROOT).expanduser()
+    is_own = is_typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
     with nullcontext() if is_own else only_reading(root):
         dataset = build_dataset(config.data.dataset, root)
     if config.data.holdout:
@@ -190,7 +190,10 @@ def main(options: Namespace) -> None:
         write_atomic(options.mistakes, evaluation.mistakes_csv())
     if options.grid:
         if picture := worst_mistakes(split, evaluation.predictions):
-            picture.save(options.grid, format="png")
+            try:
+                picture.save(options.grid, format="png")
+            except OSError as error:
+                raise DataError(f"cannot write {options.grid}: {error.strerror}") from error
         else:
             print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     metrics = class_metrics(evaluation.predictions.confusion_matrix(split.labels, len(split.classes)), split.classes)

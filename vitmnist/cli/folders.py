@@ -52,7 +52,7 @@ class OutputFolder:
 
     def __init__(self, path: Path, key: str, refused: tuple[str, ...] = ()) -> None:
         self.path, self._lock = path.absolute(), ExitStack()
-        check_name(path, f"name another folder with {key}=FOLDER")
+        check_name(self.path, f"name another folder with {key}=FOLDER")
         try:
             self._lock.enter_context(locked(self.path))
         except OSError as error:

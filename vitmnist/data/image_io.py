@@ -28,6 +28,7 @@ UPRIGHT = {  # how an image of an EXIF orientation is turned
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+MAX_SIDE = 65_535  # in pixels, as of a JPEG file; to resize a longer side takes seconds
 COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
 
 
@@ -51,6 +52,8 @@ def read_picture(path: Path, size: tuple[int, int], mode: Mode, draft: bool = Fa
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
         with Image.open(path) as opened:
+            if max(opened.size) > MAX_SIDE:
+                raise ValueError(f"{opened.width}×{opened.height} pixels are more than {MAX_SIDE} on a side")
             orientation = opened.getexif().get(ExifTags.Base.Orientation)
             stored_size = size[::-1] if orientation in (5, 6, 7, 8) else size
             drafted = opened.draft(None, (2 * stored_size[0], 2 * stored_size[1])) if draft else None
@@ -143,6 +146,8 @@ def is_picture(path: Path) -> bool:
 def _to_8_bit(image: Image.Image) -> Image.Image:
     """An image of 16 or 32 bits, which Pillow would clip at 255, scaled by the range of its values."""
     pixels = np.asarray(image).astype(np.float64)
+    if not np.isfinite(pixels).all():
+        raise ValueError("some of its pixels are not finite")
     if image.mode.startswith("I;16") or pixels.max() > 255:
         pixels /= 257  # 65,535 is white
     elif image.mode == "F" and pixels.max() <= 1:

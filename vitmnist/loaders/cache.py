@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -15,6 +14,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet, digest
 from vitmnist.loaders.base import LOADERS, Data
 from vitmnist.loaders.pinned import HostLoader
+from vitmnist.runtime.files import home_expanded
 
 
 @dataclass
@@ -45,7 +45,7 @@ def map_from_cache(data: Data, options: CacheOptions, seed: int) -> TensorSet:
     The cache is identified by a fingerprint. That of tensors is their content. The content of a dataset that is read
     sample by sample is unknown, so without `options.fingerprint` it is decoded for this loader only.
     """
-    folder = Path(options.folder).expanduser()
+    folder = home_expanded(options.folder)
     if not isinstance(data, TensorSet):
         refuse_random("cache", data, seed)
         decode, size = partial(iter_pairs, data, seed), len(data)  # type: ignore[arg-type]  # torch has no __len__

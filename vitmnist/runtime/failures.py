@@ -68,8 +68,8 @@ def worker_error(error: BaseException) -> LoadingError | None:
 
 
 def is_shared_memory_full(error: BaseException) -> bool:
-    """Whether there was no room in /dev/shm for a worker, its queue or a batch; torch says so in one of these ways."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # for a semaphore it names no file
+    """Whether a worker, its queue or a batch could not be put into /dev/shm; torch says so in one of these ways."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS):  # for a semaphore it names no file
         names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
         return any(name.startswith("multiprocessing.") for name in names)
     return re.search(r"</torch_.*No space left|out of shared memory|insufficient shared memory", str(error)) is not None
@@ -82,9 +82,9 @@ def are_too_many_files_open(error: BaseException) -> bool:
 
 def _shared_memory_full(error: BaseException) -> str:
     return (
-        f"the shared memory /dev/shm, through which workers hand over their batches, is full: {_last_line(error)}; "
-        "start the container with more, as in docker run --shm-size=2g, or type fewer workers with "
-        "data.loader.num_workers=N (0 needs none)"
+        "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: "
+        f"{_last_line(error)}; start the container with more, as in docker run --shm-size=2g, or type fewer workers "
+        "with data.loader.num_workers=N (0 needs none)"
     )
 
 

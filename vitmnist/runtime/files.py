@@ -100,15 +100,17 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder.resolve()
     if path in _locked:  # the system would grant this process its lock again
         raise InUseError(f"{display_path(folder)}: in use by this process")
-    with (path / ".lock").open("a") as file:
+    file = (path / ".lock").open("a")
+    try:
         if not _try_lock(file, folder):
             raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
         _locked.add(path)
-        try:
-            _remove_unfinished(path)
-            yield
-        finally:
-            _locked.remove(path)
+        _remove_unfinished(path)
+        yield
+    finally:
+        _locked.discard(path)
+        with suppress(OSError):  # of a network folder that is gone; nothing was written to it
+            file.close()
 
 
 def _try_lock(file: TextIO, folder: Path) -> bool:
@@ -145,6 +147,14 @@ def is_in_use(folder: Path) -> bool:
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run has left a checkpoint in its folder, complete or not."""
     return any(folder.glob("checkpoints/*.pt"))
+
+
+def home_expanded(folder: str) -> Path:
+    """A folder whose name may begin with `~` or `~USER`; raises `ConfigError` if there is no such user."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{folder}: there is no such user; type the full name of a folder") from error
 
 
 def display_path(path: Path | str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from vitmnist.config.validation import bounded
 from vitmnist.data.tensors import TensorSet, channel_statistics, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
+from vitmnist.runtime.files import home_expanded
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,6 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
         key: where `values` are in the configuration, if not at `data.dataset`.
     """
     try:
-        return DATASETS.build(values, Path(root).expanduser(), key=key)
+        return DATASETS.build(values, home_expanded(root), key=key)
     except OSError as error:
         raise DataError(f"data.root={root}: {error.filename or ''}: {error.strerror}") from error

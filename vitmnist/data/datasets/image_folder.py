@@ -26,6 +26,7 @@ from vitmnist.data.tensors import ChannelSums, channel_statistics
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.files import home_expanded
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         DataError: classes without images, or unreadable images that are not to be skipped; names them.
         DoesNotFitError: the disk of `root` has too little room for the decoded images.
     """
-    folder = Path(options.path).expanduser()
+    folder = home_expanded(options.path)
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     classes, train, test = find_samples(folder, options.test_share, options.skip_unreadable)
