@@ -173,8 +173,8 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compos
 @pytest.mark.parametrize(
     ("backend", "augment"),
     # The first one traces as always, but generates no code, which would take most of a minute.
-    [("eager", SHIFT), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
-    ids=["eager, shift", "inductor, mixup"],
+    [("eager", SHIFT), ("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
+    ids=["eager, shift", "eager, cutmix", "inductor, mixup"],
 )
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(

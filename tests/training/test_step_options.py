@@ -33,8 +33,8 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False)
     [
         (CPU, False, 399_999, StepConfig(500, False, Precision.fp32, True)),
         (CPU, True, 400_000, StepConfig(500, True, Precision.bf16, True)),
-        (CUDA, True, 1, StepConfig(None, True, Precision.bf16, True)),
-        (CUDA, False, 1, StepConfig(None, True, Precision.fp32, True)),
+        (CUDA, True, 400_000, StepConfig(None, True, Precision.bf16, True)),
+        (CUDA, False, 399_999, StepConfig(None, False, Precision.fp32, True)),
     ],
 )
 def test_fast_follows_static_rules(

@@ -163,7 +163,15 @@ class Preprocess(nn.Module):
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
-        return self.augment.mix(self.on_floats(*self.on_bytes(images, keys)), labels, keys, self.classes)
+        return self.mixed_on_floats(*self.on_bytes(images, keys), labels, keys)
+
+    def mixed_on_floats(
+        self, images: Tensor, keys: Tensor | None, labels: Tensor, mixing_keys: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The second part of `mixed`, after `on_bytes`; `mixing_keys` are those of all images."""
+        assert self.augment is not None
+        assert self.classes is not None
+        return self.augment.mix(self.on_floats(images, keys), labels, mixing_keys, self.classes)
 
     @property
     def mixes(self) -> bool:

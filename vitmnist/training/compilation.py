@@ -44,13 +44,14 @@ def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepCon
             # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
             step.forward_backward(*batch)
             step.forward = torch.compile(step.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            step.mixed = torch.compile(step.mixed, fullgraph=True, dynamic=False)
             step.pad = True
         try:
             _run_compiled(step, *batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # dynamo and inductor raise many types
-            step.forward, step.pad = step.eager, False
+            step.forward, step.mixed, step.pad = step.eager, step.preprocess.mixed_on_floats, False
             reason = f"failed: {first_line(error)}"
             if "compile" not in config.reasons:
                 raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error

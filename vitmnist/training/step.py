@@ -75,6 +75,9 @@ class TrainStep:
         self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
         self.forward: nn.Module = self.eager
         """Model and loss: eager or compiled (`vitmnist.training.compilation`), with several ranks wrapped by DDP."""
+        self.mixed = preprocess.mixed_on_floats
+        """Eager or compiled, if the augmentation mixes images."""
+        self._batch_size = batch_size
         self._world_size = 1
 
     @property
@@ -120,22 +123,21 @@ class TrainStep:
             size: images in the global batch.
         """
         self.model.zero_grad()
-        targets = None
+        targets, number = None, len(labels)
+        to_size = self._batch_size if self.preprocess.mixes and keys is not None else number
+        if self.pad and (missing := math.ceil(to_size / self.microbatch_size) * self.microbatch_size - number):
+            images, labels = _padded(images, missing), _padded(labels, missing, IGNORED)
+            keys = None if keys is None else _padded(keys, missing)
         if self.preprocess.mixes and keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
-            images, targets = self.preprocess.mixed(images, labels, keys)
+            images, targets = self.mixed(*self.preprocess.on_bytes(images, keys), labels, keys)
             keys = None
         tensors: list[Tensor | None] = [images, keys, labels, targets]
-        if self.pad and (missing := -len(labels) % self.microbatch_size):
-            tensors = [
-                one if one is None else F.pad(one, [0, 0] * (one.dim() - 1) + [0, missing], value=fill)
-                for one, fill in zip(tensors, (0, 0, IGNORED, 0), strict=True)
-            ]
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
-        for start in range(0, len(labels), self.microbatch_size):
+        for start in range(0, number, self.microbatch_size):
             rows = slice(start, start + self.microbatch_size)
-            with no_sync() if rows.stop < len(labels) else nullcontext():  # all-reduce once, with the last one
+            with no_sync() if rows.stop < number else nullcontext():  # all-reduce once, with the last one
                 inputs, input_keys, *others = (None if one is None else one[rows] for one in tensors)
                 part = self.forward(*self.preprocess.on_bytes(inputs, input_keys), *others)  # type: ignore[arg-type]
                 loss = part["loss"] / size
@@ -207,6 +209,10 @@ class ModelAndLoss(nn.Module):
         else:  # smoothing would give padding, whose targets are zero, a loss
             loss = cross_entropy(targets, reduction="none").where(labels >= 0, 0).sum()
         return {"loss": loss, **batch_sums(logits.detach(), labels)}
+
+
+def _padded(tensor: Tensor, missing: int, fill: int = 0) -> Tensor:
+    return F.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, missing], value=fill)
 
 
 def _check_optimizer_state(saved: dict[int, dict[str, Any]], own: dict[int, dict[str, Any]]) -> None:
