@@ -31,9 +31,9 @@ COMMANDS = [  # the last ones are left out on a slow machine
     "python -m pytest tests/gpu -m gpu -q -n0",
     f"{TRAIN} trainer=plain",
     f"{TRAIN} trainer=fast",
-    "python benchmarks/epoch.py --rounds 2 --train-size 20000 --num-workers 2 --only bare RAM prefetch slice workers",
-    "python benchmarks/step.py --batch-size 500 --rounds 2 --seconds 0.1 --only fp32 bf16 bfloat16",
-    "python benchmarks/loaders.py --rounds 3 --train-size 20000",
+    "python benchmarks/epoch.py --rounds 2 --train-size 20000 --only bare slices prefetch gpu_slice",
+    "python benchmarks/step.py --batch-size 500 --rounds 2 --seconds 0.1 --only fp32 bf16",
+    "python benchmarks/loaders.py --rounds 2 --train-size 20000",
     "python benchmarks/time_to_accuracy.py --seeds 1",
     "python benchmarks/epoch.py --batch-size 5000 --rounds 2 --only bare gpu_slice",
 ]
@@ -61,7 +61,7 @@ def run(command: str, limit_s: float) -> tuple[str, str]:
         printed, failure = output.read(), errors.read()
     if outcome == "completed" and printed.startswith("# "):
         return outcome, re.sub("^#", "###", printed, flags=re.MULTILINE)  # below the command's heading
-    last = [*printed.splitlines()[-40:], *failure.splitlines()[-20:]]
+    last = [*printed.splitlines()[-40:], *failure.splitlines()[-40:]]  # with the rounds so far
     return outcome, "\n".join(f"    {line}" for line in last)
 
 

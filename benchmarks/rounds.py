@@ -73,13 +73,17 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
 
 
 def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) -> dict[Name, list[Result]]:
-    """Call each candidate with the round's number; returns its results, without those of the first round, a warm-up."""
+    """Call each candidate with the round's number; returns its results, without those of the first round, a warm-up.
+
+    Each result is printed to stderr as it comes, so that a program that is stopped has shown some.
+    """
     results: dict[Name, list[Result]] = {name: [] for name in candidates}
     for number in tqdm(range(rounds + 1), desc="round"):
         for name in rotated(list(candidates), number):
             result = candidates[name](number)
             if number:
                 results[name].append(result)
+                tqdm.write(f"round {number}, {name}: {result}", file=sys.stderr)
     return results
 
 
