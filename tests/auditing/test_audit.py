@@ -15,12 +15,11 @@ from tests.conftest import REPOSITORY
 from tests.support.audits import BATCH_SIZE, ENDED, SAMPLES, CustomLoader
 from tests.support.pages import blocks
 from vitmnist import audit, make_loader
-from vitmnist.auditing import promises
+from vitmnist.auditing import leftovers, promises
 from vitmnist.auditing.audit import Audit
 from vitmnist.auditing.promises import PROMISES
 from vitmnist.data.seeding import changed_generators, generator_states, seed_generators
 from vitmnist.errors import ConfigError
-from vitmnist.auditing import leftovers
 
 audit_small = partial(audit, samples=SAMPLES)
 
