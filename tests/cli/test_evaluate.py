@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +71,21 @@ def test_pictures_of_no_numbers_and_of_extreme_sides_are_refused(trained: Path, 
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "nan.tif: cannot be read as a picture: some of its pixels are not finite" in ended.stderr
     assert "wide.png: cannot be read as a picture: 80000000×1 pixels are more than 65535 on a side" in ended.stderr
+
+
+def test_mistakes_may_go_to_a_pipe_or_a_device(trained: Path, call_here: CallHere, tmp_path: Path) -> None:
+    """Which a rename would replace by a file: for root, /dev/null too."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    ended = call_here(evaluate_main, "run", f"--mistakes={pipe}", folder=trained)
+    assert ended.returncode == 0, ended.stderr
+    assert reader.communicate(timeout=60)[0].startswith('"image","true_class"')
+    assert pipe.is_fifo()
+    full = call_here(evaluate_main, "run", "--mistakes=/dev/full", folder=trained)
+    assert full.returncode == 1
+    assert "/dev/full" in full.stderr
+    assert Path("/dev/full").is_char_device()
 
 
 def test_class_metrics_follow_their_definition() -> None:

@@ -31,6 +31,9 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # as _remove_unfinished expects it
     try:
+        if path.exists() and not path.is_file():  # such as /dev/stdout: a rename would replace the device by a file
+            path.write_bytes(content)
+            return
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
