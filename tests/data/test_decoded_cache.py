@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -91,6 +92,10 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (10, size)})
         file.truncate(file.tell() + 10 * size)
+    record = json.loads((path.parent / "cache.json").read_text())
+    del record["crc32"]
+    record["crc32"] = decoded_cache._checksum(record, path.parent, ("images", "labels"))
+    (path.parent / "cache.json").write_text(json.dumps(record))
     tensors = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted"), 0)
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
@@ -202,6 +207,31 @@ def test_damaged_labels_are_found_when_the_cache_is_opened(tmp_path: Path) -> No
     with pytest.raises(DataError, match="sample 9 is not what was written"):
         values(Counted(), tmp_path, fingerprint="counted")
     assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "found"),
+    [
+        ("cache.json", b"0.289", b"0.989"),  # a note, such as the mean of the pixels
+        ("images.npy", b"'shape': (", b"'shape': h"),
+        ("images.npy", b"'|u1'", b"'|i1'"),
+        ("labels.npy", b"'<i8'", b"'>i8'"),
+    ],
+)
+def test_a_changed_record_or_header_is_noticed(name: str, written: bytes, found: bytes, tmp_path: Path) -> None:
+    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.arange(10, dtype=torch.uint8), torch.arange(10)
+
+    def decode() -> decoded_cache.CacheEntry:
+        return decoded_cache.decode_once(tmp_path, "noted", 10, chunks, lambda: {"mean": 0.289})
+
+    decode()
+    (file,) = tmp_path.glob(f"*/{name}")
+    content = file.read_bytes()
+    assert written in content
+    file.write_bytes(content.replace(written, found))
+    entry = decode()
+    assert (entry.notes, entry.mapped[0].tolist(), entry.mapped[1].tolist()) == ({"mean": 0.289}, *[[*range(10)]] * 2)
 
 
 @pytest.mark.parametrize("name", ["cache.json", "images.npy", "crc32.npy"])

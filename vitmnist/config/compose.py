@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.config import CONF
 from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config
+from vitmnist.errors import ConfigError, first_line
 
 ConfigStore.instance().store(name="config_schema", node=Config)
 OmegaConf.register_new_resolver("run_label", run_label, replace=True)
@@ -28,4 +29,9 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     if not GlobalHydra.instance().is_initialized():  # Hydra's own command line has done it, and twice is an error
         hydra_context = initialize_config_dir(str(CONF), version_base="1.3")
     with hydra_context:
-        return hydra.compose("config", list(overrides))
+        try:
+            return hydra.compose("config", list(overrides))
+        except ValueError as error:
+            if type(error) is not ValueError:  # OmegaConf's name the key
+                raise
+            raise ConfigError(first_line(error)) from error  # such as model=null

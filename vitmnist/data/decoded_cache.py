@@ -16,6 +16,7 @@ import logging
 import mmap
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -96,9 +97,10 @@ def decode_once(
                 _, checksums = _write(folder, files, size, decode())
                 with _named_errors(folder):
                     np.save(unfinished / "crc32.npy", checksums)
-            record = json.dumps({"fingerprint": fingerprint, "notes": notes()}, indent=2)
+            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
             with _named_errors(folder):
-                write_atomic(unfinished / RECORD, record.encode())
+                record["crc32"] = _checksum(record, unfinished, names)
+                write_atomic(unfinished / RECORD, json.dumps(record, indent=2).encode())
                 shutil.rmtree(entry, ignore_errors=True)
                 unfinished.rename(entry)
         finally:
@@ -201,7 +203,9 @@ def _map(file: IO[bytes]) -> Tensor:
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
     """The cache in `entry`; raises `UNUSABLE` if it is missing or incomplete."""
-    notes = read_json(entry / RECORD)["notes"]
+    record = read_json(entry / RECORD)
+    if record.pop("crc32") != _checksum(record, entry, names):
+        raise ValueError("its record or the header of a file is not what was written")
     with ExitStack() as stack:
         *files, checksums = [stack.enter_context(_open_file(entry / f"{name}.npy")) for name in (*names, "crc32")]
         values = np.load(checksums, allow_pickle=False)
@@ -210,7 +214,17 @@ def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
         mapped = tuple(map(_map, files))
     if len(mapped[-1]) != values.shape[1]:
         raise ValueError("its files differ in their number of samples")
-    return CacheEntry(mapped, tuple(Checksums(of_file, entry) for of_file in values), notes)
+    return CacheEntry(mapped, tuple(Checksums(of_file, entry) for of_file in values), record["notes"])
+
+
+def _checksum(record: dict[str, Any], entry: Path, names: Sequence[str]) -> int:
+    """The CRC-32 of a record without its own, and of the headers of the files."""
+    checksum = zlib.crc32(json.dumps(record, sort_keys=True).encode())
+    for name in (*names, "crc32"):
+        with _open_file(entry / f"{name}.npy") as file:
+            head = file.read(10)  # ends with the length of what follows, 16 bits
+            checksum = zlib.crc32(head + file.read(int.from_bytes(head[8:], "little")), checksum)
+    return checksum
 
 
 def _open_file(path: Path) -> IO[bytes]:
