@@ -37,8 +37,11 @@ PRIVATE = {  # of what, names: what the user sees without them
     # The tensors of nested samples and batches.
     (
         "torch.utils._pytree",
-        "TreeSpec keystr tree_flatten tree_flatten_with_path tree_leaves tree_structure tree_unflatten",
+        "GetAttrKey TreeSpec keystr register_pytree_node tree_flatten tree_flatten_with_path tree_leaves tree_map "
+        "tree_structure tree_unflatten",
     ): NOTHING,
+    # torch documents `torch._C.DisableTorchFunctionSubclass`: the values of a tensor of any subclass.
+    ("torch", "_C"): "from_dataloader refuses samples of other kinds of tensors",
     # Batches of PIL images and None, which torch's `default_collate` refuses.
     ("torch.utils.data._utils.collate", "collate default_collate_fn_map"): NOTHING,
     # Ends those that torch gives up waiting for.

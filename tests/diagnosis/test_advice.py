@@ -139,7 +139,6 @@ class Stream(IterableDataset[Any]):
         (Samples(is_random=True), "is random apart from the transforms"),
         (Epochs(), "set_epoch"),
         (Stream(), "IterableDataset"),
-        (["text", "longer text"], ""),
     ],
 )
 def test_decoding_once_is_not_advised_where_it_would_be_refused(dataset: Any, reason: str) -> None:

@@ -20,7 +20,7 @@ from vitmnist.cli.command import EndedBySignal, command
 from vitmnist.diagnosis.observation import Limits
 from vitmnist.diagnosis.script import observe_script
 from vitmnist.diagnosis.script_report import format_report, why_failed
-from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.files import write_output
 
 OPTIONS = ("--steps", "--warm-up", "--stop", "--json", "--fail-above")
 
@@ -68,7 +68,7 @@ def main(options: Namespace) -> None:
     if json_file and report["rank"]:
         json_file = json_file.with_stem(f"{json_file.stem}-rank{report['rank'].partition(' ')[0]}")
     if json_file:
-        write_atomic(json_file, (json.dumps(report, indent=2) + "\n").encode())
+        write_output(json_file, (json.dumps(report, indent=2) + "\n").encode())
     if isinstance(ended, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # it has been printed
         raise EndedBySignal

@@ -32,7 +32,7 @@ from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_data
 from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import home_expanded, only_reading, write_atomic
+from vitmnist.runtime.files import home_expanded, only_reading, write_output
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.runs import read_run
@@ -187,7 +187,7 @@ def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights)
     dataset, split = evaluation.dataset, evaluation.split
     if options.mistakes:
-        write_atomic(options.mistakes, evaluation.mistakes_csv())
+        write_output(options.mistakes, evaluation.mistakes_csv())
     if options.grid:
         if picture := worst_mistakes(split, evaluation.predictions):
             try:

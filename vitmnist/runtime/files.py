@@ -31,9 +31,6 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # as _remove_unfinished expects it
     try:
-        if path.exists() and not path.is_file():  # such as /dev/stdout: a rename would replace the device by a file
-            path.write_bytes(content)
-            return
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
@@ -46,6 +43,22 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             temporary.unlink()
         if isinstance(error, OSError):
             error.filename = str(path)
+        raise
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that a user has named, which may be a device or a pipe: a rename would replace it by a file.
+
+    Raises:
+        OSError: with `path` as its filename.
+    """
+    if not path.exists() or path.is_file():
+        write_atomic(path, content)
+        return
+    try:
+        path.write_bytes(content)
+    except OSError as error:  # of a full device it has none
+        error.filename = str(path)
         raise
 
 
