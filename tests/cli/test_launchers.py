@@ -40,9 +40,8 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # each job imports torch
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_parallel_jobs_end_saved_with_the_process_that_started_them(
     number: int, tiny_root: Path, tmp_path: Path
 ) -> None:
