@@ -32,19 +32,20 @@ class Registry(Generic[Built]):
 
     def __init__(self, group: str, package: str) -> None:
         self.group, self.package = group, package
-        self._registered: dict[str, tuple[type, Callable[..., Built]]] = {}
+        self._registered: dict[str, tuple[Any, Callable[..., Built]]] = {}
 
     @property
-    def _members(self) -> dict[str, tuple[type, Callable[..., Built]]]:
+    def _members(self) -> dict[str, tuple[Any, Callable[..., Built]]]:
         """The options and the builder of each member, by name."""
         import_members(self.package)
         return self._registered
 
-    def register(self, name: str, options: type = NoOptions) -> Callable[[Builder], Builder]:
+    def register(self, name: str, options: Any = NoOptions) -> Callable[[Builder], Builder]:
         """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
 
         Args:
-            options: a dataclass; its fields are the keys of the member's YAML file, apart from `name`.
+            options: a dataclass; its fields are the keys of the member's YAML file, apart from `name`. A metric, which
+                has no options, gives the instance that describes it.
         """
 
         if not is_dataclass(options):
@@ -63,9 +64,13 @@ class Registry(Generic[Built]):
         """The registered names, sorted."""
         return sorted(self._members)
 
-    def options_of(self, name: str) -> type:
-        """The options dataclass of `name`."""
+    def options_of(self, name: str) -> Any:
+        """What `name` was registered with: its options dataclass."""
         return self._members[name][0]
+
+    def function_of(self, name: str) -> Callable[..., Built]:
+        """The class or function that was registered as `name`."""
+        return self._members[name][1]
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values`, with the defaults of missing options; an unknown name is left for `build` to refuse."""

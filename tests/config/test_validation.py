@@ -16,13 +16,13 @@ from tests.conftest import REPOSITORY
 from tests.support.processes import fork
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.config.labels import run_label
+from vitmnist.config.schema import registries
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.loaders.base import LOADERS
-from vitmnist.models.base import MODELS
-from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
+from vitmnist.optim.base import SCHEDULES
 
 CONF = REPOSITORY / "conf"
-REGISTRIES = (DATASETS, LOADERS, MODELS, OPTIMIZERS, SCHEDULES)
+REGISTRIES = tuple(registry for _, registry in registries())
 FILES = sorted(CONF.rglob("*.yaml"))
 
 

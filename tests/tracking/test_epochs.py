@@ -9,7 +9,7 @@ import pandas
 
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.runtime.signals import UNFINISHED
-from vitmnist.tracking.epoch_table import METRICS
+from vitmnist.tracking.epoch_table import EPOCH_METRICS
 from vitmnist.tracking.result import COLUMNS, Result
 
 
@@ -26,7 +26,7 @@ def assert_same_epochs(folder: Path) -> None:
 
 
 def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
-    epoch = {metric.name: 0.1 for metric in METRICS} | {"gpu_util_pct": None, "ended_at": 1700000000.25}
+    epoch = {metric.name: 0.1 for metric in EPOCH_METRICS} | {"gpu_util_pct": None, "ended_at": 1700000000.25}
     epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
     Result(overrides=[], choices={}, epochs=epochs).write_epochs(tmp_path)
     assert [row["gpu_util_pct"] for row in rows(tmp_path)] == ["", ""]

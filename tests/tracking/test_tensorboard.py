@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams import metadata
 
 from tests.conftest import PLAIN, Printed, result_of
 from vitmnist.runtime.signals import RunInterrupted
-from vitmnist.tracking.epoch_table import METRICS, SUMMARY, EpochRecord
+from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.tensorboard import TensorBoard
 
@@ -59,7 +59,7 @@ def test_a_run_shows_its_row_of_hparams_metrics_steps_images_and_configuration(
     assert {tag for tag in metrics if "gpu" not in tag} <= set(events(tmp_path / "here").Tags()["scalars"])
     assert [path.name for path in (tmp_path / "here").rglob("*tfevents*") if path.parent.name != "here"] == []
     shown, epochs = events(tmp_path / "here"), result_of(tmp_path / "here")["epochs"]
-    for metric in METRICS:
+    for metric in EPOCH_METRICS:
         values = [epoch[metric.name] for epoch in epochs]
         if None in values:
             assert metric.tag not in shown.Tags()["scalars"]
@@ -111,7 +111,7 @@ def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(
     tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(epoch: int, attempt: int) -> EpochRecord:
-        return {metric.name: float(attempt) for metric in METRICS} | {
+        return {metric.name: float(attempt) for metric in EPOCH_METRICS} | {
             "epoch": epoch,
             "ended_at": 1e9 + epoch,
             "steps": [

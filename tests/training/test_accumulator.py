@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,8 @@ from tests.support.pages import blocks
 from tests.support.processes import TrainProcess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
-from vitmnist.metrics import BATCH_METRICS, batch_metric
-from vitmnist.tracking.epoch_table import METRICS, epoch_record
+from vitmnist.metrics.base import METRICS
+from vitmnist.tracking.epoch_table import EPOCH_METRICS, epoch_record
 from vitmnist.training.accumulator import MetricAccumulator
 
 
@@ -39,9 +40,9 @@ def train_with_top5() -> None:
     quick = sys.argv[1:]
     for module in [module for module in sys.modules if module.partition(".")[0] in ("vitmnist", "hydra_plugins")]:
         del sys.modules[module]
-    from vitmnist.metrics import BATCH_METRICS
+    from vitmnist.metrics.base import METRICS
 
-    if "top5" not in BATCH_METRICS:  # it is in a copy with the examples of the documentation
+    if "top5" not in METRICS.names():  # it is in a copy with the examples of the documentation
         exec(Path("top5.py").read_text())  # as importing it from vitmnist/metrics does
 
     train(*quick, "-m", "hydra.sweep.dir=whole")
@@ -76,7 +77,7 @@ def test_the_documented_metric_is_recorded_everywhere(quick: list[str], tmp_path
 def test_an_epoch_is_not_resumed_with_other_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, device = EpochSampler(10, 4, 0), torch.device("cpu")
     state = MetricAccumulator(sampler, device).state_dict()
-    monkeypatch.setitem(BATCH_METRICS, "another", BATCH_METRICS["acc"])
+    monkeypatch.setitem(METRICS._registered, "another", METRICS._registered["acc"])
     with pytest.raises(
         DataError, match=r"with other metrics: another; resume it with the same files in vitmnist/metrics"
     ):
@@ -86,14 +87,17 @@ def test_an_epoch_is_not_resumed_with_other_metrics(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
     """Or the run could be neither resumed nor reported."""
-    metrics = {metric.name: 1.0 for metric in METRICS} | {"eval_acc": value}
+    metrics = {metric.name: 1.0 for metric in EPOCH_METRICS} | {"eval_acc": value}
     with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
         epoch_record(0, metrics, [], first_of_start=True)
 
 
-@pytest.mark.parametrize("name", ["acc", "loss", "s"])
-def test_a_name_is_registered_once(name: str) -> None:
-    before = dict(BATCH_METRICS)
-    with pytest.raises(ValueError, match=f"train_{name} is taken; choose another name"):
-        batch_metric(name, unit="%", tag="other")
-    assert before == BATCH_METRICS
+@pytest.mark.parametrize("name", ["loss", "s"])
+def test_a_metric_does_not_take_the_name_of_another(name: str) -> None:
+    code = (
+        "from vitmnist.metrics.base import METRICS, BatchMetric\n"
+        f"METRICS.register({name!r}, BatchMetric('%', tag='other'))(max)\n"
+        "import vitmnist.tracking.epoch_table"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"two metrics are called eval_{name}, train_{name}; choose another name" in process.stderr

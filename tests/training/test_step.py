@@ -21,7 +21,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
+from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
 from vitmnist.training.compilation import compile_step
 from vitmnist.training.loop import EpochProgress, train_epoch
@@ -66,7 +66,7 @@ def make_step(
         model,
         Preprocess(data.train, augment).to(device),
         built,
-        SCHEDULES.build(one_cycle, built, steps),
+        build_schedule(one_cycle, 1, steps),
         BATCH,
         config,
         smoothing,
@@ -156,7 +156,8 @@ def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compo
 
 
 def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
-    parts = (make_step(tiny).model, Preprocess(tiny.train), None, None, 500)
+    step = make_step(tiny)
+    parts = (step.model, step.preprocess, step.optimizer, step.schedule, 500)
     sizes = {size: TrainStep(*parts, StepConfig(size)).microbatch_size for size in (500, 400, 250, 200, 130)}
     assert sizes == {500: 500, 400: 250, 250: 250, 200: 167, 130: 125}
 

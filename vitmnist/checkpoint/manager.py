@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +17,10 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
 from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.earlier import with_current_keys
-from vitmnist.config.schema import Config
+from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
+from vitmnist.optim.base import build_schedule
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
@@ -31,12 +32,6 @@ from vitmnist.training.setup import TrainSetup
 from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
-
-MAY_CHANGE = (
-    *("epochs", "data.loader", "data.root", "data.dataset.path", "device", "checkpoint", "max_minutes"),
-    *("resume", "repeats", "repeat", "tensorboard", "profile", "trainer", "distributed"),
-)
-"""Keys that may change when a run is resumed; all others determine what is learned."""
 
 
 @dataclass
@@ -55,7 +50,7 @@ class Checkpoint:
         device: "cpu" or "cuda".
         epochs: the records of the completed epochs.
         rng: `rng_state()` of each rank.
-        progress: `EpochProgress.state_dict()` of an epoch under way; empty between two epochs.
+        progress: `EpochProgress.state_dict()` of an epoch under way; None between two epochs.
     """
 
     config: dict[str, Any]
@@ -66,7 +61,7 @@ class Checkpoint:
     device: str
     epochs: list[dict[str, Any]]
     rng: list[dict[str, Any]]
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] | None = None
 
     def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
         """The options of the step; None if `trainer`, device type or number of ranks have changed since."""
@@ -105,7 +100,7 @@ class CheckpointManager:
             device=step.device.type,
             epochs=self._result.epochs,
             rng=self._world.all_gather_object(rng_state(step.device)),
-            progress=progress.state_dict() if progress else {},
+            progress=progress.state_dict() if progress else None,
         )
         if self._world.is_main:
             storage.save(self._folder, vars(checkpoint), best)
@@ -132,9 +127,21 @@ class CheckpointManager:
             if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
                 set_rng_state(checkpoint.rng[self._world.rank], step.device)
         self._is_unproven = True
+        self._compare_schedules(int(checkpoint.config["epochs"]))
         batches = progress.metrics.steps if progress else 0
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
         return progress
+
+    def _compare_schedules(self, epochs: int) -> None:
+        """Warn if the steps so far, of a run of `epochs`, had other learning rates than today's schedule gives them."""
+        step, config = self._setup.step, self._config
+        before = build_schedule(config.schedule, epochs, len(self._setup.train_loader.sampler))
+        if any(before(number) != step.schedule(number) for number in range(step.steps)):
+            log.warning(
+                "epochs=%d (it was %s): schedule=%s continues at this step of the new curve, so the run differs from "
+                "one that was started with epochs=%d",
+                *(config.epochs, epochs, config.schedule["name"], config.epochs),
+            )
 
     @contextmanager
     def proving(self) -> Iterator[None]:
@@ -226,16 +233,10 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
         fields = {name: value for name, value in state.items() if name != "format"}
         checkpoint = Checkpoint(**fields | {"config": with_current_keys(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
-    before, done = checkpoint.config.get("epochs"), len(checkpoint.epochs) + bool(checkpoint.progress)
+    done = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < done:
         raise ConfigError(
             f"epochs={config.epochs}: the run has already started epoch {done}; type epochs={done} or more"
-        )
-    if config.epochs != before and config.schedule["name"] != "constant":
-        log.warning(
-            "epochs=%d (it was %s): schedule=%s continues at this step of the new curve, so the run differs from one "
-            "that was started with epochs=%d",
-            *(config.epochs, before, config.schedule["name"], config.epochs),
         )
     return checkpoint
 
@@ -243,13 +244,14 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
     old, new = flatten(before), flatten(now)
+    allowed = keys_where(may_change, now)
     changed = [
         printable(f"{key}={new.get(key)} (it was {old.get(key)})")
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not is_under(key, MAY_CHANGE)
+        if old.get(key) != new.get(key) and not is_under(key, allowed)
     ]
     if changed:
         raise ConfigError(
-            f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(MAY_CHANGE)} may "
+            f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(allowed)} may "
             "change"
         )

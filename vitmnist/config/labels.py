@@ -22,7 +22,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
     parts = []
     for override in overrides:
         name, _, value = override.lstrip("+~").partition("=")
-        is_group = "/" in name or name in ("model", "optimizer", "schedule", "trainer", "experiment", "hparams_search")
+        is_group = "/" in name or (CONF / name).is_dir()
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")

@@ -1,18 +1,27 @@
-"""The types and bounds of every configuration key that belongs to no registered option.
+"""The types and bounds of every configuration key that belongs to no registered option, and what the key affects.
 
 Hydra composes `conf/*.yaml` over `Config`. The options of a registered model, loader, optimizer, … are a dataclass next
 to its code. This module does not import torch, so `--help` answers at once.
+
+The metadata of a field describe its key, or all keys of its section:
+
+affects      result (the default), timing, or nothing; the report compares runs by what affects either
+may_change   whether a resumed run may have another value; by default only what does not affect the result may
+in_hparams   whether TensorBoard's HParams has a column for it; by default unless it affects nothing
+registry     where the members of a config group are registered, as `module:NAME`
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from pkgutil import resolve_name
 from typing import Any
 
 from omegaconf import MISSING
 
-from vitmnist.config.validation import bounded, or_auto
+from vitmnist.config.validation import bounded, described, group, join, or_auto, section
 
 
 class Shuffle(str, Enum):
@@ -23,22 +32,16 @@ class Shuffle(str, Enum):
     none = "none"
 
 
-NOT_COMPARED = (
-    *("checkpoint", "data.root", "distributed", "max_minutes", "repeat", "repeats", "resume", "tensorboard"),
-)
-"""Keys, and sections of them, that affect neither the result nor the timing."""
-
-
 @dataclass
 class DataConfig:
     """`data`: dataset, order, loader and augmentation."""
 
-    root: str = MISSING
+    root: str = described(affects="nothing")
     shuffle: Shuffle = MISSING
     holdout: int | None = bounded(at_least=1)
     drop_last: bool = MISSING
-    dataset: dict[str, Any] = MISSING
-    loader: dict[str, Any] = MISSING
+    dataset: dict[str, Any] = group("vitmnist.data.datasets.base:DATASETS")
+    loader: dict[str, Any] = group("vitmnist.loaders.base:LOADERS", affects="timing")
     augment: dict[str, Any] = MISSING
 
 
@@ -88,21 +91,70 @@ class Config:
     """The whole configuration. Defaults and the meaning of each key are in `conf/`."""
 
     batch_size: int = bounded(at_least=1)
-    epochs: int = bounded(at_least=1)
-    seed: int = bounded(at_least=0, at_most=2**63 - 1)
-    device: str = MISSING
-    model: dict[str, Any] = MISSING
-    data: DataConfig = field(default_factory=DataConfig)
-    optimizer: dict[str, Any] = MISSING
-    schedule: dict[str, Any] = MISSING
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    epochs: int = bounded(at_least=1, may_change=True)
+    seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
+    device: str = described(affects="timing")
+    model: dict[str, Any] = group("vitmnist.models.base:MODELS")
+    data: DataConfig = section(DataConfig)
+    optimizer: dict[str, Any] = group("vitmnist.optim.base:OPTIMIZERS")
+    schedule: dict[str, Any] = group("vitmnist.optim.base:SCHEDULES")
+    trainer: TrainerConfig = section(TrainerConfig, affects="timing")
     label_smoothing: float = bounded(at_least=0, below=1)
     ema_decay: float | None = bounded(above=0, below=1)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    max_minutes: float | None = bounded(at_least=0)
-    resume: str | None = MISSING
-    repeats: int = bounded(at_least=1)
-    repeat: int = bounded(at_least=1)
-    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
-    profile: bool = MISSING
+    checkpoint: CheckpointConfig = section(CheckpointConfig, affects="nothing")
+    distributed: DistributedConfig = section(DistributedConfig, affects="nothing")
+    max_minutes: float | None = bounded(at_least=0, affects="nothing")
+    resume: str | None = described(affects="nothing")
+    repeats: int = bounded(at_least=1, affects="nothing")
+    repeat: int = bounded(at_least=1, affects="nothing")
+    tensorboard: TensorBoardConfig = section(TensorBoardConfig, affects="nothing")
+    profile: bool = described(affects="timing", in_hparams=False)
+
+
+def may_change(metadata: Mapping[str, Any]) -> bool:
+    """Whether a resumed run may have another value of a key."""
+    return bool(metadata.get("may_change", metadata.get("affects", "result") != "result"))
+
+
+def affects_nothing(metadata: Mapping[str, Any]) -> bool:
+    """Whether a key affects neither the result nor the timing."""
+    return metadata.get("affects") == "nothing"
+
+
+def is_in_hparams(metadata: Mapping[str, Any]) -> bool:
+    """Whether TensorBoard's HParams has a column for a key that was typed."""
+    return bool(metadata.get("in_hparams", not affects_nothing(metadata)))
+
+
+def keys_where(
+    holds: Callable[[Mapping[str, Any]], bool],
+    values: Mapping[str, Any] | None = None,
+    schema: type = Config,
+    prefix: str = "",
+) -> list[str]:
+    """The keys, and sections of keys, whose metadata satisfy a condition.
+
+    Args:
+        values: a configuration; the options of the members that it chooses are looked at too.
+    """
+    found = []
+    for item in fields(schema):
+        key, below, given = join(prefix, item.name), item.default_factory, (values or {}).get(item.name)
+        if holds(item.metadata):
+            found.append(key)
+        elif is_dataclass(below):
+            found += keys_where(holds, given, below, key)
+        elif "registry" in item.metadata and given:
+            _, options = resolve_name(item.metadata["registry"]).member(given, key)
+            found += keys_where(holds, None, type(options), key)
+    return found
+
+
+def registries(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The key of each config group, and its registry."""
+    for item in fields(schema):
+        key = join(prefix, item.name)
+        if is_dataclass(item.default_factory):
+            yield from registries(item.default_factory, key)
+        elif "registry" in item.metadata:
+            yield key, resolve_name(item.metadata["registry"])

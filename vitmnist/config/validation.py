@@ -27,15 +27,36 @@ def bounded(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    **metadata: Any,
 ) -> Any:
-    """A dataclass field for a number, or a tuple of the lowest and highest one, whose bounds `validate` checks."""
+    """A dataclass field for a number, or a tuple of the lowest and highest one, whose bounds `validate` checks.
+
+    Args:
+        metadata: what else describes the key; see `vitmnist.config.schema`.
+    """
     bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    return field(default=default, metadata={name: bound for name, bound in bounds.items() if bound is not None})
+    known = {name: bound for name, bound in bounds.items() if bound is not None}
+    return described(default, **known, **metadata)
+
+
+def described(default: Any = MISSING, **metadata: Any) -> Any:
+    """A dataclass field whose metadata describe its key; see `vitmnist.config.schema`."""
+    return field(default=default, metadata=metadata)
 
 
 def or_auto(**bounds: float) -> Any:
-    """As `bounded`, for a field of type `… | str` whose only text is `auto`: chosen for the device of the run."""
-    return field(default=MISSING, metadata={**bounded(**bounds).metadata, AUTO: True})
+    """As `bounded`, for a field of type `… | str` that takes the text `auto` and no other."""
+    return bounded(**bounds, auto=True)
+
+
+def group(registry: str, **described: Any) -> Any:
+    """A field for a config group: a section whose `name` chooses a member of the registry at `module:NAME`."""
+    return field(default=MISSING, metadata={"registry": registry, **described})
+
+
+def section(schema: type, **described: Any) -> Any:
+    """A field for the keys of a dataclass."""
+    return field(default_factory=schema, metadata=described)
 
 
 def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:

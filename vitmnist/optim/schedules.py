@@ -1,16 +1,9 @@
-"""The learning-rate schedules, built with (options, optimizer, total steps) and stepped once per training step.
-
-The learning rate must be a function of the step alone, as with `LambdaLR`: a resumed run may have another number of
-steps, and torch's schedulers that compute a rate from the one before it would continue the old curve.
-"""
+"""The learning-rate schedules: the factor of the learning rate in each training step."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ConstantLR, LambdaLR, LRScheduler
 
 from vitmnist.config.validation import bounded
 from vitmnist.optim.base import SCHEDULES
@@ -27,25 +20,21 @@ class OneCycleOptions:
 
 
 @SCHEDULES.register("constant")
-def constant(options: NoOptions, optimizer: Optimizer, steps: int) -> LRScheduler:
+def constant(options: NoOptions, step: int, steps: int, steps_per_epoch: int) -> float:
     """Constant learning rate, as in the articles."""
-    return ConstantLR(optimizer, factor=1.0)
+    return 1.0
 
 
 @SCHEDULES.register("one_cycle", OneCycleOptions)
-def one_cycle(options: OneCycleOptions, optimizer: Optimizer, steps: int) -> LRScheduler:
+def one_cycle(options: OneCycleOptions, step: int, steps: int, steps_per_epoch: int) -> float:
     """Cosine warm-up to the optimizer's learning rate and cosine decay (Smith, Topin, arXiv:1708.07120).
 
-    A pure function of the step; torch's `OneCycleLR` divides by zero where the warm-up is a single step.
+    torch's `OneCycleLR` divides by zero where the warm-up is a single step.
     """
     warmup = options.warmup * steps
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return _cosine(options.start_factor, 1.0, step / warmup)
-        return _cosine(1.0, options.end_factor, (step - warmup) / (steps - warmup))
-
-    return LambdaLR(optimizer, factor)
+    if step < warmup:
+        return _cosine(options.start_factor, 1.0, step / warmup)
+    return _cosine(1.0, options.end_factor, (step - warmup) / (steps - warmup))
 
 
 def _cosine(begin: float, end: float, progress: float) -> float:

@@ -12,7 +12,7 @@ from itertools import accumulate, permutations
 from typing import Any
 
 from vitmnist.config.labels import trainer_label
-from vitmnist.config.schema import NOT_COMPARED
+from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under
 from vitmnist.report.compare import NOTHING, Comparison, Configuration
 from vitmnist.tracking.runs import Run
@@ -95,14 +95,14 @@ def varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     An option of a group counts only if it varies among runs of the same member: `num_workers`, which only `disk` has,
     does not distinguish `disk` from `ram`.
     """
-    varied = []
+    varied, skipped = [], [*keys_where(affects_nothing), "seed"]
     for key in dict.fromkeys(key for config in configs for key in config):
         groups = [f"{group}.name" for group in accumulate(key.split(".")[:-1], "{}.{}".format)]
         values: dict[str, set[str]] = defaultdict(set)
         for config in filter(None, configs):  # an unknown configuration distinguishes nothing
             members = [config.get(name) for name in groups if name != key]
             values[repr(members)].add(repr(config.get(key)))
-        if any(len(different) > 1 for different in values.values()) and not is_under(key, (*NOT_COMPARED, "seed")):
+        if any(len(different) > 1 for different in values.values()) and not is_under(key, skipped):
             varied.append(key)
     return varied
 

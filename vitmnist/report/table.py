@@ -8,7 +8,7 @@ from typing import Any
 from vitmnist.report.compare import NOTHING, Comparison, Configuration, value_text
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.runtime.records import csv_text
-from vitmnist.tracking.epoch_table import METRICS
+from vitmnist.tracking.epoch_table import EPOCH_METRICS
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
 
@@ -31,7 +31,7 @@ def table(comparison: Comparison) -> Table:
 def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
     """The measured values of a row by the title of their column."""
     cells: dict[str, str] = {}
-    for metric in METRICS:
+    for metric in EPOCH_METRICS:
         if metric.column:
             cells[metric.column] = _median(row.spread(metric.name), metric.digits)
         if metric.name == "epoch_s":
@@ -67,7 +67,7 @@ def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
         "ratio_low": ratio and ratio.low,
         "ratio_high": ratio and ratio.high,
     }
-    for metric in METRICS:
+    for metric in EPOCH_METRICS:
         spread = row.spread(metric.name)
         for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
             values[f"{metric.name}{column}"] = getattr(spread, part, None)

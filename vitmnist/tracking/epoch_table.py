@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any, Literal
 
 from vitmnist.errors import TrainingError
-from vitmnist.metrics import BATCH_METRICS
+from vitmnist.metrics.base import METRICS
 
 EpochRecord = dict[str, Any]
-"""An epoch in `result.json`: `epoch` (counted from 0), a value for each of `METRICS` (None: this machine cannot measure
-it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
+"""An epoch in `result.json`: `epoch` (counted from 0), a value for each of `EPOCH_METRICS` (None: this machine cannot
+measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Metric:
     over_epochs: Literal["median", "max", "last"] = "median"
 
 
-METRICS = (
+BATCH_METRICS = {name: METRICS.options_of(name) for name in METRICS.names()}
+EPOCH_METRICS = (
     Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
     Metric("train_s", "s", "time/train_s", "training, s"),
     Metric("eval_s", "s", "time/eval_s"),
@@ -67,6 +68,10 @@ METRICS = (
     Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0, over_epochs="last"),
 )
 
+_names = [metric.name for metric in EPOCH_METRICS]
+if twice := {name for name in _names if _names.count(name) > 1}:
+    raise ValueError(f"two metrics are called {', '.join(sorted(twice))}; choose another name in vitmnist/metrics")
+
 
 def epoch_record(
     epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]], first_of_start: bool
@@ -80,8 +85,8 @@ def epoch_record(
         KeyError: a metric of the table was not measured, or one that was is not in the table.
         TrainingError: a value that no record may have.
     """
-    if differing := metrics.keys() ^ {metric.name for metric in METRICS}:
-        raise KeyError(f"measured metrics and METRICS differ: {', '.join(sorted(differing))}")
+    if differing := metrics.keys() ^ {metric.name for metric in EPOCH_METRICS}:
+        raise KeyError(f"measured metrics and EPOCH_METRICS differ: {', '.join(sorted(differing))}")
     record = {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
     try:
         check_epoch(record)
@@ -98,7 +103,7 @@ def check_epoch(epoch: Any) -> None:
     """
     if not isinstance(epoch, dict):
         raise ValueError("it is not an object")
-    check_numbers(epoch, [metric.name for metric in METRICS], required=["epoch_s", "train_s", "ended_at"])
+    check_numbers(epoch, [metric.name for metric in EPOCH_METRICS], required=["epoch_s", "train_s", "ended_at"])
 
 
 def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: Iterable[str] = ()) -> None:
@@ -110,7 +115,7 @@ def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: I
             raise ValueError(f"{key} is {'missing' if value is None else str(value)[:40]}")
 
 
-SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in METRICS if metric.column}
+SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in EPOCH_METRICS if metric.column}
 SUMMARY["eval_acc_best"] = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max")
 """The metrics that also describe a run as a whole, by their keys in its summary."""
 

@@ -17,11 +17,10 @@ from vitmnist.errors import printable
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
-from vitmnist.tracking.epoch_table import METRICS, SUMMARY, EpochRecord, summarize
+from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord, summarize
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
-COLUMNS = ("epoch", *(metric.name for metric in METRICS), "first_of_start", "ended_at")  # of `epochs.csv`
-GROUPS = ("model", "data.dataset", "data.loader", "data.loader.base", "data.augment", "optimizer", "schedule")
+COLUMNS = ("epoch", *(metric.name for metric in EPOCH_METRICS), "first_of_start", "ended_at")  # of `epochs.csv`
 
 
 @dataclass(kw_only=True)
@@ -95,5 +94,5 @@ class Result:
 
 def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The registered name that was chosen in each config group: `{"model": "vit", "loader": "ram", …}`."""
-    names = {key.removesuffix(".name"): value for key, value in flatten(config).items() if key.endswith(".name")}
-    return {group.removeprefix("data."): str(names[group]) for group in GROUPS if names.get(group) is not None}
+    names = {key: value for key, value in flatten(config).items() if key.endswith(".name") and value is not None}
+    return {key.removeprefix("data.").removesuffix(".name"): str(name) for key, name in names.items()}

@@ -14,10 +14,17 @@ from vitmnist.config.values import flatten
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
-from vitmnist.tracking.epoch_table import METRICS, EpochRecord, check_epoch, check_numbers, steady_epochs, summarize
+from vitmnist.tracking.epoch_table import (
+    EPOCH_METRICS,
+    EpochRecord,
+    check_epoch,
+    check_numbers,
+    steady_epochs,
+    summarize,
+)
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment")
-METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
+METRIC_BY_NAME = {metric.name: metric for metric in EPOCH_METRICS}
 MAX_REASON = 2000  # characters
 
 
@@ -73,7 +80,7 @@ class Run:
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def value(self, name: str) -> float | None:
-        """A metric of the run, over its epochs as `METRICS` says; None if it was not measured."""
+        """A metric of the run, over its epochs as `EPOCH_METRICS` says; None if it was not measured."""
         return summarize(self.epochs, METRIC_BY_NAME[name])
 
 

@@ -17,9 +17,9 @@ from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
 from vitmnist.config.labels import trainer_label
-from vitmnist.config.schema import NOT_COMPARED
+from vitmnist.config.schema import is_in_hparams, keys_where
 from vitmnist.config.values import flatten, is_under
-from vitmnist.tracking.epoch_table import METRICS, SUMMARY, EpochRecord
+from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord
 from vitmnist.tracking.images import training_batch, worst_mistakes
 from vitmnist.tracking.result import Result
 from vitmnist.training.accumulator import Predictions
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # TensorBoard reads the event files of a folder by name; the time of the start follows EVENTS.
 CONFIG, EVENTS = "config.tfevents", "events.out.tfevents"
 
-TAGS = {metric.tag: metric.name for metric in METRICS}
+TAGS = {metric.tag: metric.name for metric in EPOCH_METRICS}
 STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
 HPARAMS = ("data/loader", "batch_size", "model", "optimizer.lr", "trainer", "epochs")
 """Columns of every run in HParams, with those of the overridden keys. Few, because the dashboard begins with the first
@@ -97,7 +97,7 @@ class TensorBoard:
 def hyperparameters(result: Result) -> dict[str, Any]:
     """The row of a run in HParams: numbers and texts by their keys on the command line."""
     values = flatten(result.config or {})
-    skipped = (*NOT_COMPARED, "seed", "profile", "hydra", "experiment", "hparams_search")
+    skipped = (*keys_where(lambda metadata: not is_in_hparams(metadata)), "hydra", "experiment", "hparams_search")
     overridden = [override.lstrip("+~").partition("=")[0] for override in result.overrides]
     row = {}
     for key in (*HPARAMS, *(key for key in overridden if not is_under(key, skipped))):

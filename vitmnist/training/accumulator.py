@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
-from vitmnist.metrics import BATCH_METRICS
+from vitmnist.metrics.base import METRICS
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 
 
@@ -31,7 +31,7 @@ class MetricAccumulator:
         self._sampler, self._world = sampler.global_sampler, world
         # float64 holds counts and the float32 losses exactly.
         self._sums = {
-            name: torch.zeros(len(sampler), dtype=torch.float64, device=device) for name in ("loss", *BATCH_METRICS)
+            name: torch.zeros(len(sampler), dtype=torch.float64, device=device) for name in ("loss", *METRICS.names())
         }
 
     def update(self, sums: dict[str, Tensor]) -> None:
@@ -62,8 +62,9 @@ class MetricAccumulator:
         sizes = self.sizes
         # Weighted by size, because the last batch may be smaller.
         means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
-        for name, metric in BATCH_METRICS.items():
-            means[name] = (100 if metric.unit == "%" else 1) * math.fsum(self.per_batch(name)) / sum(sizes)
+        for name in METRICS.names():
+            scale = 100 if METRICS.options_of(name).unit == "%" else 1
+            means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
         return {f"{split}_{name}": mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import batch_sums
+from vitmnist.metrics.base import batch_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.accumulator import MetricAccumulator, Predictions
@@ -172,7 +172,7 @@ def evaluate(
     model.eval()
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
-    confidence, predicted = [], []
+    functions, confidence, predicted = batch_metrics(), [], []
     timer = EpochTimer(device)
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
@@ -180,7 +180,7 @@ def evaluate(
             valid, size = sampler.num_valid(metrics.steps), sampler.global_sampler.num_valid(metrics.steps)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
-            metrics.update({"loss": loss, **batch_sums(logits, targets)})
+            metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
             predicted.append(logits.argmax(dim=1))
             confidence.append(logits.softmax(dim=1).amax(dim=1))
             timer.begin("other")

@@ -8,13 +8,14 @@ import os
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
 
 from vitmnist.augment.compose import Compose, build_augment
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.config.schema import Config
+from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
@@ -24,7 +25,7 @@ from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
 from vitmnist.loaders.timing import Timed
 from vitmnist.models.base import MODELS
-from vitmnist.optim.base import OPTIMIZERS, SCHEDULES
+from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.memory import check_fits
@@ -143,7 +144,7 @@ def build_step(
     torch.manual_seed(config.seed)
     model = MODELS.build(config.model, (channels, height, width), len(split.classes)).to(device)
     optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
-    schedule = SCHEDULES.build(config.schedule, optimizer, config.epochs * len(sampler))
+    schedule = build_schedule(config.schedule, config.epochs, len(sampler))
     return TrainStep(
         model,
         preprocess,
@@ -202,12 +203,10 @@ def train_sampler(config: Config, dataset: Dataset) -> EpochSampler:
 
 def check_config(config: Config) -> None:
     """Raise `ConfigError` for errors that the configuration alone shows, before data are read or decoded."""
-    data = config.data
-    _, options = DATASETS.member(data.dataset)
-    for registry, values in ((LOADERS, data.loader), (OPTIMIZERS, config.optimizer), (SCHEDULES, config.schedule)):
-        registry.member(values)
-    augment = build_augment(data.augment)
-    MODELS.member(config.model)
+    for key, registry in registries():
+        registry.member(attrgetter(key)(config))
+    augment = build_augment(config.data.augment)
+    _, options = DATASETS.member(config.data.dataset)
     if shape := getattr(options, "shape", None):
         MODELS.build(config.model, shape, 2)  # the number of classes is not known yet
         check_augment(augment, *shape[1:])

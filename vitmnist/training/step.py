@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import batch_sums
+from vitmnist.metrics.base import batch_metrics
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.step_options import StepConfig
@@ -41,6 +40,7 @@ class TrainStep:
     Args:
         model: returns logits `[B, classes]`.
         preprocess: applied to the images on the device.
+        schedule: the factor of the learning rate in a step, which counts from 0 over the run.
         batch_size: images per batch of this rank; the last batch may be smaller.
         config: micro_batch is the most images that go through the model at once (None: the whole batch). precision is
             that of the matrix products; weights, gradients and loss are float32. bf16 runs the model under
@@ -54,7 +54,7 @@ class TrainStep:
         model: nn.Module,
         preprocess: Preprocess,
         optimizer: Optimizer,
-        schedule: LRScheduler,
+        schedule: Callable[[int], float],
         batch_size: int,
         config: StepConfig | None = None,
         label_smoothing: float = 0.0,
@@ -63,11 +63,15 @@ class TrainStep:
         config = config or StepConfig()
         self.model, self.preprocess = model, preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
+        self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._begin_step(0)
         self.device = preprocess.mean.device
         # The fewest microbatches of at most micro_batch images, all of nearly the same size.
         self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
         self.on_gradients: Callable[[TrainStep], object] = lambda step: None
         """Called in each step, once the gradients are complete."""
+        self.steps: int
+        """Steps done since the beginning of the run."""
         self.compile_s = 0.0
         """Seconds spent on compilation."""
         self.pad = False
@@ -110,8 +114,14 @@ class TrainStep:
         self.optimizer.step()
         if self.ema:
             self.ema.update()
-        self.schedule.step()
+        self._begin_step(self.steps + 1)
         return sums
+
+    def _begin_step(self, number: int) -> None:
+        """Set the learning rates of a step."""
+        self.steps, factor = number, self.schedule(number)
+        for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base_lr * factor
 
     def forward_backward(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> Sums:
         """Compute the gradient of the batch's summed loss divided by `size`, into the `grad` of the model's parameters.
@@ -158,7 +168,7 @@ class TrainStep:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
+            "schedule": {"last_epoch": self.steps},  # as torch's schedulers call it, and older files of ours
             "ema": self.ema.state_dict() if self.ema else None,
         }
 
@@ -170,16 +180,10 @@ class TrainStep:
         self.model.zero_grad()
         own, saved = self.optimizer.state_dict(), state["optimizer"]
         _check_optimizer_state(saved["state"], own["state"])
-        # All options of a group but its learning rate follow from the configuration.
-        for group, saved_group in zip(own["param_groups"], saved["param_groups"], strict=True):
-            group["lr"] = saved_group["lr"]
         self.model.load_state_dict(state["model"])
+        # The options of the groups follow from the configuration, and their learning rates from the step.
         self.optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
-        self.schedule.load_state_dict(state["schedule"])
-        if isinstance(self.schedule, LambdaLR):  # recomputed, because another `epochs` has another curve
-            rates = zip(self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
-            for group, base_lr, factor in rates:
-                group["lr"] = float(base_lr * factor(self.schedule.last_epoch))
+        self._begin_step(int(state["schedule"]["last_epoch"]))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 
@@ -195,6 +199,7 @@ class ModelAndLoss(nn.Module):
         super().__init__()
         self.model = model
         self._preprocess = preprocess.on_floats  # not a submodule: DDP would broadcast its constants in each step
+        self._metrics = batch_metrics()  # looked up once: compiled code cannot ask the registry
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._label_smoothing = precision == Precision.bf16, label_smoothing
 
@@ -208,7 +213,8 @@ class ModelAndLoss(nn.Module):
             loss = cross_entropy(labels, reduction="sum")
         else:  # smoothing would give padding, whose targets are zero, a loss
             loss = cross_entropy(targets, reduction="none").where(labels >= 0, 0).sum()
-        return {"loss": loss, **batch_sums(logits.detach(), labels)}
+        logits = logits.detach()
+        return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
 
 
 def _padded(tensor: Tensor, missing: int, fill: int = 0) -> Tensor:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import bounded, described
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
@@ -41,7 +40,7 @@ SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leav
 class ImageFolderOptions(SizeOptions):
     """See `conf/data/dataset/image_folder.yaml`."""
 
-    path: str = MISSING
+    path: str = described(may_change=True)  # the checksums of the images tell whether they are the same
     size: int = bounded(28, at_least=1)
     mode: Mode = Mode.grey
     test_share: float = bounded(0.2, above=0, below=1)
