@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.data.datasets.base import Split
-from vitmnist.loaders.batch_reader import ImagesOnDisk
+from vitmnist.data.datasets.base import ImagesOnDisk, Split
 from vitmnist.models.vit import ViT
 
 SYNCHRONISE_EVERY = 100  # steps between two readings of loss and accuracy, which the articles print

@@ -17,12 +17,11 @@ from torch.utils.data import Dataset, IterableDataset
 from vitmnist import Loader, check_loader, load_dataset, make_loader, register
 from vitmnist.config.validation import bounded
 from vitmnist.data import datasets
-from vitmnist.data.collate import collate_samples
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders.base import LOADERS, Batch, Batches, Data
+from vitmnist.loaders.base import LOADERS, Batch, Batches
 
 PAIR = (torch.arange(10.0).view(10, 1), torch.arange(10))
 COMMON = {"batch_size": 4, "device": "cpu", "seed": 0}
@@ -191,7 +190,7 @@ def custom() -> Iterator[None]:
 
     @register("custom", Options)
     class Custom(Loader):
-        def __init__(self, options: Options, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+        def __init__(self, options: Options, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
             self.fault, self.data = options.fault, data
             self.kept: dict[tuple[int, int], Batch] = {}
@@ -214,16 +213,11 @@ def custom() -> Iterator[None]:
             for own in range(start, len(batches)):
                 indices = batches[own]
                 if self.fault == "keeps batches":
-                    yield self.kept.setdefault((number, own), self.gather(indices))
+                    yield self.kept.setdefault((number, own), self.data.read(indices))
                 else:
-                    yield self.gather(indices)
+                    yield self.data.read(indices, number)
                 if self.fault == "twice":
-                    yield self.gather(indices)
-
-        def gather(self, indices: slice | torch.Tensor) -> Batch:
-            if not isinstance(self.data, TensorSet):
-                return collate_samples([self.data[index] for index in torch.arange(len(self.data))[indices].tolist()])
-            return self.data.images[indices], self.data.labels[indices]
+                    yield self.data.read(indices, number)
 
     yield
     del LOADERS._members["custom"]

@@ -202,7 +202,7 @@ class RunContext:
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:
     """Record dataset, loader choice and environment."""
     if setup.selection:
-        result.choices |= setup.selection.built
+        result.choices["loader"] = setup.selection.values["name"]
         result.auto = setup.selection.record()
     dataset = setup.dataset
     result.eval_split = dataset.eval_split

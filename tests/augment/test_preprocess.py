@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 from torchvision import transforms
 
 from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.tensors import channel_statistics
 from vitmnist.data.threads import PART
 from vitmnist.errors import ConfigError, DataError
 

@@ -22,9 +22,8 @@ from torch.utils.data import Dataset, Subset
 from tests.support.processes import fork
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
+from vitmnist.data.decoding import DatasetSource
 from vitmnist.errors import DataError
-from vitmnist.loaders import cache
-from vitmnist.loaders.cache import CacheOptions, map_from_cache
 from vitmnist.runtime.memory import DoesNotFitError
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
@@ -34,7 +33,7 @@ EXPECTED = [11 * index for index in range(10)]
 @pytest.fixture(autouse=True)
 def _not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the reads that find out whether samples are random."""
-    monkeypatch.setattr(cache, "refuse_random", lambda *parts: None)
+    monkeypatch.setattr(DatasetSource, "refuse_random", lambda *parts: None)
 
 
 class Counted(Dataset[tuple[torch.Tensor, int]]):
@@ -96,7 +95,7 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     del record["crc32"]
     record["crc32"] = decoded_cache._checksum(record, path.parent, ("images", "labels"))
     (path.parent / "cache.json").write_text(json.dumps(record))
-    tensors = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted"), 0)
+    tensors = DatasetSource(Counted()).in_file(tmp_path, "counted")
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
 
@@ -112,7 +111,7 @@ def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype:
 
 
 def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Path) -> None:
-    tensors = map_from_cache(Counted(), CacheOptions(str(tmp_path), "counted"), 0)
+    tensors = DatasetSource(Counted()).in_file(tmp_path, "counted")
     (path,) = tmp_path.glob("*/images.npy")
     stored = np.load(path, mmap_mode="r+")
     assert np.array_equal(stored, tensors.images.numpy())
@@ -188,7 +187,7 @@ def test_a_sample_that_is_not_what_was_written_is_not_delivered_and_decoded_agai
 ) -> None:
     samples = Counted()
     values(samples, tmp_path, fingerprint="counted")
-    mapped = map_from_cache(samples, CacheOptions(str(tmp_path), "counted"), 0)
+    mapped = DatasetSource(samples).in_file(tmp_path, "counted")
     (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
     flip_last_byte(place / "images.npy")
     with (

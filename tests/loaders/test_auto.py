@@ -19,12 +19,12 @@ from vitmnist import make_loader
 from vitmnist.data.checksums import Checksums, crc32
 from vitmnist.data.difference import find_difference
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders import timing
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
-from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.loaders.batch_stream import BatchStream
 from vitmnist.loaders.timing import Block, Timed
 from vitmnist.registry import NoOptions
@@ -84,6 +84,48 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert "waiting" not in table, "without a model there is nothing that waits"
     with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
         chosen("broken")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_loader_that_does_not_say_its_memory_is_tried_only_if_it_is_named() -> None:
+    with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, batches=1, worker_counts=[]) as loader:
+        refused = {row["name"]: row["refused"] for row in loader.selection.candidates if row["refused"]}
+    reason = "does not say how much memory it needs, so it is tried only if candidates= names it"
+    assert refused == {name: f"{name}: {reason}" for name in ("broken", "slow")}
+    assert chosen("slow").name == "slow"
+
+
+@pytest.mark.parametrize(
+    ("place", "built_from"),
+    [(Place.HOST, ["decoded"]), (Place.DEVICE, ["decoded"]), (Place.NOWHERE, ["as given"]), (Place.FILE, [])],
+)
+def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
+    place: Place, built_from: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `ram` has decoded, if it keeps that in memory; a file is not written of what memory holds."""
+    found = []
+
+    class Second(Loader):
+        keeps = place
+
+        def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+            super().__init__(sampler)
+            self.data = data
+            found.append("decoded" if data.is_decoded else "as given")
+
+        def batches(self, number: int, start: int) -> Batches:
+            yield from map(self.data.read, self.sampler.batches(number, start))
+
+    LOADERS.register("second")(Second)
+    monkeypatch.setattr(LOADERS, "names", lambda: ["ram", "second"])
+    pairs = TensorDataset(TENSORS.images, TENSORS.labels)
+    try:
+        with make_loader("auto", pairs, batch_size=5, device="cpu", seed=0) as loader:
+            tried = [row["name"] for row in loader.selection.candidates]
+    finally:
+        del LOADERS._members["second"]
+    assert tried == ["ram", "second"][: 1 + len(built_from)]
+    assert found[:1] == built_from
 
 
 @pytest.mark.parametrize("fastest", ["ram", "gpu_slice", "disk"])

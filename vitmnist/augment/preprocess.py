@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.keys import augment_keys
+from vitmnist.data.channels import check_layout
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.decoding import iter_pairs
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet, channel_statistics, check_layout
+from vitmnist.data.tensors import TensorSet
 from vitmnist.data.threads import PART, in_parts
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders.base import Data
-from vitmnist.loaders.make_loader import loadable
+from vitmnist.loaders.make_loader import Data, loadable
 
 
 class Preprocess(nn.Module):
@@ -47,7 +45,7 @@ class Preprocess(nn.Module):
 
     def __init__(
         self,
-        data: Data | Sequence[Tensor] | None = None,
+        data: Data | None = None,
         augment: Compose | None = None,
         *,
         classes: int | None = None,
@@ -59,7 +57,7 @@ class Preprocess(nn.Module):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
         if augment is not None and isinstance(data, TensorSet):
             augment.output_size(*data.images.shape[-2:])
-        channel_mean, channel_std = (mean, std) if data is None else _statistics(data)
+        channel_mean, channel_std = (mean, std) if data is None else loadable(data).channel_statistics()
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
         is_possible = (self.mean >= 0).all() & (self.mean <= 1).all() & (self.std > 0).all() & (self.std <= 1).all()
@@ -183,12 +181,3 @@ class Preprocess(nn.Module):
         if self.augment is None:
             return repeat(None)
         return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.batch_size))
-
-
-def _statistics(data: Data | Sequence[Tensor]) -> tuple[Any, Any]:
-    loaded = loadable(data)
-    if isinstance(loaded, Split):
-        return loaded.mean, loaded.std
-    if isinstance(loaded, TensorSet):
-        return channel_statistics(loaded.images)
-    return channel_statistics(images for images, _ in iter_pairs(loaded, seed=0))

@@ -1,17 +1,20 @@
-"""Decoding a map-style dataset of pairs (image, label) into two tensors, and refusing one with random samples."""
+"""The samples of a map-style dataset: read, decoded into two tensors, or refused because they are random."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.difference import find_difference
+from vitmnist.data.sampler import as_tensor
 from vitmnist.data.seeding import preserved_generators, read_samples
+from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 
 CHUNK = 256  # samples decoded at a time
@@ -19,55 +22,77 @@ PROBES = 32  # samples compared between two epochs, or in batches of one
 BATCHED = 4  # of them in a batch that is made twice
 
 
-def read_pairs(dataset: Dataset[Any], indices: Sequence[int], seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-    """Samples (image, label) of a map-style dataset as one batch: `[B, …]` and `[B, …]`.
+class DatasetSource(SampleSource):
+    """The samples of a map-style dataset.
 
-    Raises:
-        DataError: samples that are no such pairs, or of different shapes.
+    Args:
+        seed: of random samples; None if they are known not to be random.
     """
-    samples = read_samples(dataset, indices, seed, epoch)
-    batch = collate_named(samples, indices)
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
-        found = f"a {type(samples[0]).__name__}"
-        if isinstance(samples[0], (tuple, list)):
-            found += f" of {', '.join(type(value).__name__ for value in samples[0])}"
+
+    def __init__(self, dataset: Dataset[Any], seed: int | None = 0) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]  # torch has no protocol for it
+
+    def read(self, indices: slice | Tensor, epoch: int = 0) -> Any:
+        """The samples collated; raises `DataError` if they make no batch."""
+        rows = as_tensor(indices).tolist()
+        if self.seed is None:
+            samples = [self.dataset[row] for row in rows]
+        else:
+            samples = read_samples(self.dataset, rows, self.seed, epoch)
+        try:
+            return collate_samples(samples)
+        except (TypeError, RuntimeError) as error:
+            raise DataError(
+                f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
+                "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
+            ) from error
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples as in epoch 0, which must have the same shapes and dtypes."""
+        expected = None
+        for start in range(0, len(self), CHUNK):
+            chunk = self._read_pairs(slice(start, min(start + CHUNK, len(self))))
+            found = [(part.dtype, list(part.shape[1:])) for part in chunk]
+            expected = expected or found
+            for (dtype, shape), (first_dtype, first_shape) in zip(found, expected, strict=True):
+                if (dtype, shape) != (first_dtype, first_shape):
+                    raise DataError(
+                        f"samples from {start} on are {dtype} {shape}, those before {first_dtype} {first_shape}"
+                    )
+            yield chunk
+
+    def in_memory(self) -> TensorSet:
+        return TensorSet(*load_chunks(self.chunks(), len(self)))
+
+    def bytes_to_load(self, device: torch.device) -> int:
+        """Estimated from the first sample."""
+        return len(self) * sum(part.nbytes for part in self._read_pairs(slice(0, 1))) if len(self) else 0
+
+    def part(self, span: slice) -> SampleSource:
+        return DatasetSource(Subset(self.dataset, range(len(self))[span]), self.seed)
+
+    def refuse_random(self, loader: str) -> None:
+        if random := find_random(self.dataset, collate_samples, self.seed or 0):
+            raise ConfigError(
+                f"{loader}: {random} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
+                "choose disk or prefetch of disk, or augment batches on the device (data/augment)"
+            )
+
+    def _read_pairs(self, span: slice) -> tuple[Tensor, Tensor]:
+        batch = self.read(span)
+        if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+            return batch[0], batch[1]
+        (sample,) = read_samples(self.dataset, [span.start], self.seed or 0, epoch=0)
+        found = f"a {type(sample).__name__}"
+        if isinstance(sample, (tuple, list)):
+            found += f" of {', '.join(type(value).__name__ for value in sample)}"
         raise DataError(
-            f"sample {indices[0]} is no pair of an image and a label, but {found}; "
+            f"sample {span.start} is no pair of an image and a label, but {found}; "
             "such samples are delivered by disk, and by prefetch of disk"
         )
-    return batch[0], batch[1]
-
-
-def collate_named(samples: Sequence[Any], indices: Sequence[int]) -> Any:
-    """A batch of samples with these indices; raises `DataError` if they make none."""
-    try:
-        return collate_samples(samples)
-    except (TypeError, RuntimeError) as error:
-        first = ", ".join(map(str, indices[:3]))
-        raise DataError(
-            f"samples {first}, … do not make a batch: {error}; give them the same shape in a transform of the dataset, "
-            "or use a DataLoader with a collate_fn that pads them"
-        ) from error
-
-
-def iter_pairs(dataset: Dataset[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of all samples (image, label) of a map-style dataset, as in epoch 0.
-
-    Raises:
-        DataError: as `read_pairs`, or chunks of different shapes or dtypes.
-    """
-    size = len(dataset)  # type: ignore[arg-type]
-    expected = None
-    for start in range(0, size, CHUNK):
-        chunk = read_pairs(dataset, range(start, min(start + CHUNK, size)), seed, epoch=0)
-        found = [(part.dtype, list(part.shape[1:])) for part in chunk]
-        expected = expected or found
-        for (dtype, shape), (first_dtype, first_shape) in zip(found, expected, strict=True):
-            if (dtype, shape) != (first_dtype, first_shape):
-                raise DataError(
-                    f"samples from {start} on are {dtype} {shape}, those before {first_dtype} {first_shape}"
-                )
-        yield chunk
 
 
 def load_chunks(chunks: Iterable[tuple[Tensor, ...]], size: int) -> tuple[Tensor, ...]:
@@ -83,15 +108,6 @@ def load_chunks(chunks: Iterable[tuple[Tensor, ...]], size: int) -> tuple[Tensor
     if not tensors:
         raise DataError("the dataset is empty")
     return tensors
-
-
-def refuse_random(loader: str, dataset: Dataset[Any], seed: int) -> None:
-    """Raise `ConfigError` if samples are random: a loader that decodes once would repeat one version of them."""
-    if random := find_random(dataset, collate_samples, seed):
-        raise ConfigError(
-            f"{loader}: {random} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
-            "choose disk or prefetch of disk, or augment batches on the device (data/augment)"
-        )
 
 
 def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int = 0) -> str | None:

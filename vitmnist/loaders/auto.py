@@ -20,17 +20,16 @@ from tqdm import tqdm
 from vitmnist.config.validation import bounded, join
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Data, Loader, needs_of
+from vitmnist.loaders.base import LOADERS, Loader, Place, WrapperOptions, needs_of, place_of
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
-from vitmnist.loaders.pinned import HostLoader
 from vitmnist.loaders.timing import Alternative, Bench, Block, Figure, Step, Timed, calling, take_turns, try_workers
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 
 
 @dataclass
-class AutoOptions:
+class AutoOptions(WrapperOptions):
     """See `conf/data/loader/auto.yaml`."""
 
     batches: int = bounded(30, at_least=1)
@@ -52,12 +51,6 @@ class LoaderSelection:
     reason: str
     candidates: list[dict[str, Any]]
     model_alone_s: float | None
-
-    @property
-    def built(self) -> dict[str, str]:
-        """The chosen registered names, for the `choices` of `result.json`."""
-        base = self.values.get("base")
-        return {"loader": self.values["name"]} | ({"loader.base": base["name"]} if base else {})
 
     def record(self) -> dict[str, Any]:
         """For `result.json`."""
@@ -83,7 +76,7 @@ class LoaderSelection:
 
 @LOADERS.register("auto", AutoOptions)
 def auto(
-    options: AutoOptions, data: Data, sampler: EpochSampler, device: torch.device, step: Step | None = None
+    options: AutoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device, step: Step | None = None
 ) -> Loader:
     """The loader with the fastest epoch; prints the table. Its `selection` is the `LoaderSelection`.
 
@@ -105,13 +98,13 @@ def auto(
 
 def select_loader(
     options: AutoOptions,
-    data: Data,
+    data: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
     key: str = "data.loader",
     timed_of: Callable[[Loader], Timed] | None = None,
-    also: Sequence[tuple[Data, EpochSampler]] = (),
-) -> tuple[LoaderSelection, Data]:
+    also: Sequence[tuple[SampleSource, EpochSampler]] = (),
+) -> tuple[LoaderSelection, SampleSource]:
     """Time the loaders that fit and select the fastest.
 
     Args:
@@ -128,10 +121,11 @@ def select_loader(
     names = _candidates(options, key)
     with ExitStack() as stack:
         bench = Candidates(stack, data=data, sampler=sampler, device=device, timed_of=timed_of, also=also)
+        bench.are_named = bool(options.candidates)
         model = bench.add_model(timed_of) if timed_of and len(sampler) else None
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
-            # `cache` would only write to the disk what `ram` already holds in memory.
-            if options.candidates or name != "cache" or bench.decoded is None:
+            # A file would only hold what is in memory already.
+            if options.candidates or place_of(name) is not Place.FILE or bench.decoded is None:
                 bench.add_loader(name, {"name": name})
         bench.add_workers(options.worker_counts)
         take_turns(bench.turns, options.batches, options.seconds * len(bench.turns))
@@ -166,21 +160,23 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
     for name in options.candidates or ():
         if name not in known:
             raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, known)}")
-    # `ram` first, because the others reuse what it has decoded; `cache` last, because it may not be needed then.
-    return sorted(options.candidates or known, key=lambda name: (name == "cache", name != "ram"))
+    # What decodes into memory first, because others reuse it; files last, because they may not be needed then.
+    places = {name: place_of(name) for name in options.candidates or known}
+    return sorted(places, key=lambda name: (places[name] is Place.FILE, places[name] is not Place.HOST))
 
 
 @dataclass
 class Candidates(Bench):
     """The loaders of `auto`; see `select_loader` for the fields."""
 
-    data: Data = field(kw_only=True)
+    data: SampleSource = field(kw_only=True)
     sampler: EpochSampler = field(kw_only=True)
     device: torch.device = field(kw_only=True)
     timed_of: Callable[[Loader], Timed] | None = None
-    also: Sequence[tuple[Data, EpochSampler]] = ()
+    also: Sequence[tuple[SampleSource, EpochSampler]] = ()
+    are_named: bool = False  # by the user; only then a loader is tried whose memory is unknown
     model_memory: Memory = field(default_factory=Memory)
-    decoded: TensorSet | None = None  # the set in memory, once `ram` has read it
+    decoded: SampleSource | None = None  # in host memory, once a loader has decoded them
     values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row
 
     def add_model(self, timed_of: Callable[[Loader], Timed]) -> Timed:
@@ -206,22 +202,25 @@ class Candidates(Bench):
     def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
         return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
 
-    def data_for(self, values: Mapping[str, Any]) -> Data:
-        """The set for a loader: as `ram` has decoded it, if the loader takes all of it at once."""
-        takes_all = (values.get("base") or values)["name"] in ("ram", "gpu_slice")
-        return self.decoded if self.decoded is not None and takes_all else self.data
+    def data_for(self, values: Mapping[str, Any]) -> SampleSource:
+        """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""
+        is_kept = place_of(values["name"]) in (Place.HOST, Place.DEVICE)
+        return self.decoded if self.decoded is not None and is_kept else self.data
 
     def _build(self, values: Mapping[str, Any], row: Alternative, stack: ExitStack) -> Timed:
         """A loader, if there is memory for it next to the model and what was built before."""
         values = LOADERS.complete(values)
         data = self.data_for(values)
         needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
-        check_fits(values["name"], needs, self.device, self.model_memory)
+        if needs is not None:
+            check_fits(values["name"], needs, self.device, self.model_memory)
+        elif not self.are_named:
+            raise ConfigError("does not say how much memory it needs, so it is tried only if candidates= names it")
         started = time.perf_counter()
         loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
         self.values[row.name], row.set_up_s = values, time.perf_counter() - started
-        if values["name"] == "ram" and isinstance(loader, HostLoader):
-            self.decoded = loader.tensors
+        if loader.decoded is not None:
+            self.decoded = loader.decoded
         return self.timed_of(loader) if self.timed_of else Timed(BatchStream(loader, self.device))
 
 

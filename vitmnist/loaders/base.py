@@ -11,19 +11,16 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.registry import Registry
 from vitmnist.runtime.memory import Memory
-
-Data = TensorSet | Dataset[Any]
-"""What a loader loads: a split or a pair of tensors, or a map-style dataset that is read sample by sample."""
 
 Batch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
@@ -35,13 +32,36 @@ that are not pairs (dict, list, tuple, None, str)."""
 Batches = Generator[Batch, None, None]
 
 
+class Place(Enum):
+    """Where a loader keeps all samples, decoded; `NOWHERE` if it takes each from what it is given, in each epoch."""
+
+    HOST = "host memory"
+    DEVICE = "the device's memory"
+    FILE = "a file"
+    NOWHERE = "nowhere"
+
+
+class WrapperOptions:
+    """A base of the options of a loader that builds another one; these do not wrap each other."""
+
+
 class Loader(ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built with (options, data, sampler, device) and implements `batches`. What an epoch needs belongs to
     its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
     `close`. An exception is raised unchanged, in place of the batch where it happened.
+
+    By `keeps` and `needs` a subclass declares its memory. `data/loader=auto` tries one that does not only if
+    `candidates` names it.
     """
+
+    keeps: Place | None = None
+    """Where the loader keeps all samples; None if it does not say. `auto` gives one that keeps them in memory what
+    another has decoded, and tries one that keeps them in a file only if no memory can hold them."""
+
+    decoded: TensorSet | None = None
+    """All samples in host memory, if the loader has decoded them and others may use them."""
 
     buffered: int = 0
     """How many batches may be ready ahead of the consumer."""
@@ -85,9 +105,13 @@ class Loader(ABC):
         yield from self.batches(number, start)
 
     @classmethod
-    def needs(cls, options: Any, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The memory that the loader would allocate, apart from a few batches."""
-        return Memory()
+    def needs(cls, options: Any, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory | None:
+        """The memory that the loader would allocate, apart from a few batches; None if that is unknown."""
+        if cls.keeps is Place.HOST:
+            return Memory(host=data.bytes_to_load(torch.device("cpu")))
+        if cls.keeps is Place.DEVICE:
+            return Memory(device=data.bytes_to_load(device))
+        return None if cls.keeps is None else Memory()
 
     @abstractmethod
     def batches(self, number: int, start: int) -> Batches:
@@ -117,8 +141,23 @@ LOADERS: Registry[Loader] = Registry("data/loader", __package__)
 register = LOADERS.register
 
 
-def needs_of(values: Mapping[str, Any], sets: Sequence[tuple[Data, EpochSampler]], device: torch.device) -> Memory:
-    """The memory that a loader named by `values["name"]` for each of these sets would allocate, all together."""
+def place_of(name: str) -> Place | None:
+    """Where a loader of this name keeps all samples; None if it does not say, as a function that builds one."""
+    return getattr(LOADERS.member(LOADERS.complete({"name": name}))[0], "keeps", None)
+
+
+def needs_of(
+    values: Mapping[str, Any], sets: Sequence[tuple[SampleSource, EpochSampler]], device: torch.device
+) -> Memory | None:
+    """The memory that a loader named by `values["name"]` for each of these sets would allocate, all together.
+
+    None if that is unknown.
+    """
     builder, options = LOADERS.member(values)
     needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
-    return sum((needs(options, data, sampler, device) for data, sampler in sets), Memory())
+    found = Memory()
+    for data, sampler in sets:
+        if (needed := needs(options, data, sampler, device)) is None:
+            return None
+        found += needed
+    return found

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from vitmnist.data.collate import collate_samples, map_tensors
+from vitmnist.data.collate import map_tensors
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.seeding import read_samples
-from vitmnist.data.tensors import TensorSet
-from vitmnist.loaders.base import Batches, Data, Loader
+from vitmnist.data.tensors import SampleSource
+from vitmnist.loaders.base import Batches, Loader
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.timer import EpochTimer
 
@@ -116,15 +115,10 @@ class BatchStream:
 class ResidentBatch(Loader):
     """Repeats one batch that is already on the device, to time a model that never waits for data."""
 
-    def __init__(self, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        size = min(sampler.batch_size, sampler.size)
-        self._batch: Any
-        if isinstance(data, TensorSet):
-            self._batch = data.images[:size].to(device), data.labels[:size].to(device)
-        else:
-            samples = read_samples(data, range(size), sampler.seed, epoch=0)
-            self._batch = map_tensors(backend_of(device).to_device, collate_samples(samples))
+        batch = data.read(slice(0, min(sampler.batch_size, sampler.size)))
+        self._batch: Any = map_tensors(backend_of(device).to_device, batch)
 
     def batches(self, number: int, start: int) -> Batches:
         yield from repeat(self._batch, len(self) - start)

@@ -20,11 +20,10 @@ from torch.utils import data
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import map_tensors, unchanged
-from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.sampler import EpochSampler, as_tensor
+from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import LoadingError, UserError
-from vitmnist.loaders.base import LOADERS, Batches, Data, Loader
-from vitmnist.loaders.batch_reader import BatchKeys, BatchReader
+from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.signals import STOPPING, held_back
@@ -57,14 +56,14 @@ class DiskLoader(Loader):
     its own DataLoader, and a finished one is kept, with its workers, for the next epoch.
     """
 
-    def __init__(self, options: DiskOptions, source: Data, sampler: EpochSampler, device: torch.device) -> None:
+    keeps = Place.NOWHERE
+
+    def __init__(self, options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         self._ends: list[tuple[Semaphore, int]] = []  # of each DataLoader built: tells its workers to exit
-        if isinstance(source, TensorSet):
-            source.check_on_host()  # a forked worker cannot use CUDA
         weakref.finalize(self, _end_workers, self._ends)  # at interpreter exit after the one that closes iterators
         super().__init__(sampler)
         self.num_workers, self.buffered = options.num_workers, options.num_workers * options.prefetch_factor
-        self.options, self.reader, self.device = options, BatchReader(source, sampler.seed), device
+        self.options, self.reader, self.device = options, BatchReader(source), device
         self.backend = backend_of(device)
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
 
@@ -150,6 +149,35 @@ class DiskLoader(Loader):
             generator=torch.Generator(),
         )
         return dataloader, keys
+
+
+class BatchReader(data.Dataset[Any]):
+    """Whole batches by the key (epoch, indices): from disk if a split has images there, else from memory.
+
+    `is_seeded` is true for datasets from outside this project, whose samples may be random.
+    """
+
+    def __init__(self, source: SampleSource) -> None:
+        self.source, self.is_seeded = source.stored(), not source.is_decoded
+
+    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
+        epoch, indices = key
+        return self.source.read(torch.tensor(indices), epoch)
+
+
+class BatchKeys(data.Sampler[tuple[int, list[int]]]):
+    """The keys of the batches of an epoch; `number` and `start` are set before each pass.
+
+    The epoch is part of the key because persistent workers keep the dataset that they were started with.
+    """
+
+    def __init__(self, sampler: EpochSampler) -> None:
+        self.sampler = sampler
+        self.number = self.start = 0
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        for indices in self.sampler.batches(self.number, self.start):
+            yield self.number, as_tensor(indices).tolist()
 
 
 def _shut_down(iterator: Any) -> None:

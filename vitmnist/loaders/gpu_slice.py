@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.loaders.base import LOADERS, Batches, Data, Loader
+from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.loaders.pinned import gather
-from vitmnist.loaders.ram import in_memory
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
@@ -28,27 +27,24 @@ class GpuSliceLoader(Loader):
         DoesNotFitError: the device's memory is too small.
     """
 
-    def __init__(self, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
-        if not isinstance(data, TensorSet):
+    keeps = Place.DEVICE
+
+    def __init__(self, options: NoOptions, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
+        tensors = data.in_memory() if device.type == "cpu" else data
+        to_device, images = backend_of(device).to_device, tensors.checked(tensors.images)
+        self.tensors = TensorSet(to_device(images.detach()), to_device(tensors.labels.detach()))
+
+    @classmethod
+    def needs(cls, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
+        """The set, unless it is on the device already, and the indices of an epoch."""
+        if not data.is_decoded:
             raise ConfigError(
                 "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
-        super().__init__(sampler)
-        check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
-        tensors = in_memory(data, sampler.seed) if device.type == "cpu" else data
-        if tensors.mapped:
-            tensors.mapped.checked(tensors.images)
-        to_device = backend_of(device).to_device
-        self.tensors = TensorSet(to_device(tensors.images.detach()), to_device(tensors.labels.detach()))
-
-    @classmethod
-    def needs(cls, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The set, unless it is on the device already, and the indices of an epoch."""
-        if not isinstance(data, TensorSet):
-            return Memory()
-        is_there = data.images.device.type == device.type and not data.mapped
-        return Memory(device=INDEX_NBYTES * len(data) + (0 if is_there else data.nbytes))
+        return Memory(device=INDEX_NBYTES * len(data) + data.bytes_to_load(device))
 
     def batches(self, number: int, start: int) -> Batches:
         return gather(self.tensors, self.sampler, number, start)

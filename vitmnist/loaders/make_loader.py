@@ -10,21 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
+from vitmnist.data.decoding import DatasetSource
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler, whole_number
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders.base import LOADERS, Data, Loader
+from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.timing import Step
 from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 
+Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
+"""What can be loaded: a split, a map-style dataset, or a pair of tensors or arrays."""
+
 
 def make_loader(
     name: str,
-    data: Data | Sequence[Tensor | np.ndarray[Any, Any]],
+    data: Data,
     *,
     batch_size: int,
     device: torch.device | str,
@@ -68,8 +72,8 @@ def make_loader(
             not say which rank it is.
         DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
-    loaded = loadable(data)
-    sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)  # type: ignore[arg-type]
+    loaded = loadable(data, seed)
+    sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)
     rank, world_size = _ranks(rank, world_size)
     if world_size > 1:
         sampler = RankSampler.of(sampler, rank, world_size)
@@ -85,9 +89,9 @@ def make_loader(
     return loader
 
 
-def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:
-    """The data that loaders are built from; raises as `make_loader`."""
-    if isinstance(data, TensorSet):
+def loadable(data: Data, seed: int = 0) -> SampleSource:
+    """The samples that loaders are built from, random ones by this seed; raises as `make_loader`."""
+    if isinstance(data, SampleSource):
         return data
     if isinstance(data, (tuple, list)):
         if len(data) != 2:
@@ -100,7 +104,7 @@ def loadable(data: Data | Sequence[Tensor | np.ndarray[Any, Any]]) -> Data:
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
             "__getitem__ and __len__); of a dataset with several splits, give one"
         )
-    return data  # type: ignore[return-value]  # torch has no protocol for it
+    return DatasetSource(data, seed)  # type: ignore[arg-type]  # torch has no protocol for it
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
-from vitmnist.data.threads import in_parts
+from vitmnist.data.tensors import TensorSet, gather_rows
 from vitmnist.loaders.base import Batch, Batches, Loader
 from vitmnist.runtime.backend import Backend, backend_of
-
-LARGE_IMAGE = 3 * 96 * 96  # bytes; a batch of smaller ones is gathered in the time that starting threads takes
 
 
 class HostLoader(Loader):
@@ -48,31 +45,9 @@ def gather(tensors: TensorSet, sampler: EpochSampler, number: int, start: int) -
         ordered = labels.index_select(0, indices)
         for first in range(0, len(indices), sampler.batch_size):
             rows = slice(first, first + sampler.batch_size)
-            yield _checked(tensors, gather_rows(images, indices[rows]), indices[rows]), ordered[rows]
+            yield tensors.checked(gather_rows(images, indices[rows]), indices[rows]), ordered[rows]
     else:
-        for batch in sampler.batches(number, start, images.device):
-            if isinstance(batch, slice):
-                yield _checked(tensors, images[batch], batch), labels[batch]
-            else:
-                yield _checked(tensors, gather_rows(images, batch), batch), labels.index_select(0, batch)
-
-
-def _checked(tensors: TensorSet, images: Tensor, rows: slice | Tensor) -> Tensor:
-    """Images of a set, compared with their checksums if they are from a file."""
-    return tensors.mapped.checked(images, rows) if tensors.mapped else images
-
-
-def gather_rows(images: Tensor, rows: Tensor) -> Tensor:
-    """`index_select` of rows; of large images on the CPU in threads of our own.
-
-    Those of torch would spin for 10 ms after it, on the cores that `Preprocess` uses next: for a batch of 64 images of
-    3×224×224 to be cropped, it then takes 16 ms instead of 12.
-    """
-    if images.device.type != "cpu" or images.element_size() * images.shape[1:].numel() < LARGE_IMAGE:
-        return images.index_select(0, rows)
-    gathered = images.new_empty(len(rows), *images.shape[1:])
-    in_parts(lambda span: torch.index_select(images, 0, rows[span], out=gathered[span]), len(rows))
-    return gathered
+        yield from map(tensors.read, sampler.batches(number, start, images.device))
 
 
 class PinnedBuffers:
@@ -100,7 +75,7 @@ class PinnedBuffers:
             images, labels = (
                 _fill(buffer, tensor, indices) for tensor, buffer in zip(self._tensors, buffers, strict=True)
             )
-            batch = tuple(map(self._backend.to_device, (_checked(self._set, images, indices), labels)))
+            batch = tuple(map(self._backend.to_device, (self._set.checked(images, indices), labels)))
         except BaseException:
             with self._lock:
                 self._count -= 1  # the buffers are dropped: a copy out of them may be under way

@@ -16,9 +16,9 @@ from torch import Tensor
 from vitmnist.config.validation import bounded
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError
-from vitmnist.loaders.base import LOADERS, Batches, Data, Loader, needs_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of
 from vitmnist.runtime.backend import Backend, backend_of
 from vitmnist.runtime.memory import Memory
 
@@ -27,7 +27,7 @@ EPOCH_END = object()
 
 
 @dataclass
-class PrefetchOptions:
+class PrefetchOptions(WrapperOptions):
     """See `conf/data/loader/prefetch.yaml`. Without a base, tensors are taken from `ram` and samples from `disk`."""
 
     queue_size: int = bounded(2, at_least=1, at_most=1000)
@@ -45,14 +45,19 @@ class PrefetchLoader(Loader):
     copies of the base loader go to a stream of this loader.
     """
 
-    def __init__(self, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
+    keeps = Place.NOWHERE  # itself
+
+    def __init__(
+        self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
+    ) -> None:
         values = _base_values(options, data)
-        if values.get("name") in ("prefetch", "auto"):
+        build, base_options = LOADERS.member(values, key="data.loader.base")
+        if isinstance(base_options, WrapperOptions):
             raise ConfigError(
                 f"data.loader.base.name={values['name']}: prefetch cannot wrap {values['name']}; "
                 "choose another base, such as ram"
             )
-        self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
+        self.base = build(base_options, data, sampler, device)
         # After the base: at exit the interpreter closes the younger one first, and its thread runs the base.
         super().__init__(sampler)
         self.options, self.num_workers = options, self.base.num_workers
@@ -64,7 +69,9 @@ class PrefetchLoader(Loader):
         """The number of an epoch, and the run that has arrived at its beginning."""
 
     @classmethod
-    def needs(cls, options: PrefetchOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
+    def needs(
+        cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
+    ) -> Memory | None:
         """What the base needs; the queue holds a few batches."""
         return needs_of(_base_values(options, data), [(data, sampler)], device)
 
@@ -125,8 +132,8 @@ def _epochs_of(base: Loader, numbers: range, start: int) -> Generator[Any, None,
         start = 0
 
 
-def _base_values(options: PrefetchOptions, data: Data) -> dict[str, Any]:
-    return options.base or LOADERS.complete({"name": "ram" if isinstance(data, TensorSet) else "disk"})
+def _base_values(options: PrefetchOptions, data: SampleSource) -> dict[str, Any]:
+    return options.base or LOADERS.complete({"name": "ram" if data.is_decoded else "disk"})
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from vitmnist.data.decoding import iter_pairs, load_chunks, read_pairs, refuse_random
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
-from vitmnist.loaders.base import LOADERS, Data
+from vitmnist.data.tensors import SampleSource
+from vitmnist.loaders.base import LOADERS, Place
 from vitmnist.loaders.pinned import HostLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.memory import Memory, check_fits
@@ -22,23 +21,11 @@ class RamLoader(HostLoader):
         DoesNotFitError: host memory is too small for what must be read into it.
     """
 
-    def __init__(self, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", self.needs(options, data, sampler, device), device, others=("cache", "disk"))
-        if not isinstance(data, TensorSet):
-            refuse_random("ram", data, sampler.seed)
-        super().__init__(in_memory(data, sampler.seed), sampler, device)
+    keeps = Place.HOST
 
-    @classmethod
-    def needs(cls, options: NoOptions, data: Data, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The size of the set, unless it is in memory already; estimated from the first sample if it is not decoded."""
-        if isinstance(data, TensorSet):
-            return Memory(host=data.nbytes if data.mapped else 0)
-        first = read_pairs(data, [0], sampler.seed, epoch=0) if sampler.size else ()
-        return Memory(host=sampler.size * sum(part.nbytes for part in first))
-
-
-def in_memory(data: Data, seed: int) -> TensorSet:
-    """The set as tensors in host memory; random samples as in epoch 0 of `seed`."""
-    if not isinstance(data, TensorSet):
-        return TensorSet(*load_chunks(iter_pairs(data, seed), len(data)))  # type: ignore[arg-type]  # torch has no __len__
-    return TensorSet(data.mapped.checked(data.images.clone()), data.labels) if data.mapped else data
+    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+        needs = Memory(host=data.bytes_to_load(torch.device("cpu")))
+        check_fits("ram", needs, device, others=("cache", "disk"))
+        data.refuse_random("ram")
+        super().__init__(data.in_memory(), sampler, device)
+        self.decoded = self.tensors

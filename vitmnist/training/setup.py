@@ -28,7 +28,7 @@ from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.allocator import keep_memory
-from vitmnist.runtime.memory import check_fits
+from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
 from vitmnist.training.ranks import read_dataset
@@ -98,7 +98,7 @@ def build_setup(
         values = world.broadcast_object(lambda: selection.values if selection else None)
     sets = [(dataset.train, sampler), (dataset.test, eval_sampler)]
     # All together, because the first loader may leave no room for the second.
-    check_fits(values["name"], needs_of(values, sets, device), device, others=("ram", "cache", "disk"))
+    check_fits(values["name"], needs_of(values, sets, device) or Memory(), device, others=("ram", "cache", "disk"))
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
     train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
     step_config = compile_step(step, train_loader, step_config)

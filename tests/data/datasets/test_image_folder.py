@@ -16,9 +16,9 @@ from tests.conftest import Train
 from tests.support.pictures import smooth
 from vitmnist import load_dataset, make_loader
 from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_io import find_pictures, read_picture
-from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
 CLASSES = ("cat", "dog", "eel")

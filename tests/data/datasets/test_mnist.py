@@ -17,10 +17,10 @@ from torchvision import datasets as torchvision_datasets
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import write_idx, write_mnist_like
+from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.idx import read_idx
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
-from vitmnist.data.tensors import channel_statistics
 from vitmnist.errors import ConfigError, DataError
 
 

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.tensors import TensorSet, channel_statistics, digest
+from vitmnist.data.channels import channel_statistics
+from vitmnist.data.decoding import DatasetSource
+from vitmnist.data.tensors import SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 from vitmnist.runtime.files import home_expanded
@@ -61,17 +63,19 @@ class Split(TensorSet):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
 
     def part(self, span: slice, **changes: Any) -> Split:
-        """The images of a span, as views; `changes` replace other fields."""
         rows = range(len(self))[span]
         fields = {
-            "images": self.images[span],
-            "labels": self.labels[span],
             "reader": Subset(self.reader, rows) if self.reader and rows.start else self.reader,
             "sha256": self.sha256 if len(rows) == len(self) else None,
             "files": self.files[span] if self.files else None,
-            "mapped": self.mapped[span] if self.mapped else None,
         }
-        return replace(self, **{**fields, **changes})
+        return super().part(span, **{**fields, **changes})
+
+    def stored(self) -> SampleSource:
+        return DatasetSource(ImagesOnDisk(self), seed=None) if self.reader else super().stored()
+
+    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.mean, self.std
 
     def name(self, index: int) -> str | int:
         """The file of an image, or its index if it has none."""
@@ -156,6 +160,23 @@ class SizeOptions:
             if size is not None and size > available:
                 raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
         return slice(self.train_size), slice(self.test_size)
+
+
+class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Sample i of a split: its image on disk as a normalised tensor, and its label."""
+
+    def __init__(self, split: Split) -> None:
+        from torchvision import transforms  # takes 2 s, and only `disk` needs it
+
+        self.reader = split.reader
+        self.labels = split.labels.tolist()
+        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self.reader[index]), self.labels[index]
 
 
 class ImagesInMemory:

@@ -17,11 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, described
+from vitmnist.data.channels import ChannelSums, channel_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, is_colour, read_picture, to_tensor
-from vitmnist.data.tensors import ChannelSums, channel_statistics
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
