@@ -185,3 +185,5 @@ def test_a_loop_without_work_is_observed_and_stopped(tmp_path: Path) -> None:
     assert 20 <= report["steps"] < 50
     assert report["waiting_pct"] > 90
     assert "the script was stopped, as --stop says" in ended.stderr
+    (advice,) = report["loaders"][0]["advice"]  # which counts no epochs of a script that was stopped
+    assert "use vitmnist.from_dataloader(loader), which decodes once and gives the same batches" in advice["text"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,21 +56,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("with_lightning.py", ["lightning"], {"plain-1", "plain-2", "workers-1"}),
         ("with_transformers.py", ["transformers.trainer", "transformers.models.vit"], {"plain-1", "plain-2"}),
         ("with_timm.py", ["timm.data"], {"plain-1", "plain-2", "distributed-2"}),
+        ("with_albumentations.py", ["albumentations"], {"plain-1", "plain-2", "workers-1"}),
+        ("with_monai.py", ["monai"], {"plain-1", "plain-2", "workers-1"}),
     ],
 )
 def test_a_recipe_trains_on_the_batches_of_the_original(
     script: str, modules: list[str], variants: set[str], folder: Path
 ) -> None:
+    is_random = script in ("with_albumentations.py", "with_monai.py")
+    if is_random and not find_spec(*modules):
+        pytest.skip("needs vitmnist[recipes]")
     run(folder, "tests.frameworks.run_recipe", script, str(folder), *modules)
     found: dict[str, Any] = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
     ranks = {name.removesuffix(".original") for name in found if name.endswith(".original")}
     assert {name[: name.rindex("-")] for name in ranks} == variants
     for name in ranks:
         original, replaced = found[f"{name}.original"], found[f"{name}.replaced"]
-        assert replaced.pop("dataset") == "GatheredDataset" != original.pop("dataset")
+        kind = "TransformedDataset" if is_random else "GatheredDataset"
+        assert replaced.pop("dataset") == kind != original.pop("dataset")
         assert original == replaced
-        # timm shards only if `distributed=True`.
-        part = 2 if "-2-" in name and not (script == "with_timm.py" and name.startswith("plain")) else 1
+        # timm shards only if `distributed=True`, and a script without a framework does not.
+        is_whole = is_random or (script == "with_timm.py" and name.startswith("plain"))
+        part = 2 if "-2-" in name and not is_whole else 1
         assert sum(len(labels) for labels, _ in original["seen"]) == EPOCHS * PICTURES // part
 
 

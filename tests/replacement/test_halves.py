@@ -18,7 +18,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSamp
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
 from tests.support.processes import fork, free_port
 from vitmnist import from_dataloader
+from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import TransformedDataset
+from vitmnist.replacement.frozen_state import preserved_own_generators
 
 v1 = pytest.importorskip("torchvision.transforms")
 from torchvision import datasets  # noqa: E402
@@ -111,6 +113,35 @@ class Noisy:
 
     def __call__(self, image: Any) -> Any:
         return image + 0.1 * self.numbers.standard_normal()
+
+
+class Noting:
+    """Has named arguments and notes what it has drawn, like albumentations; all share a generator, like MONAI."""
+
+    numbers = np.random.RandomState(5)
+    drawn: Any = None
+
+    def __call__(self, **images: Any) -> Any:
+        self.drawn = [self.numbers.standard_normal(), *([self.drawn] if self.numbers.random() < 0.1 else [])]
+        return {name: image + self.drawn[0] for name, image in images.items()}
+
+
+class Named(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        image = np.asarray(self.open(index).resize((8, 8))) / 255
+        return self.transform(image=image, mask=image[..., 0])["mask"], index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_may_have_named_arguments_and_note_what_they_draw(workers: int, folder: Path) -> None:
+    loader = DataLoader(Named(folder, Noting()), 4, shuffle=True, num_workers=workers)
+    with preserved_own_generators(loader):
+        expected = run(loader)
+    replaced = from_dataloader(loader, "ram")
+    assert_same(run(replaced), expected)
+    replaced.dataset.root = "elsewhere"
+    with pytest.raises(ConfigError, match=r"dataset\.root has changed since"):
+        list(replaced)
 
 
 class Rarely:

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
@@ -56,11 +54,11 @@ class Numbered(Pictures):
         return self.transform(self.open(index), index), index
 
 
-class Named(Pictures):
-    """Its transform has arguments by name, as those of Albumentations."""
+class Started(Pictures):
+    """Its transform has an argument by name after others, as in MONAI's `CacheDataset`."""
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(image=np.asarray(self.open(index)))["image"], index
+        return self.transform(self.open(index), index=index), index
 
 
 class Inspected(Pictures):
@@ -86,19 +84,15 @@ def with_index(image: Any, index: int) -> Any:
     return v1.functional.to_tensor(image.resize((8, 8))) * random.random() * index
 
 
-def by_name(image: Any) -> Any:
-    return {"image": torch.tensor(image[:8, :8]) * random.random()}
-
-
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "counting": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
     "smoothed": (lambda folder: Pictures(folder, v1.Compose([FLIP, Smoothed()])), "keep no state between samples"),
     "index": (lambda folder: Numbered(folder, with_index), "with_index .* not return as many results; name the"),
-    "names": (lambda folder: Named(folder, by_name), "passes it keywords, name the two steps"),
-    "inspected": (lambda folder: Inspected(folder, FLIP), "uses what its transform returns, or .*, name the two"),
+    "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); name the two steps"),
+    "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns .*no attribute 'mean'\\); name the two"),
     "no attribute": (InMethod, "sample 0 is random apart from .*move all that is random there, name the two steps"),
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random apart from the transforms"),
-    "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "8: RandomCrop raised"),
+    "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "8: the transform RandomCrop"),
 }  # fmt: skip
 
 

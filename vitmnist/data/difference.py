@@ -12,6 +12,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+TRACES = ("_applied_operations", "_pending_operations")
+"""Where MONAI notes the transforms of a tensor: with the address of each, which differs from call to call."""
 Compared = dict[tuple[int, int], tuple[Any, Any]]
 """Pairs of objects that have been compared, by their numbers."""
 
@@ -60,10 +62,20 @@ def _is_same(one: Any, other: Any, compared: Compared) -> bool:
         if (one.shape, one.dtype, _memory_format(one)) != (other.shape, other.dtype, _memory_format(other)):
             return False
         bits = [tensor.detach().as_subclass(Tensor).cpu().contiguous() for tensor in (one, other)]
-    # Such as the format of bounding boxes.
-    attributes = getattr(one, "__dict__", None), getattr(other, "__dict__", None)
     are_equal = torch.equal(*(tensor.view(-1).view(torch.uint8) for tensor in bits))
-    return are_equal and not _find_difference(*attributes, compared)
+    return are_equal and not _find_difference(_attributes(one), _attributes(other), compared)
+
+
+def _attributes(tensor: Tensor) -> dict[str, Any]:
+    """Those of a subclass, such as the format of bounding boxes."""
+    attributes = getattr(tensor, "__dict__", {})
+    return {name: _without_ids(value) if name in TRACES else value for name, value in attributes.items()}
+
+
+def _without_ids(trace: Any) -> Any:
+    if isinstance(trace, dict):
+        return {key: _without_ids(value) for key, value in trace.items() if key != "id"}
+    return list(map(_without_ids, trace)) if isinstance(trace, list) else trace
 
 
 def _memory_format(tensor: Tensor) -> list[int]:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.batch_tensors import BatchTensors
 from vitmnist.replacement.frozen_state import FrozenState
-from vitmnist.replacement.samples import Samples
+from vitmnist.replacement.samples import Samples, naming
 
 
 class DecodedDataset(Dataset[Any]):
@@ -111,5 +111,9 @@ class TransformedDataset(DecodedDataset):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         self._state.check()
         transform = self._unfinished or self._transform
-        samples = [transform(self._samples[index]) for index in indices]
+        samples = []
+        for index in indices:
+            with naming(f"sample {index}"):
+                samples.append(transform(self._samples[index]))
+        self._state.ignore_changes()  # a transform may note in itself what it has drawn
         return Prepared(samples) if self._unfinished else samples

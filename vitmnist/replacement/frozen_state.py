@@ -6,10 +6,11 @@ import gc
 import pickle
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dis import get_instructions
 from functools import partial
+from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -45,14 +46,14 @@ class FrozenState:
     def __init__(self, dataset: Any, collate_fn: Any) -> None:
         self._roots = {"dataset": dataset, "collate_fn": collate_fn}
         self._ignored: set[str] = set()
-        self._live: list[Any] = []
+        self._live: dict[int, Any] = {}  # no list: MONAI gives new seeds to what it finds in the lists of a dataset
         self._freeze()
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_globals": {}}  # a spawned worker has the globals of its own import, as in the original
 
     def _freeze(self) -> None:
-        self._before, live = self._values(), set(map(id, self._live))
+        self._before, live = self._values(), set(map(id, self._live.values()))
         self._globals = {
             f"the global {name} of {namespace.get('__name__')}": (namespace, name, namespace[name])
             for value in self._before.values()
@@ -61,15 +62,17 @@ class FrozenState:
             if name in namespace and isinstance(namespace[name], PLAIN)
         }
 
-    def ignore_changes(self, live: Iterable[Any] = ()) -> None:
-        """Leave out what reading samples has changed by now, such as a counter or an open file.
+    def ignore_changes(self, live: Sequence[Any] = ()) -> None:
+        """Leave out what making samples has changed by now, such as a counter, an open file, or drawn parameters.
 
         Args:
             live: objects to leave out too, such as transforms that are still applied to each sample.
         """
-        self._ignored.update(self._changed())
-        self._live += live
-        self._freeze()
+        changed = set(self._changed())
+        self._ignored |= changed
+        self._live |= enumerate(live, len(self._live))
+        if changed or live:
+            self._freeze()
 
     def check(self) -> None:
         """Raise `ConfigError` if an attribute has changed."""
@@ -92,9 +95,11 @@ class FrozenState:
     def _values(self) -> dict[str, Any]:
         """What is reached by attributes and elements, breadth first, by names such as `dataset.transforms[0].size`."""
         found: dict[str, Any] = {}
-        seen, waiting = set(map(id, self._live)), deque(self._roots.items())
+        seen, waiting = set(map(id, self._live.values())), deque(self._roots.items())
         while waiting and len(found) < MAX_COMPARED:
             name, value = waiting.popleft()
+            if type(value) in STATES:  # it may be replaced by one of another seed, as by MONAI in each worker
+                continue
             found[name] = value
             if isinstance(value, LEAVES) or id(value) in seen or name in self._ignored:
                 continue
@@ -153,7 +158,8 @@ def preserved_own_generators(root: Any) -> Iterator[Callable[[], bool]]:
 def _reachable(root: Any) -> Iterable[Any]:
     reached, waiting = {id(root): root}, [root]
     while waiting and len(reached) < MAX_SEARCHED:
-        others = {id(other): other for one in waiting for other in _referents(one) if not isinstance(other, LEAVES)}
+        referents = chain(*map(_referents, waiting), *map(_of_class, set(map(type, waiting))))
+        others = {id(other): other for other in referents if not isinstance(other, LEAVES)}
         waiting = [other for key, other in others.items() if key not in reached]
         reached |= others
     return reached.values()
@@ -164,5 +170,12 @@ def _referents(one: Any) -> list[Any]:
     if isinstance(one, FunctionType):
         named = [one.__globals__[name] for name in one.__code__.co_names if name in one.__globals__]
         return [*(one.__closure__ or ()), *(one.__defaults__ or ()), *named]
-    methods = [vars(kind)[name] for kind in type(one).__mro__ for name in CALLED if name in vars(kind)]
-    return [*gc.get_referents(one), *(method for method in methods if isinstance(method, FunctionType))]
+    return gc.get_referents(one)
+
+
+def _of_class(kind: type) -> list[Any]:
+    """The methods of a class that make samples, and generators that all of its objects share, as those of MONAI."""
+    values = [(name, value) for base in kind.__mro__ for name, value in vars(base).items()]
+    return [
+        value for name, value in values if type(value) in STATES or (name in CALLED and isinstance(value, FunctionType))
+    ]

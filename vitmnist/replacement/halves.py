@@ -21,8 +21,9 @@ from vitmnist.replacement.frozen_state import preserved_own_generators
 from vitmnist.replacement.samples import naming
 
 Transform = Callable[..., Any]
-Inputs = tuple[Any, ...]
-"""The arguments of a transform: an image, or of a joint transform an image and its target."""
+Inputs = Any
+"""The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
+"""
 # Random transforms of torchvision and timm whose names do not begin with Random.
 RANDOM = (
     *("AugMix", "AugMixAugment", "AutoAugment", "ColorJitter", "ElasticTransform", "GaussianBlur", "GaussianNoise"),
@@ -50,10 +51,10 @@ class Halves:
 
 @dataclass(frozen=True)
 class Output:
-    """Placeholder in a sample for a result of its transforms: the number of the call, and of the result."""
+    """Placeholder in a sample for a result of its transforms: the number of the call, number or name of the result."""
 
     call: int
-    result: int
+    result: int | str
 
 
 register_pytree_node(  # so that a sample with placeholders is plain
@@ -88,6 +89,9 @@ class DividedDataset(Dataset[Any]):
             for number, inputs in zip(numbers, calls, strict=True):
                 samples.setdefault(number, []).append(inputs)
         for number, inputs_of_half in samples.items():
+            if isinstance(inputs_of_half[0], dict):  # such a Compose converts arguments and results
+                owner, name = self._places[number]
+                self.halves[number] = Halves(always=[vars(owner)[name]])
             with naming(f"one of the samples {', '.join(map(str, probes))}"):
                 self.halves[number].divide(inputs_of_half)
 
@@ -97,8 +101,15 @@ class DividedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """A decoded sample: (index into `halves` of each call, the sample with each `Output`, inputs of each call)."""
         self._calls.clear()
-        with naming(f"sample {index}"), self._recording():
-            sample = self._dataset[index]
+        try:
+            with self._recording():
+                sample = self._dataset[index]
+        except Exception as error:
+            with naming(f"sample {index}"):
+                self._dataset[index]
+                raise DataError(
+                    f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
+                ) from error
         return [number for number, _ in self._calls], sample, [inputs for _, inputs in self._calls]
 
     def transform(self, decoded: Any, halves: Sequence[Halves] | None = None) -> Any:
@@ -120,22 +131,21 @@ class DividedDataset(Dataset[Any]):
             for number, (owner, name) in enumerate(self._places):
                 vars(owner)[name] = partial(self._record, number)
             yield
-        except (AttributeError, TypeError) as error:
-            reason = described(error)
-            raise DataError(
-                f"{reason}; if it uses what its transform returns, or passes it keywords, {ADVICE}"
-            ) from error
         finally:
             for (owner, name), transform in zip(self._places, before, strict=True):
                 vars(owner)[name] = transform
 
-    def _record(self, number: int, *inputs: Any) -> Any:
+    def _record(self, number: int, *inputs: Any, **named: Any) -> Any:
+        if inputs and named:
+            raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
-        decoded = apply(self.halves[number].once, inputs)
-        for value in decoded:
+        decoded = apply(self.halves[number].once, named or inputs)
+        for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # while its file is open
         self._calls.append((number, decoded))
+        if named:
+            return {name: Output(call, name) for name in named}
         outputs = tuple(Output(call, result) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -192,6 +202,9 @@ def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
     """Apply transforms one after another."""
     for transform in transforms:
         try:
+            if isinstance(inputs, dict):
+                inputs = transform(**inputs)
+                continue
             result = transform(*inputs)
             if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
                 raise TypeError(f"it gets {len(inputs)} arguments and does not return as many results; {ADVICE}")

@@ -154,7 +154,7 @@ def check_same_batches(
     read = seeded_batch if is_random else read_batch
     dataset, collate = original.dataset, original.collate_fn
     for indices in (part.tolist() for part in parts):
-        theirs, ours = (read(one.dataset, one.collate_fn, indices) for one in (original, replaced))
+        ours, theirs = (read(one.dataset, one.collate_fn, indices) for one in (replaced, original))
         if not (difference := find_difference(ours, theirs)):
             continue
         if find_difference(read(dataset, collate, indices), theirs):
