@@ -149,7 +149,7 @@ def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Pa
     """A script that failed has figures and no advice."""
     ended, _ = diagnose(
         tmp_path,
-        f"{POOL}loader = DataLoader(Pooled())\nfor _ in range(5): train(loader)\n{last_line}\n",
+        f"{POOL}loader = DataLoader(Pooled(0.01))\nfor _ in range(10): train(loader)\n{last_line}\n",
         "--warm-up=0",
         fresh=True,
     )

@@ -34,20 +34,35 @@ class Limits:
     stop: bool
 
 
+@dataclass(frozen=True)
+class Source:
+    """What makes the batches of a `DataLoader`; it is kept, because one that a function has built no longer exists."""
+
+    dataset: Any
+    collate: Any
+    sampler: Any
+    kind: type
+
+    @property
+    def samples(self) -> tuple[Any, Any]:
+        """Dataset and collate function."""
+        return self.dataset, self.collate
+
+
 @dataclass
 class Observation:
     """One `DataLoader`, or several alike in turn; the fields from `batches` on are measured after the warm-up."""
 
     loaders: weakref.WeakSet[Any]  # those that still exist
     about: dict[str, Any]  # the settings of the loader, and where it is iterated
-    # Kept for the advice, because a loader that a function has built no longer exists when the script has ended.
-    samples: tuple[Any, Any, type] | None  # dataset, collate function, class; None if the dataset gives batches
+    source: Source | None  # None if the dataset gives batches
     num_loaders: int = 1
     in_other_thread: bool = False
     is_iterated: bool = False  # now
     epochs: int = 0
     passes: int = 0
     batches_seen: int = 0
+    start_s: float = 0.0  # of the first epoch, up to its first batch
     warm_up_batches: int = 0
     batches: int = 0
     waiting_s: float = 0.0
@@ -90,8 +105,10 @@ def new_observation(loader: Any) -> Observation:
         "where": _calling_line(),
     }
     gives_batches = isinstance(loader, DataLoader) and batch_sampler is None
-    samples = None if gives_batches else (dataset, get("collate_fn", None), type(loader))
-    return Observation(weakref.WeakSet([loader]), about, samples)
+    sampler = batch_sampler if get("batch_size", None) is None else get("sampler", None)
+    sampler = None if about["is_iterable"] else sampler
+    source = None if gives_batches else Source(dataset, get("collate_fn", None), sampler, type(loader))
+    return Observation(weakref.WeakSet([loader]), about, source)
 
 
 def _sampler_name(loader: Any) -> str | None:

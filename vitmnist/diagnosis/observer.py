@@ -144,7 +144,7 @@ class Observer:
             if is_same or (known.about == new.about and not known.is_iterated):
                 known.num_loaders += loader not in known.loaders
                 known.loaders.add(loader)
-                known.about, known.samples = new.about, new.samples
+                known.about, known.source = new.about, new.source
                 return known
         self.time.observations.append(new)
         return new

@@ -54,7 +54,7 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> dict[st
         if cores and report["verdict"] and time.steps >= FEW_STEPS and exit_code == 0:
             report["advice"] = advise_on_script(report["waiting_pct"], cores)
             for figures, observation in zip(loaders, time.observations, strict=True):
-                figures["advice"] = advise_on_loader(figures, report | {"loaders": loaders}, cores, observation.samples)
+                figures["advice"] = advise_on_loader(figures, report | {"loaders": loaders}, cores, observation.source)
     return report | {"loaders": loaders}
 
 

@@ -161,6 +161,7 @@ class Timeline:
             self._waiting_threads.discard(thread)
             seconds = one.last_request - started
             one.waited_s += seconds
+            observation.start_s += 0.0 if observation.batches_seen else seconds
             if self.is_open:
                 is_main = thread == main_thread().ident
                 self._waited_s += seconds if is_main else 0.0

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
+from math import inf
 from time import perf_counter
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from vitmnist.data.collate import unchanged
 from vitmnist.data.decoding import PROBES
 from vitmnist.diagnosis.alternatives import decode_part
+from vitmnist.diagnosis.epochs import Loop
+from vitmnist.diagnosis.observation import Source
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.timing import reason
-from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
+from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.halves import apply, flatten, places
 from vitmnist.replacement.keep_samples import decoding_workers
-from vitmnist.replacement.original import COMPARED, check_iteration, check_replaceable, read_batch
+from vitmnist.replacement.original import COMPARED, check_iteration, check_replaceable
+from vitmnist.replacement.random_samples import BATCH
+from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import DoesNotFitError
 
 ASKED = 16  # samples that are read; fewer of slow ones
 READING_S = 0.3  # for reading each of them once
 QUICK_S = 0.004  # samples below it are so quick that copying them counts, so more of them are decoded
 DECODING_S = 0.4  # for those
-SPAWN_S = 5.0  # to start workers that import the script again, which is not tried
-NOTICEABLE_PART = 0.03  # of the time of a sample
+GATHERS = "decodes once"
+DIVIDES = "decodes what is not random once"
+KEEPS = "decodes once and collates each time"
 
 
 @dataclass
@@ -38,34 +41,42 @@ class Trial:
     """What was measured; times in seconds.
 
     Args:
-        set_up_s: to decode all samples.
-        batch_s: to make a batch of decoded samples in the main process.
-        is_random: whether some transforms are applied each time, in the workers of the original.
+        set_up_s: to make the replacement, at least and at most.
+        method: what the replacement does.
+        replaced: the replacement for a part of the samples.
     """
 
     refused: str | None = None
-    set_up_s: float = 0.0
+    set_up_s: tuple[float, float] = (0.0, 0.0)
     memory_bytes: int = 0
-    batch_s: float = 0.0
-    is_random: bool = False
+    method: str = ""
+    replaced: Any = None
     parts: dict[str, float] = field(default_factory=dict)
 
 
-def try_samples(dataset: Any, collate: Any, kind: type, figures: dict[str, Any]) -> Trial | None:
-    """Try `from_dataloader` with a few samples of a loader; None if they are decoded already."""
-    if isinstance(dataset, DecodedDataset):
-        return None
-    trial = Trial()
+def try_samples(source: Source, figures: dict[str, Any], loop: Loop) -> Trial:
+    """Try `from_dataloader` with a few samples of a loader, unless they are decoded already."""
+    trial, kind = Trial(), source.kind
+    if isinstance(source.dataset, DecodedDataset):
+        return trial
     try:
         if not issubclass(kind, DataLoader):
             raise ConfigError(f"{kind.__module__}.{kind.__name__} is no torch.utils.data.DataLoader")
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the samples may print
-            check_iteration(kind)
-            # Spawned workers would import the script again; its own restarts say how long that takes.
-            workers = figures["num_workers"] if figures["start_method"] == "fork" else 0
-            loader = DataLoader(dataset, figures["batch_size"] or ASKED, collate_fn=collate, num_workers=workers)
-            check_replaceable(loader)
-            _try(loader, trial)
+        check_iteration(kind)
+        # Spawned workers would import the script again; its own restarts say how long that takes.
+        workers = figures["num_workers"] if figures["start_method"] == "fork" else 0
+        loader = DataLoader(
+            source.dataset,
+            figures["batch_size"] or ASKED,
+            sampler=source.sampler,
+            collate_fn=source.collate,
+            num_workers=workers,
+            persistent_workers=figures["persistent_workers"] and workers > 0,
+        )
+        check_replaceable(loader)
+        _try(loader, trial, loop)
+        if workers < figures["num_workers"]:
+            _add_spawned(trial, figures)
     except DoesNotFitError:  # in memory; a file may have room
         trial.refused = None
     except Exception as error:  # samples and collate function may fail in any way
@@ -74,7 +85,7 @@ def try_samples(dataset: Any, collate: Any, kind: type, figures: dict[str, Any])
     return trial
 
 
-def _try(loader: DataLoader[Any], trial: Trial) -> None:
+def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
     dataset: Any = loader.dataset
     size, started = len(dataset), perf_counter()
     dataset[0]
@@ -82,28 +93,40 @@ def _try(loader: DataLoader[Any], trial: Trial) -> None:
     indices = range(0, size, max(size // asked, 1))[:asked]
     trial.parts = time_parts(dataset, loader.collate_fn, indices)
     read_s = sum(trial.parts.values())
-    set_up_s, replaced = _decode(loader, indices, trial)
-    # Of all samples, more are read twice, alone and in batches before the replacement is returned.
-    batch_size = loader.batch_size or 1
+    set_up_s, trial.replaced = _decode(loader, indices, trial)
+    is_gathered, keeps_all = _kind(trial.replaced)
+    trial.method = GATHERS if is_gathered else KEEPS if keeps_all else DIVIDES
+    again = 3 if is_gathered else 4 if keeps_all else 2  # of the probes, of which there are up to 32
+    compared = COMPARED * min(loop.batch_size, loop.batch_size if is_gathered else BATCH)
 
-    def checked(count: int) -> int:
-        return 3 * min(PROBES, count) + min(COMPARED * batch_size, count)
+    def checked_s(count: int) -> float:
+        """For the samples that are read again, alone and in batches, before the replacement is returned."""
+        return (again * min(PROBES, count) + min(compared, count)) * read_s
 
-    each_s = read_s / max(decoding_workers(loader), 1)
+    workers = decoding_workers(loader)
     if read_s < QUICK_S and size > asked:
-        more = min(size, asked + int(DECODING_S / each_s))
-        longer_s, replaced = _decode(loader, range(more), trial)
-        reading_s = longer_s - set_up_s - (checked(more) - checked(asked)) * read_s
-        set_up_s, asked, each_s = longer_s, more, max(reading_s / (more - asked), each_s)
-    trial.set_up_s = set_up_s + (checked(size) - checked(asked)) * read_s + (size - asked) * each_s
-    trial.is_random = isinstance(replaced.dataset, TransformedDataset)
-    few = range(min(batch_size, asked))
-    times = []
-    for _ in range(5):
-        started = perf_counter()
-        read_batch(replaced.dataset, replaced.collate_fn, few)
-        times.append((perf_counter() - started) * batch_size / len(few))
-    trial.batch_s = median(times)
+        more = min(size, asked + int(DECODING_S / read_s))
+        longer_s, trial.replaced = _decode(loader, range(more), trial)
+        each_s = (longer_s - set_up_s - checked_s(more) + checked_s(asked)) / (more - asked)
+        each_s, set_up_s, asked = max(each_s, 0.0), longer_s, more
+    else:
+        alone = replace(loop, batches=1, batch_size=1, work_s=0).epoch(dataset, unchanged, workers)
+        each_s = alone.rest_s if alone else read_s
+    seconds = set_up_s + checked_s(size) - checked_s(asked) + (size - asked) * each_s
+    trial.set_up_s = seconds, seconds
+
+
+def _kind(replaced: DataLoader[Any]) -> tuple[bool, bool]:
+    """Whether batches are gathered, and whether samples are kept as they are and collated each time."""
+    transform = vars(replaced.dataset).get("_transform")
+    return transform is None, transform is unchanged
+
+
+def _add_spawned(trial: Trial, figures: dict[str, Any]) -> None:
+    """Add the start of workers by another method than fork; they may read as fast as this process, or faster."""
+    least, most = trial.set_up_s
+    start_s = figures["start_s"] if trial.method == GATHERS else inf  # others have such workers in each epoch
+    trial.set_up_s = start_s + least / available_cores(), start_s + most
 
 
 def _decode(loader: DataLoader[Any], indices: Sequence[int], trial: Trial) -> tuple[float, DataLoader[Any]]:
@@ -142,17 +165,3 @@ def time_parts(dataset: Any, collate: Callable[[Any], Any], indices: Sequence[in
     collate(samples)
     times["collate"] = perf_counter() - started
     return {name: seconds / len(indices) for name, seconds in times.items()}
-
-
-def worker_start_s(workers: int, start_method: str) -> float:
-    """Seconds to start and end some workers of this process, measured once."""
-    if start_method != "fork":
-        return SPAWN_S
-    loader: Any = DataLoader(range(workers), batch_size=None, num_workers=workers, timeout=10)  # type: ignore[arg-type]
-    loader.is_internal = True
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's of more workers than cores
-        started = perf_counter()
-        for _ in loader:
-            pass
-    return perf_counter() - started
