@@ -76,7 +76,8 @@ def find_changes(
     """
     now, workers, forks = epoch_now(figures, loop), figures["num_workers"], figures["start_method"] == "fork"
     stay = figures["persistent_workers"] and figures["num_loaders"] == 1
-    timed = None if figures["is_iterable"] or (workers and not forks) else loop.epoch(*source.samples, workers)
+    samples = source.dataset, source.collate
+    timed = None if figures["is_iterable"] or (workers and not forks) else loop.epoch(*samples, workers)
     before = replace(timed, start_s=0.0 if stay else timed.start_s) if timed else now
     replaced = trial.replaced if trial.set_up_s[1] < inf else None
     if replaced and (then := loop.epoch(replaced.dataset, replaced.collate_fn, replaced.num_workers)):
@@ -93,7 +94,7 @@ def find_changes(
     has_threads = any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread())
     if timed and forks and not (has_threads and not workers):
         for number in {most_workers} - {*range(workers + 1)} | {0} - {workers}:
-            if then := loop.epoch(*source.samples, number):
+            if then := loop.epoch(*samples, number):
                 yield _with_workers(number, then, before)
     if workers and not (stay and figures["num_loaders"] == 1):
         # Waiting for a first batch remains.

@@ -85,7 +85,7 @@ class Loop:
         if not work:
             return Epoch(0.0, self.batches * (each_s / part + self.work_s))
         first_s = sample_s * (self.batch_size - size)  # until a whole batch is there
-        return Epoch(max(0.0, ended - began - count * each_s), self.batches * each_s / part + first_s)
+        return Epoch(max(0.0, ended - began - count * each_s) + first_s, self.batches * each_s / part)
 
     def _imitated(self) -> Callable[[float], None]:
         """What takes so many seconds as the step does: waiting, or computing, which workers may slow down."""

@@ -43,11 +43,6 @@ class Source:
     sampler: Any
     kind: type
 
-    @property
-    def samples(self) -> tuple[Any, Any]:
-        """Dataset and collate function."""
-        return self.dataset, self.collate
-
 
 @dataclass
 class Observation:

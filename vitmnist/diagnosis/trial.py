@@ -21,7 +21,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.loaders.timing import reason
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.halves import apply, flatten, places
-from vitmnist.replacement.keep_samples import decoding_workers
+from vitmnist.replacement.keep_samples import CHUNK, decoding_workers
 from vitmnist.replacement.original import COMPARED, check_iteration, check_replaceable
 from vitmnist.replacement.random_samples import BATCH
 from vitmnist.runtime.cpu import available_cores
@@ -29,8 +29,6 @@ from vitmnist.runtime.memory import DoesNotFitError
 
 ASKED = 16  # samples that are read; fewer of slow ones
 READING_S = 0.3  # for reading each of them once
-QUICK_S = 0.004  # samples below it are so quick that copying them counts, so more of them are decoded
-DECODING_S = 0.4  # for those
 GATHERS = "decodes once"
 DIVIDES = "decodes what is not random once"
 KEEPS = "decodes once and collates each time"
@@ -93,8 +91,11 @@ def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
     indices = range(0, size, max(size // asked, 1))[:asked]
     trial.parts = time_parts(dataset, loader.collate_fn, indices)
     read_s = sum(trial.parts.values())
-    set_up_s, trial.replaced = _decode(loader, indices, trial)
-    is_gathered, keeps_all = _kind(trial.replaced)
+    started = perf_counter()
+    trial.replaced, trial.memory_bytes = decode_part(loader, indices)
+    set_up_s = perf_counter() - started
+    transform = vars(trial.replaced.dataset).get("_transform")
+    is_gathered, keeps_all = transform is None, transform is unchanged
     trial.method = GATHERS if is_gathered else KEEPS if keeps_all else DIVIDES
     again = 3 if is_gathered else 4 if keeps_all else 2  # of the probes, of which there are up to 32
     compared = COMPARED * min(loop.batch_size, loop.batch_size if is_gathered else BATCH)
@@ -104,22 +105,11 @@ def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
         return (again * min(PROBES, count) + min(compared, count)) * read_s
 
     workers = decoding_workers(loader)
-    if read_s < QUICK_S and size > asked:
-        more = min(size, asked + int(DECODING_S / read_s))
-        longer_s, trial.replaced = _decode(loader, range(more), trial)
-        each_s = (longer_s - set_up_s - checked_s(more) + checked_s(asked)) / (more - asked)
-        each_s, set_up_s, asked = max(each_s, 0.0), longer_s, more
-    else:
-        alone = replace(loop, batches=1, batch_size=1, work_s=0).epoch(dataset, unchanged, workers)
-        each_s = alone.rest_s if alone else read_s
+    # Per sample, in chunks as they are handed over.
+    others = replace(loop, batches=1 / CHUNK, batch_size=CHUNK, work_s=0.0).epoch(dataset, unchanged, workers)
+    each_s = others.rest_s if others else read_s
     seconds = set_up_s + checked_s(size) - checked_s(asked) + (size - asked) * each_s
     trial.set_up_s = seconds, seconds
-
-
-def _kind(replaced: DataLoader[Any]) -> tuple[bool, bool]:
-    """Whether batches are gathered, and whether samples are kept as they are and collated each time."""
-    transform = vars(replaced.dataset).get("_transform")
-    return transform is None, transform is unchanged
 
 
 def _add_spawned(trial: Trial, figures: dict[str, Any]) -> None:
@@ -127,12 +117,6 @@ def _add_spawned(trial: Trial, figures: dict[str, Any]) -> None:
     least, most = trial.set_up_s
     start_s = figures["start_s"] if trial.method == GATHERS else inf  # others have such workers in each epoch
     trial.set_up_s = start_s + least / available_cores(), start_s + most
-
-
-def _decode(loader: DataLoader[Any], indices: Sequence[int], trial: Trial) -> tuple[float, DataLoader[Any]]:
-    started = perf_counter()
-    replaced, trial.memory_bytes = decode_part(loader, indices)
-    return perf_counter() - started, replaced
 
 
 def time_parts(dataset: Any, collate: Callable[[Any], Any], indices: Sequence[int]) -> dict[str, float]:
