@@ -171,6 +171,12 @@ def test_a_change_is_advised_if_the_epochs_of_the_script_pay_for_it(
     assert Change("{epochs}", once_s, part).advice(1.0, epochs) == expected
 
 
+def test_a_set_up_may_take_twice_as_long_where_other_programs_use_the_cores() -> None:
+    change = Change("{epochs}", (1.2, 1.2), 0.5)
+    assert change.advice(1.0, 9, is_shared=True) == "epoch 1 to 5"
+    assert not change.advice(1.0, 4, is_shared=True)
+
+
 PERSISTENT = "persistent_workers=True, which keeps the workers from one epoch to the next (what is shuffled"
 DECODED = "use vitmnist.from_dataloader(loader), which decodes once and gives the same batches: 0.6 s at the start and "
 DECODED += "1.0 MiB of memory, which pay from epoch 2 on"

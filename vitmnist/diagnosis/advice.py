@@ -63,7 +63,7 @@ def advise_on_loader(
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the samples may print
             trial = try_samples(source, figures, loop)
             found = changes.find_changes(figures, loop, source, trial, most_workers, import_s)
-            texts = [text for one in found if (text := one.advice(now_s, epochs))]
+            texts = [text for one in found if (text := one.advice(now_s, epochs, is_shared=cores.are_shared))]
     figures["parts"] = trial.parts if figures["waiting_pct"] == longest_pct else {}
     text = "; ".join([reason, *([", or ".join(texts)] if texts else [])])
     if trial.refused:

@@ -15,7 +15,7 @@ from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.memory import mib
 
 GAIN = 0.2  # the part of the time of a script's epochs that a change must save, as estimates err
-ERROR = 0.15  # of the number of epochs that pay for a set-up
+ERROR, SHARED_ERROR = 0.15, 1.0  # of a set-up; and where other programs may take more of the cores then
 ORDER = "what is shuffled or random by the global generators then comes in another order"
 
 
@@ -33,11 +33,15 @@ class Change:
     once_s: tuple[float, float]
     part: float
 
-    def advice(self, epoch_s: float, epochs: float) -> str | None:
-        """The text, if the change saves time in a script with so many epochs of this duration."""
-        gained_s = max(epoch_s * (1 - self.part), 1e-9)
+    def advice(self, epoch_s: float, epochs: float, *, is_shared: bool = False) -> str | None:
+        """The text, if the change saves time in a script with so many epochs of this duration.
+
+        Args:
+            is_shared: whether other programs use the cores.
+        """
+        gained_s, error = max(epoch_s * (1 - self.part), 1e-9), SHARED_ERROR if is_shared else ERROR
         least, most = self.once_s
-        first, last = (max(1, ceil(once_s / gained_s)) for once_s in (least * (1 - ERROR), most * (1 + ERROR)))
+        first, last = (max(1, ceil(once_s / gained_s)) for once_s in (least * (1 - error), most * (1 + error)))
         then_s = most / epochs + epoch_s * self.part
         if self.part > 1 - GAIN or last > epochs or then_s > (1 - GAIN) * epoch_s:
             return None
