@@ -22,7 +22,9 @@ from vitmnist.data import decoded_cache
 from vitmnist.data.difference import find_difference
 from vitmnist.errors import DataError
 from vitmnist.replacement import keep_samples
-from vitmnist.replacement.samples import MODES, Samples, encode
+from vitmnist.replacement.encoding import MODES
+from vitmnist.replacement.keep_samples import Store
+from vitmnist.replacement.samples import Samples, encode
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
 
@@ -50,11 +52,15 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
+def kept(samples: list[Any]) -> Samples:
+    store = Store("ram", torch.device("cpu"), Path(), None)
+    return keep_samples.keep_samples(samples, range(len(samples)), DataLoader(samples), store)  # type: ignore[arg-type]
+
+
 def test_values_are_kept_as_they_are() -> None:
     for value in VALUES:
         sample = {"one": value, "label": 7}
-        structure = tree_structure(sample)
-        found = Samples(*encode([sample] * 3, structure), structure)[1]
+        found = kept([sample] * 3)[1]
         assert found["label"] == 7
         if isinstance(value, np.ndarray):
             assert (found["one"].dtype, found["one"].tolist()) == (value.dtype, value.tolist())
@@ -69,14 +75,14 @@ def test_what_cannot_be_kept_is_named() -> None:
     ):
         named = "a picture of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
         with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only pictures, tens.*use ram"):
-            encode([{"one": value}], tree_structure({"one": 0}), for_file=True)
+            encode({"one": value}, tree_structure({"one": 0}), for_file=True)
     with pytest.raises(DataError, match="the samples differ in their structure"):
-        encode([[1], [1, 2]], tree_structure([0]), for_file=True)
+        encode([1, 2], tree_structure([0]), for_file=True)
 
 
 def test_a_sample_is_a_copy() -> None:
-    for structure in (tree_structure([0]), None):
-        samples = Samples(*encode([[torch.zeros(3)]] * 2, structure), structure)
+    for other in (1, None):  # which is pickled
+        samples = kept([[torch.zeros(3), other]] * 2)
         samples[0][0].fill_(9.0)
         assert samples[0][0].tolist() == [0.0] * 3
 
@@ -109,7 +115,7 @@ def test_too_little_room_is_refused_before_anything_is_decoded(
     check_same(lambda: DataLoader(Pictures(folder, FLIP), 4, True), loader="auto", folder=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr(keep_samples, "load", lambda *parts: pytest.fail("decoded"))
+    monkeypatch.setattr(keep_samples, "SharedFile", lambda: pytest.fail("decoded"))
     monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
     dataloader = DataLoader(Pictures(folder, v1.Compose([v1.RandomCrop(9), v1.ToTensor()])), 4)
     for name, advice in (("ram", "loader='cache' keeps it"), ("cache", "folder=")):

@@ -18,7 +18,6 @@ from tests.support.samples import Pairs
 from vitmnist import from_dataloader
 from vitmnist.data.difference import find_difference
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.samples import Samples, encode
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
 SIZE = 40
@@ -135,9 +134,9 @@ def test_a_sample_that_is_changed_is_new_in_the_next_epoch() -> None:
 def test_a_view_is_kept_without_the_rest_of_its_storage() -> None:
     waves = torch.rand(1000, 1000)
     for value in (waves[3], waves[3].numpy(), waves[3].as_subclass(Marked)):
-        content, shapes = encode([Encoding(wave=value)], None)
-        assert len(content) < 6000
-        assert find_difference(Samples(content, shapes, None)[0], Encoding(wave=value)) is None
+        kept = from_dataloader(DataLoader([Encoding(wave=value)], collate_fn=list), "ram").dataset
+        assert kept.sample_nbytes < 6000
+        assert find_difference(kept[0], Encoding(wave=value)) is None
 
 
 def test_differences_are_found_in_objects() -> None:

@@ -139,14 +139,14 @@ class Changing(Pictures):
 
 
 def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = keep_samples.load
+    create = keep_samples.SharedFile
     dataset = Changing(write_pictures(tmp_path), FLIP)
 
-    def load_changed(*parts: Any) -> Any:
+    def create_and_change() -> Any:
         dataset.change = change
-        return load(*parts)
+        return create()
 
-    monkeypatch.setattr(keep_samples, "load", load_changed)
+    monkeypatch.setattr(keep_samples, "SharedFile", create_and_change)
     change = lambda path: Image.open(path.with_name("gone"))  # noqa: E731
     with pytest.raises(DataError, match=r"^ram: sample 0: open raised FileNotFoundError"):
         from_dataloader(DataLoader(dataset, 4), "ram")

@@ -21,9 +21,8 @@ from vitmnist.errors import ConfigError
 from vitmnist.loaders.timing import reason
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.halves import apply, flatten, places
-from vitmnist.replacement.keep_samples import CHUNK, decoding_workers
-from vitmnist.replacement.original import COMPARED, check_iteration, check_replaceable
-from vitmnist.replacement.random_samples import BATCH
+from vitmnist.replacement.keep_samples import decoding_workers
+from vitmnist.replacement.original import COMPARED, COMPARED_SIZE, check_iteration, check_replaceable
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import DoesNotFitError
 
@@ -98,7 +97,7 @@ def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
     is_gathered, keeps_all = transform is None, transform is unchanged
     trial.method = GATHERS if is_gathered else KEEPS if keeps_all else DIVIDES
     again = 3 if is_gathered else 4 if keeps_all else 2  # of the probes, of which there are up to 32
-    compared = COMPARED * min(loop.batch_size, loop.batch_size if is_gathered else BATCH)
+    compared = COMPARED * min(loop.batch_size, COMPARED_SIZE)
 
     def checked_s(count: int) -> float:
         """For the samples that are read again, alone and in batches, before the replacement is returned."""
@@ -106,7 +105,7 @@ def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
 
     workers = decoding_workers(loader)
     # Per sample, in chunks as they are handed over.
-    others = replace(loop, batches=1 / CHUNK, batch_size=CHUNK, work_s=0.0).epoch(dataset, unchanged, workers)
+    others = replace(loop, batches=1 / PROBES, batch_size=PROBES, work_s=0.0).epoch(dataset, unchanged, workers)
     each_s = others.rest_s if others else read_s
     seconds = set_up_s + checked_s(size) - checked_s(asked) + (size - asked) * each_s
     trial.set_up_s = seconds, seconds

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from vitmnist.data.decoding import CHUNK, load_chunks
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.batch_tensors import BatchTensors
 from vitmnist.replacement.decoded_dataset import CollateGathered, GatheredDataset
@@ -25,6 +24,7 @@ from vitmnist.replacement.original import (
     rebuilt,
     workers_needed,
 )
+from vitmnist.replacement.shared_file import SharedFile
 from vitmnist.runtime.memory import Memory, check_fits
 
 
@@ -42,19 +42,24 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
             "give it num_workers=0"
         )
     first = check_rows(dataset, collate, sorted({probe * size // TRIED for probe in range(TRIED)}))
-    chunks = partial(read_chunks, dataloader, partial(_read_tensors, dataset, collate, first))
+    read = partial(_read_tensors, dataset, collate, first)
 
     def in_memory() -> tuple[Tensor, ...]:
         needed = first.sample_nbytes * size
         is_cuda = on_device and store.device.type == "cuda"
         check_fits(store.name, Memory(needed, needed if is_cuda else 0), store.device)
-        return load_chunks(chunks(), size)
+        rows = [SharedFile() for _ in first.tensors]
+        for _ in read_chunks(dataloader, first.sample_nbytes, partial(read, rows)):
+            pass
+        like = zip(rows, first.tensors.values(), strict=True)
+        return tuple(file.tensor(one.dtype, (size, *one.shape[1:])).to(one.device) for file, one in like)
 
     fingerprint = store.fingerprint
     if default_collate is collate:
         fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
     contents = fingerprint and f"{fingerprint}, {size} samples, {first.forms}"
     files = [str(number) for number in range(len(first.tensors))]
+    chunks = partial(read_chunks, dataloader, first.sample_nbytes, partial(read, None))
     tensors, checksums = store.keep(contents, chunks, size, files, in_memory)
     if on_device:
         tensors = tuple(tensor.to(store.device) for tensor in tensors)
@@ -71,7 +76,6 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
     check_same_batches(
         dataloader,
         replaced,
-        dataloader.batch_size or CHUNK,
         is_random=False,
         options=(fingerprint and "the samples of this fingerprint=") or "",
     )
@@ -79,8 +83,17 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
 
 
 def _read_tensors(
-    dataset: Any, collate: Callable[[Any], Any], first: BatchTensors, indices: Sequence[int]
-) -> tuple[Tensor, ...]:
+    dataset: Any,
+    collate: Callable[[Any], Any],
+    first: BatchTensors,
+    files: Sequence[SharedFile] | None,
+    indices: Sequence[int],
+) -> tuple[Tensor, ...] | None:
+    """The tensors of some samples, unless they are written to files."""
     chunk = BatchTensors.of(read_batch(dataset, collate, indices), len(indices))
     first.check_same(chunk)
-    return tuple(chunk.tensors.values())
+    if files is None:
+        return tuple(chunk.tensors.values())
+    for file, rows in zip(files, chunk.tensors.values(), strict=True):
+        file.write_rows(indices[0], rows)
+    return None

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_structure
@@ -21,11 +22,14 @@ from vitmnist.data.decoded_cache import Chunks, decode_once, decode_temporarily
 from vitmnist.data.seeding import refusing_draws
 from vitmnist.errors import DataError, UserError, described
 from vitmnist.replacement.decoded_dataset import DecodedDataset
-from vitmnist.replacement.samples import OBJECT, Samples, encode, load, naming
+from vitmnist.replacement.encoding import COLUMNS, OBJECT
+from vitmnist.replacement.samples import Samples, encode, naming, starts_of
+from vitmnist.replacement.shared_file import SharedFile
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
 
-CHUNK = 16  # samples that a process hands over at a time: those of photographs must fit into /dev/shm
+CHUNK_NBYTES, MAX_CHUNK = 2**22, 256  # that a process hands over at a time: those of a cache must fit into /dev/shm
+PARTS = 32  # chunks for each worker, at least: all should end at the same time
 FILES = ("images", "shapes")  # of a cache, see `Samples`
 
 
@@ -44,16 +48,16 @@ class Store:
         chunks: Callable[[], Chunks],
         size: int,
         files: Sequence[str],
-        load: Callable[[], Any],
+        in_memory: Callable[[], Any],
     ) -> tuple[tuple[Tensor, ...], tuple[Checksums, ...]]:
         """The tensors of all chunks, and the checksums of those in a file.
 
         Args:
             contents: identifies them for other processes; None keeps them for this process alone.
-            load: reads them into memory.
+            in_memory: reads them into memory.
         """
         if self.name != "cache":
-            return load(), ()
+            return in_memory(), ()
         if contents:
             entry = decode_once(self.folder, contents, size, chunks, names=files)
         else:
@@ -74,53 +78,72 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
     """
     size, for_file, tried = len(source), store.name == "cache", [source[index] for index in probes]
     structure: TreeSpec | None = tree_structure(tried[0])
-    encoded = [encode([sample], structure, for_file=for_file) for sample in tried]
-    if any(shapes[0, 0, 0] == OBJECT for _, shapes in encoded if shapes.numel()):
-        structure, encoded = None, [encode([sample], None) for sample in tried]
-    chunks = partial(read_chunks, dataloader, partial(_encode_chunk, source, structure, for_file))
+    encoded = [encode(sample, structure, for_file=for_file) for sample in tried]
+    if any(rows and rows[0][0] == OBJECT for rows, _ in encoded):
+        structure, encoded = None, [encode(sample, None) for sample in tried]
+    content_nbytes = sum(len(part) for _, parts in encoded for part in parts)
+    sample_nbytes = content_nbytes / len(probes) + 8 * COLUMNS * len(encoded[0][0])
 
-    def check(needed: int) -> None:
+    def check(needed: float) -> None:
         try:
-            check_fits(store.name, Memory(needed), torch.device("cpu"))
+            check_fits(store.name, Memory(int(needed)), torch.device("cpu"))
         except DoesNotFitError as error:
             raise DoesNotFitError(f"{error}; loader='cache' keeps it in a file") from error
 
-    def in_memory() -> tuple[Tensor, Tensor]:
-        expected = sum(len(content) for content, _ in encoded) * size // len(probes)
-        check(expected + encoded[0][1].nbytes * size)
-        return load(chunks(), expected, check)  # type: ignore[arg-type]
+    read = partial(_encode_chunk, source, structure, for_file)
+
+    def in_memory() -> tuple[Tensor, ...]:
+        check(expected := sample_nbytes * size)
+        content, shapes, starts = SharedFile(), [], []
+        for start, rows in read_chunks(dataloader, sample_nbytes, partial(read, content)):
+            shapes.append(torch.from_numpy(rows))
+            starts.append(start + starts_of(shapes[-1]))
+            if content.nbytes > expected:
+                check(further := expected / 8)
+                expected += further
+        return content.tensor(), torch.cat(shapes), torch.cat(starts)
 
     contents = store.fingerprint and f"{store.fingerprint}, {size} samples of {structure}"
-    (content, shapes), checksums = store.keep(contents, chunks, size, FILES, in_memory)
+    chunks = partial(read_chunks, dataloader, sample_nbytes, partial(read, None))
+    (content, shapes, *starts), checksums = store.keep(contents, chunks, size, FILES, in_memory)
     if checksums:
         checksums[1].checked(shapes)
-    return Samples(content, shapes, structure, checksums=checksums[1] if checksums else None)
+    start = starts[0] if starts else starts_of(shapes)
+    return Samples(content, shapes, start, structure, checksums=checksums[1] if checksums else None)
 
 
 def _encode_chunk(
-    source: Any, structure: TreeSpec | None, for_file: bool, indices: Sequence[int]
-) -> tuple[Tensor, ...]:
-    encoded = []
+    source: Any, structure: TreeSpec | None, for_file: bool, file: SharedFile | None, indices: Sequence[int]
+) -> tuple[Any, Any]:
+    """The content and shapes of some samples; with a file, where the content begins there."""
+    shapes: list[Any] = []
+    content: list[Any] = []
     for index in indices:
         sample = source[index]
         with naming(f"sample {index}"):
-            encoded.append(encode([sample], structure, for_file=for_file))
-    content, shapes = zip(*encoded, strict=True)
-    return torch.cat(content), torch.cat(shapes)
+            values, parts = encode(sample, structure, for_file=for_file)
+        shapes.append(values)
+        content += parts
+    rows = np.array(shapes, dtype=np.int64)
+    if file:  # an array is sent through a pipe, which takes less time for so little than a tensor in /dev/shm
+        return file.append(content), rows
+    joined = np.frombuffer(bytearray().join(content), dtype=np.uint8)
+    return torch.from_numpy(joined), torch.from_numpy(rows)
 
 
 def read_chunks(
-    dataloader: DataLoader[Any], read: Callable[[Sequence[int]], tuple[Tensor, ...]]
-) -> Iterator[tuple[Tensor, ...]]:
+    dataloader: DataLoader[Any], sample_nbytes: float, read: Callable[[Sequence[int]], Any]
+) -> Iterator[Any]:
     """The results of `read` for consecutive samples, up to the end of a DataLoader's dataset.
 
     Raises:
         DataError: a sample that cannot be read, or draws a random number when it is read.
     """
-    workers = decoding_workers(dataloader)
+    workers, size = decoding_workers(dataloader), len(dataloader.dataset)  # type: ignore[arg-type]
+    most = min(MAX_CHUNK, size // (PARTS * max(workers, 1)), int(CHUNK_NBYTES / max(sample_nbytes, 1)))
     settings: dict[str, Any] = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
     chunks: Any = DataLoader(
-        _ChunkedDataset(dataloader.dataset, read=read),
+        _ChunkedDataset(dataloader.dataset, read=read, samples=max(most, 1)),
         batch_size=None,
         num_workers=workers,
         collate_fn=unchanged,
@@ -129,23 +152,25 @@ def read_chunks(
         **settings,
     )
     chunks.is_internal = True  # `vitmnist diagnose` observes only the user's loaders
-    for chunk in tqdm(chunks, desc="decoding once", unit=f"{CHUNK} samples", leave=False, disable=None):
-        if isinstance(chunk, UserError):
-            raise chunk
-        yield chunk
+    with tqdm(total=size, desc="decoding once", unit=" samples", leave=False, disable=None, delay=2) as progress:
+        for chunk in chunks:
+            if isinstance(chunk, UserError):
+                raise chunk
+            yield chunk
+            progress.update(min(chunks.dataset.samples, size - progress.n))
 
 
 class _ChunkedDataset(DecodedDataset):
-    """What `read` makes of `CHUNK` samples at a time; to the user's `worker_init_fn` it looks like the dataset."""
+    """What `read` makes of some `samples` at a time; to the user's `worker_init_fn` it looks like the dataset."""
 
     def __len__(self) -> int:
-        return (len(self.original) + CHUNK - 1) // CHUNK
+        return (len(self.original) + self.samples - 1) // self.samples  # type: ignore[no-any-return]
 
-    def __getitem__(self, chunk: int) -> tuple[Tensor, ...] | UserError:
-        indices = range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.original)))
+    def __getitem__(self, chunk: int) -> Any:
+        indices = range(len(self.original))[chunk * self.samples : (chunk + 1) * self.samples]
         try:
             with refusing_draws(indices):
-                return self.read(indices)  # type: ignore[no-any-return]
+                return self.read(indices)
         except Exception as error:  # torch would turn a worker's traceback into the message
             return error if isinstance(error, UserError) else DataError(described(error))
 

@@ -27,7 +27,8 @@ from vitmnist.replacement.frozen_state import preserved_own_generators
 from vitmnist.replacement.samples import naming
 
 TRIED = 8  # samples on which transforms and collate functions are tried, and by which the memory is estimated
-COMPARED = 3  # batches that are compared with the original before a replacement is returned
+COMPARED = 3  # batches that are compared with the original before a replacement is returned,
+COMPARED_SIZE = 16  # of so many samples at most: each is decoded again
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 
@@ -136,9 +137,7 @@ def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Seq
         return read_batch(dataset, collate, indices)
 
 
-def check_same_batches(
-    original: DataLoader[Any], replaced: DataLoader[Any], batch_size: int, *, is_random: bool, options: str
-) -> None:
+def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], *, is_random: bool, options: str) -> None:
     """Compare some batches, bit for bit; raise `DataError` if they differ, by what they depend on.
 
     Args:
@@ -148,7 +147,7 @@ def check_same_batches(
         NoRowsError: they depend on the other samples of a batch.
     """
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
-    parts = [*shuffled.split(batch_size)[:COMPARED]]
+    parts = [*shuffled.split(min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE))[:COMPARED]]
     if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
         parts += shuffled[:PROBES].split(1)
     read = seeded_batch if is_random else read_batch

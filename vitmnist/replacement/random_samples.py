@@ -25,8 +25,6 @@ from vitmnist.replacement.original import TRIED, check_same_batches, rebuilt, se
 from vitmnist.replacement.samples import Samples, naming
 from vitmnist.replacement.tensor_form import CollateFinished, finish_of, picture_difference, without_closing
 
-BATCH = 16  # samples in a batch that is compared, at most: each is decoded again
-
 
 @dataclass(frozen=True)
 class GivenHalves(Dataset[Any]):
@@ -75,8 +73,7 @@ def transformed(
     replaced = rebuilt(dataloader, dataset=exact)
     options = ["decode= and transform="] if given and given.transform is not unchanged else []
     options += ["the samples of this fingerprint="] if store.fingerprint else []
-    size_compared = min(dataloader.batch_size or BATCH, BATCH)
-    check_same_batches(dataloader, replaced, size_compared, is_random=True, options=" or ".join(options))
+    check_same_batches(dataloader, replaced, is_random=True, options=" or ".join(options))
     if given or not (of_tensors or samples.are_bytes):  # ToTensor may scale other modes differently
         return replaced
     return _with_batch_transforms(replaced, state, samples, source, probes, of_tensors)
