@@ -160,6 +160,14 @@ def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Pa
     assert ("no advice, because the script failed" in ended.stderr) == bool(code)
 
 
+def test_a_thread_pool_that_the_script_has_closed_is_no_refusal(tmp_path: Path) -> None:
+    script = f"{POOL}loader = DataLoader(Pooled())\nwith pool:\n    for _ in range(5): train(loader)\n"
+    ended, _ = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
+    assert ended.returncode == 0
+    assert "input-bound: " in ended.stderr
+    assert "from_dataloader" not in ended.stderr
+
+
 def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measured_fails(tmp_path: Path) -> None:
     ended, _ = diagnose(
         tmp_path, "import os, sys\nsys.stderr = open(os.devnull, 'w')\n", "--fail-above=100", fresh=True

@@ -68,6 +68,8 @@ def advise_on_loader(
     text = "; ".join([reason, *([", or ".join(texts)] if texts else [])])
     if trial.refused:
         text += f"; vitmnist.from_dataloader refuses this loader: {trial.refused}"
+    if trial.unread:
+        text += f"; from_dataloader was not tried: no sample can be read after the end of the script ({trial.unread})"
     again = "the same command, after a change of the script"
     if not script["rank"]:  # the command of torchrun is not known
         again += f":\n{script['command']}"

@@ -38,12 +38,14 @@ class Trial:
     """What was measured; times in seconds.
 
     Args:
+        unread: why no sample can be read after the script's end, such as that of a thread pool that it has closed.
         set_up_s: to make the replacement, at least and at most.
         method: what the replacement does.
         replaced: the replacement for a part of the samples.
     """
 
     refused: str | None = None
+    unread: str | None = None
     set_up_s: tuple[float, float] = (0.0, 0.0)
     memory_bytes: int = 0
     method: str = ""
@@ -72,7 +74,7 @@ def try_samples(source: Source, figures: dict[str, Any], loop: Loop) -> Trial:
         )
         check_replaceable(loader)
         _try(loader, trial, loop)
-        if workers < figures["num_workers"]:
+        if workers < figures["num_workers"] and not trial.unread:
             _add_spawned(trial, figures)
     except DoesNotFitError:  # in memory; a file may have room
         trial.refused = None
@@ -85,7 +87,11 @@ def try_samples(source: Source, figures: dict[str, Any], loop: Loop) -> Trial:
 def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
     dataset: Any = loader.dataset
     size, started = len(dataset), perf_counter()
-    dataset[0]
+    try:
+        dataset[0]
+    except Exception as error:  # the script has read samples
+        trial.unread = reason(error)
+        return
     asked = min(ASKED, size, max(2, int(READING_S / (perf_counter() - started))))
     indices = range(0, size, max(size // asked, 1))[:asked]
     trial.parts = time_parts(dataset, loader.collate_fn, indices)
