@@ -153,8 +153,18 @@ def test_what_cannot_be_pickled_is_named() -> None:
     class Local:
         pass
 
+    def each_time(index: int) -> Any:
+        class Each:
+            pass
+
+        return Each()
+
     value = Local()
-    for make, name in ((lambda index: value, "Local"), (lambda index: (index, lambda: 0), r"<lambda>")):
+    for make, name in (
+        (lambda index: value, "Local"),
+        (each_time, "Each"),
+        (lambda index: (index, lambda: 0), r"<lambda>"),
+    ):
         dataset = DataLoader(Made(make), 4, collate_fn=list)
         with pytest.raises(DataError, match=rf"^ram: a sample has \S+{name}, which cannot be pickled .*top level of"):
             from_dataloader(dataset, "ram")

@@ -35,9 +35,14 @@ def _find_difference(found: Any, expected: Any, compared: Compared) -> str | Non
         return "the structure"
     for (path, one), (_, other) in zip(ours, theirs, strict=True):
         are_pictures = isinstance(one, Image.Image) and isinstance(other, Image.Image)  # of any file format
-        if not (are_pictures or type(one) is type(other)) or not _is_same(one, other, compared):
+        if not (are_pictures or _name(type(one)) == _name(type(other))) or not _is_same(one, other, compared):
             return f"batch{keystr(path)}"
     return None
+
+
+def _name(kind: type) -> tuple[str, str]:
+    """What identifies a class, even if a function defines it in each call."""
+    return kind.__module__, kind.__qualname__
 
 
 def _is_same(one: Any, other: Any, compared: Compared) -> bool:
