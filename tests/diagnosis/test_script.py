@@ -164,8 +164,8 @@ def test_a_thread_pool_that_the_script_has_closed_is_no_refusal(tmp_path: Path) 
     script = f"{POOL}loader = DataLoader(Pooled())\nwith pool:\n    for _ in range(5): train(loader)\n"
     ended, _ = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
     assert ended.returncode == 0
-    assert "input-bound: " in ended.stderr
-    assert "from_dataloader" not in ended.stderr
+    assert "from_dataloader was not tried: no sample can be read after the end of the script" in ended.stderr
+    assert "refuses" not in ended.stderr
 
 
 def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measured_fails(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from multiprocessing.reduction import DupFd
 from tempfile import TemporaryFile
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -23,19 +24,21 @@ class SharedFile:
 
     def __init__(self, descriptor: Any = None) -> None:
         if descriptor:
-            self._file: Any = os.fdopen(descriptor.detach(), "r+b", buffering=0)
+            self._file: int = descriptor.detach()
         elif hasattr(os, "memfd_create"):
-            self._file = os.fdopen(os.memfd_create("samples"), "r+b", buffering=0)
+            self._file = os.memfd_create("samples")
         else:
-            self._file = TemporaryFile(buffering=0)  # noqa: SIM115  # it is open as long as this object exists
+            with TemporaryFile() as file:
+                self._file = os.dup(file.fileno())
+        finalize(self, os.close, self._file)
 
     def __reduce__(self) -> Any:
-        return SharedFile, (DupFd(self._file.fileno()),)
+        return SharedFile, (DupFd(self._file),)
 
     @property
     def nbytes(self) -> int:
         """What has been written."""
-        return os.fstat(self._file.fileno()).st_size
+        return os.fstat(self._file).st_size
 
     def append(self, parts: Sequence[Any]) -> int:
         """Append bytes, in one piece even if other processes do too; returns where they begin."""
@@ -43,7 +46,7 @@ class SharedFile:
         fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system releases it, if a worker is killed
         try:
             start = self.nbytes
-            os.ftruncate(self._file.fileno(), start + size)
+            os.ftruncate(self._file, start + size)
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
         position = start
@@ -60,11 +63,11 @@ class SharedFile:
     def _write(self, start: int, content: Any) -> None:
         view = memoryview(content)
         while view:  # the system may write less than it is asked to
-            written = os.pwrite(self._file.fileno(), view, start)
+            written = os.pwrite(self._file, view, start)
             start, view = start + written, view[written:]
 
     def tensor(self, dtype: torch.dtype = torch.uint8, shape: Sequence[int] = (-1,)) -> Tensor:
         """What has been written, mapped."""
         if not self.nbytes:
             return torch.empty([max(size, 0) for size in shape], dtype=dtype)
-        return torch.frombuffer(mmap.mmap(self._file.fileno(), 0), dtype=torch.uint8).view(dtype).view(*shape)
+        return torch.frombuffer(mmap.mmap(self._file, 0), dtype=torch.uint8).view(dtype).view(*shape)
