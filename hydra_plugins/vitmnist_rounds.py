@@ -19,5 +19,8 @@ class RoundsSweeper(BasicSweeper):
         assert self.config is not None
         jobs = super().get_job_batch()
         draw = Random(f"{self.config.seed} {self.batch_index}")
-        # `repeat=N` is the first override of each job.
-        return sorted(jobs, key=lambda job: (int(job[0].partition("=")[2]), draw.random()))
+        return sorted(jobs, key=lambda job: (_round_of(job), draw.random()))
+
+
+def _round_of(job: Sequence[str]) -> int:
+    return next(int(one.partition("=")[2]) for one in job if one.startswith("repeat="))

@@ -24,8 +24,8 @@ from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, st
 from vitmnist.cli.train import main
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import FILES
+from vitmnist.errors import ExitCode
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.signals import UNFINISHED
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -181,7 +181,7 @@ def runs(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     assert TrainProcess(folder, *stateful, "hydra.run.dir=whole").ended()[0] == 0
     code, output = TrainProcess(folder, *stateful, "hydra.run.dir=cut", "max_minutes=0").ended()
-    assert code == UNFINISHED, output
+    assert code == ExitCode.UNFINISHED, output
     assert "the time limit max_minutes was reached" in output
     assert result_of(folder / "cut")["status"] == "interrupted"
     return folder

@@ -11,10 +11,9 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
-from vitmnist.errors import allowed_names
-from vitmnist.runtime.signals import handled_by
+from vitmnist.errors import ExitCode, allowed_names
+from vitmnist.runtime.signals import end_interrupted, handled_by
 
 COMMANDS = {
     "train": "train a model; with -m a sweep, a run for each combination of values",
@@ -48,7 +47,7 @@ def open_closed_streams() -> None:
 def load(command: str) -> Callable[[], None]:
     """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
     open_closed_streams()
-    with handled_by(_end_at_once, signal.SIGINT):
+    with handled_by(lambda *_: end_interrupted(), signal.SIGINT):
         main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main
 
@@ -65,7 +64,7 @@ def main() -> None:
     elif re.fullmatch(r"[\w./]+", first):
         print(f"error: {first}: there is no such command; {allowed_names(first, COMMANDS)}", file=sys.stderr)
         print("Keys and groups for training are typed as KEY=VALUE; --help explains more", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(ExitCode.USAGE)
     else:
         load("train")()
 
@@ -80,12 +79,6 @@ def _help() -> str:
             "vitmnist train --help lists all groups and keys; --version prints the version.",
         ]
     )
-
-
-def _end_at_once(number: int, frame: Any) -> None:
-    """End on a Ctrl-C during imports: an exception could get lost in the C++ code of a library."""
-    os.write(2, b"interrupted\n")  # a print could be what was interrupted
-    os._exit(130)
 
 
 if __name__ == "__main__":

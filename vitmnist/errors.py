@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import IntEnum
 from pathlib import Path
+
+
+class ExitCode(IntEnum):
+    """What the program exits with; docs/command-line.md explains each. 0 is done; signals have their own."""
+
+    FAILED = 1
+    USAGE = 2  # argparse has it too
+    UNFINISHED = 75  # EX_TEMPFAIL of BSD's sysexits.h, "try again later"
+    INTERRUPTED = 130  # what a shell shows after Ctrl-C
+    PIPE_CLOSED = 141  # what a shell shows after SIGPIPE
 
 
 class UserError(Exception):
     """Shown as its message alone, without a traceback."""
+
+    exit_code = ExitCode.FAILED
 
 
 class ConfigError(UserError):

@@ -16,7 +16,7 @@ from tests.conftest import CallHere, Printed, Train
 from tests.support.processes import TrainProcess
 from vitmnist.__main__ import main
 from vitmnist.checkpoint import storage
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.errors import ExitCode
 from vitmnist.training.step import TrainStep
 
 DAMAGED = r"error: \S+/run/checkpoints: is damaged, or not of this version of the program: .+\n"
@@ -29,7 +29,7 @@ def stopped(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
     """A folder with a run, `run`, that was stopped within its first epoch."""
     folder = tmp_path_factory.mktemp("stopped")
     typed = [*stateful, "schedule=constant", "hydra.run.dir=run", "max_minutes=0"]
-    assert TrainProcess(folder, *typed).ended()[0] == UNFINISHED
+    assert TrainProcess(folder, *typed).ended()[0] == ExitCode.UNFINISHED
     return folder / "run"
 
 

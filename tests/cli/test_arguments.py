@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Printed, Train, result_of, write_mnist_like
 from vitmnist.checkpoint import storage as checkpoint
 from vitmnist.cli.resume import recorded_config
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.errors import ExitCode
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,22 @@ from vitmnist.runtime.signals import UNFINISHED
         (["resume=cut", "epochs=few"], "epochs=few: must be a whole number"),
         (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such member; did you mean 'ram'?"),
         (["resume=cut", "data.loader.queue_size=3"], "data.loader.queue_size: there is no such key"),
+        (["resume=cut", "hydra.run.dir=other"], "hydra.run.dir: has no effect with resume=cut"),
+        (["resume=cut", "hydra.verbose=true"], "hydra.verbose: has no effect with resume=cut"),
+        (["resume=cut", "--config-dir", "nowhere"], "--config-dir: nowhere: there is no such folder"),
         (["resume=cut", "--cfg", "job"], "--cfg: the configuration of a run is in cut/.hydra/config.yaml"),
     ],
 )
 def test_what_may_not_change_is_refused_by_name(
     runs: Path, refuse: Printed, arguments: list[str], message: str
 ) -> None:
-    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file() and path.suffix != ".log"}
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    entries = {*runs.rglob("*")}
     assert message in refuse(*arguments, folder=runs)
-    assert {path: path.read_bytes() for path in before} == before
+    assert {path: path.read_bytes() for path in before if path.suffix != ".log"} == {
+        path: content for path, content in before.items() if path.suffix != ".log"
+    }
+    assert {*runs.rglob("*")} == entries
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_kept(runs: Path, refuse: Printed, tmp_path: Path) -> None:
@@ -64,11 +71,21 @@ def test_what_was_changed_on_resuming_stays_changed(
     runs: Path, train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
     shutil.copytree(runs / "cut", tmp_path / "cut")
-    assert train_here("resume=cut", "epochs=3", "data/loader=gpu_slice").returncode == UNFINISHED
+    assert train_here("resume=cut", "epochs=3", "data/loader=gpu_slice").returncode == ExitCode.UNFINISHED
     printed = succeed("resume=cut", "max_minutes=null")
     assert "epoch 3/3" in printed
     assert "gpu_slice loader" in printed
     assert result_of(tmp_path / "cut")["overrides"][-2:] == ["data/loader=gpu_slice", "max_minutes=null"]
+
+
+def test_a_key_is_that_of_the_recorded_loader(runs: Path, succeed: Printed, tmp_path: Path) -> None:
+    """`ram`, the default, has no such key."""
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    succeed("resume=cut", "data/loader=disk", "max_minutes=null", "data.loader.num_workers=1")
+    printed = succeed("resume=cut", "data.loader.num_workers=0", "epochs=3")
+    assert "disk loader" in printed
+    loader = result_of(tmp_path / "cut")["config"]["data"]["loader"]
+    assert (loader["name"], loader["num_workers"]) == ("disk", 0)
 
 
 EXPERIMENT = """# @package _global_

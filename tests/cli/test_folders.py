@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
+from vitmnist.errors import ExitCode
 from vitmnist.runtime.files import InUseError, is_in_use, locked
-from vitmnist.runtime.signals import UNFINISHED
 
 NAMES = ("it's, a=b", 'say "so" größe, back\\slash [x] {a:1} $HOME\\')
 
@@ -39,7 +39,7 @@ def test_the_checkpoints_may_be_kept_on_another_disk(
         (tmp_path / folder).mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "scratch")
     again = [*stateful, "hydra.run.dir=run", "resume=auto"]
-    assert train_here(*again, "max_minutes=0").returncode == UNFINISHED
+    assert train_here(*again, "max_minutes=0").returncode == ExitCode.UNFINISHED
     assert "resumed after" in succeed(*again, "max_minutes=null")
     assert_same_run(runs / "whole", tmp_path / "run")
     assert {path.name for path in (tmp_path / "scratch").iterdir()} >= {"last.pt", "final.safetensors"}
@@ -162,7 +162,7 @@ def test_a_run_under_way_is_left_alone(
 
     def is_refused_for_now(*typed: str) -> bool:  # with the exit code for which a requeue loop tries again
         ended = train_here(*typed)
-        return ended.returncode == UNFINISHED and "error: here: in use by another process" in ended.stderr
+        return ended.returncode == ExitCode.UNFINISHED and "error: here: in use by another process" in ended.stderr
 
     running = start(*quick, "epochs=100000", "hydra.run.dir=here").until("epoch 2/")
     assert is_refused_for_now(*quick, "hydra.run.dir=here")
@@ -183,7 +183,7 @@ def test_a_job_whose_folder_is_in_use_is_left_unfinished_and_the_sweep_goes_on(
     with locked(tmp_path / "swept" / "0"):
         numbered = ["hydra.sweep.dir=swept", "hydra.sweep.subdir=${hydra.job.num}"]
         ended = train(*quick, "-m", "seed=1,2", *numbered)
-    assert ended.returncode == UNFINISHED
+    assert ended.returncode == ExitCode.UNFINISHED
     assert "job 0 failed: swept/0: in use by another process" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
     assert result_of(tmp_path / "swept" / "1")["status"] == "completed"

@@ -17,7 +17,7 @@ from tests.conftest import CallHere, Printed, Train
 from tests.support.pictures import write_pictures
 from vitmnist.checkpoint import storage
 from vitmnist.cli import evaluate, export, report, status
-from vitmnist.cli.arguments import Resume, for_hydra
+from vitmnist.cli.invocation import parse
 
 
 def popen(marker: Path) -> str:
@@ -74,8 +74,7 @@ def test_a_sweep_takes_nothing_from_its_record(
     ended = train_here("-m", *again)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(list((tmp_path / "swept").glob("[0-9]-*"))) == 2
-    typed = [*stateful, "seed=1,2", "hydra.sweep.dir='swept'"]
-    assert for_hydra(["-m", *again]) == ([*typed, "-m"], Resume(typed))
+    assert parse(["-m", *again]).overrides == [*stateful, "seed=1,2", "resume='auto'", "hydra.sweep.dir='swept'"]
     assert not (tmp_path / "marker").exists()
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import PLAIN, REPOSITORY, overrides_for, result_of, start_program
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.errors import ExitCode
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_parallel_jobs_end_saved_with_the_process_that_started_them(
     finally:
         for one in psutil.wait_procs([process, *children], timeout=0)[1]:
             one.kill()
-    assert code == (-number if number == signal.SIGKILL else UNFINISHED), log.read_text()
+    assert code == (-number if number == signal.SIGKILL else ExitCode.UNFINISHED), log.read_text()
     assert still_running == []
     for folder in folders:
         assert result_of(folder)["status"] == "interrupted"

@@ -12,11 +12,13 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 
 from tests.conftest import Printed, Train, result_of
-from vitmnist.cli.messages import describe, refuse_flags
+from vitmnist.cli.invocation import parse
+from vitmnist.cli.messages import describe
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, ExitCode
+from vitmnist.runtime.files import locked
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
@@ -159,11 +161,13 @@ def test_the_quotes_that_a_message_shows_are_those_for_a_shell(train_here: Train
         assert compose("config", [passed]).data.root == "~/mnist"
 
 
-def test_hydras_own_options_are_left_to_hydra() -> None:
+def test_hydras_own_options_are_left_to_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all").mkdir()  # for --config-dir
     options = [flag for action in get_args_parser()._actions for flag in action.option_strings]
     assert "--shell-completion" in options
     for flag in set(options) - {"--version"}:
-        refuse_flags(["epochs=3", flag, "all"])
+        assert parse(["epochs=3", flag, "all"]).overrides[0] == "epochs=3"
 
 
 def test_a_completed_run_says_how_to_train_further(
@@ -189,6 +193,17 @@ def test_the_traceback_is_there_for_who_asks(train: Train, refuse: Printed, quic
     assert ended.returncode == 1
     assert "Traceback" in ended.stderr
     assert "batch_size=0: must be at least 1" in ended.stderr
+
+
+def test_the_traceback_does_not_change_the_exit_code(
+    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with locked(tmp_path / "here"):
+        for arguments in (["hydra.run.dir=here"], ["-m", "hydra.sweep.dir=here"]):
+            ended = train_here(*quick, *arguments)
+            assert ended.returncode == ExitCode.UNFINISHED
+            assert "InUseError: here: in use by this process" in ended.stderr
 
 
 def test_a_refused_run_takes_nothing_that_was_there_before(refuse: Printed, quick: list[str], tmp_path: Path) -> None:

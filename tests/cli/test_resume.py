@@ -28,7 +28,7 @@ from tests.conftest import (
 )
 from tests.support.processes import TrainProcess, block_reading, block_training, kill_and_resume
 from vitmnist.checkpoint import storage
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.errors import ExitCode
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
 ) -> None:
     started = start(*quick, "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut")
     returned, output = started.until("epoch 2/6").ended(number)
-    assert returned == UNFINISHED, output
+    assert returned == ExitCode.UNFINISHED, output
     assert f"{signal.Signals(number).name} was received; results: cut, resume with" in output
     assert "python train.py resume=cut" in output
     assert "Traceback" not in output
@@ -164,7 +164,7 @@ def test_a_signal_ends_a_run_that_starts_at_once(quick: list[str], tmp_path: Pat
             time.sleep(delay)
             process.send_signal(number)
             output = process.communicate(timeout=100)[0]
-        if process.returncode != UNFINISHED:  # a fast machine has begun to train
+        if process.returncode != ExitCode.UNFINISHED:  # a fast machine has begun to train
             assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM), output
             assert re.fullmatch(r"interrupted(; results: .*)?\n" if number == signal.SIGINT else "", output)
 
@@ -190,7 +190,7 @@ def test_a_signal_to_the_whole_group_spares_the_workers(
     started = start(*quick, *workers, "hydra.run.dir=cut").until("epoch 2/")
     os.killpg(started.pid, number)
     code, output = started.ended()
-    assert code == UNFINISHED, output
+    assert code == ExitCode.UNFINISHED, output
     assert "Traceback" not in output
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
 

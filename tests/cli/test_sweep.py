@@ -7,6 +7,7 @@ import gc
 import re
 import shlex
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from omegaconf import OmegaConf
 
 from hydra_plugins.vitmnist_rounds import RoundsSweeper
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
+from vitmnist.errors import ExitCode
 from vitmnist.models.cnn import CNN
 from vitmnist.run import build_setup
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.runtime import failures
+from vitmnist.runtime.failures import Failure
 
 LOADERS = ("disk", "prefetch")
 SWEPT = [f"data/loader={','.join(LOADERS)}", "batch_size=6,11"]
@@ -96,12 +99,26 @@ def test_a_refused_job_is_a_failed_one_and_says_why(train_here: Train, quick: li
     assert [row["optimizer.lr"] for row in rows(tmp_path / "here")] == ["1e+30", "0.001", "-1"]
 
 
+def test_a_sweep_ends_with_the_code_that_its_failures_have_in_common(
+    train_here: Train, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def coded(number: int) -> Callable[[BaseException], Failure]:
+        return lambda error: Failure(str(error), number)
+
+    rows = ((lambda error: "optimizer.lr" in str(error), coded(7)), (lambda error: "seed=-2" in str(error), coded(8)))
+    monkeypatch.setattr(failures, "FAILURES", (*rows, *failures.FAILURES))
+    refused_and_diverged = ["optimizer.lr=0.001,-1,1e30", "epochs=1"]
+    assert train_here("-m", *quick, *refused_and_diverged).returncode == 7
+    ended = train_here("-m", *quick, "optimizer.lr=0.001,-1", "seed=1,-2", "epochs=1")
+    assert (ended.returncode, "3 of 4 jobs failed" in ended.stderr) == (1, True)
+
+
 def test_an_interrupted_sweep_goes_on_where_it_was(
     succeed: Printed, start: Start, quick: list[str], tmp_path: Path
 ) -> None:
     started = start("-m", *quick, "epochs=1,40,2", "seed=3", "hydra.sweep.dir=here")
     code, printed = started.until(r"#1 : [\s\S]*epoch 5/40").ended(signal.SIGINT)
-    assert code == UNFINISHED
+    assert code == ExitCode.UNFINISHED
     (command,) = re.findall(r"resume with\n    python train.py (.*)", printed)
     assert "Traceback" not in printed
     first, second = jobs(tmp_path / "here")  # the third was not begun
@@ -119,7 +136,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 
 def test_a_job_whose_time_is_over_does_not_end_the_sweep(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     ended = train_here("-m", *quick, "max_minutes=0,null", "hydra.sweep.dir=here")
-    assert ended.returncode == UNFINISHED, ended.stderr
+    assert ended.returncode == ExitCode.UNFINISHED, ended.stderr
     assert "1 of 2 jobs are unfinished: 0-" in ended.stdout
     assert [result_of(folder)["status"] for folder in jobs(tmp_path / "here")] == ["interrupted", "completed"]
 
@@ -184,10 +201,10 @@ def test_a_sweep_that_is_running_is_left_alone(
     again = ["-m", *quick, "resume=auto", "hydra.sweep.dir=here"]
     ended = train_here(*again)
     assert (ended.returncode, ended.stderr) == (
-        UNFINISHED,
+        ExitCode.UNFINISHED,
         "error: here: in use by another process; wait for it, or stop it\n",
     )
-    assert started.ended(signal.SIGTERM)[0] == UNFINISHED
+    assert started.ended(signal.SIGTERM)[0] == ExitCode.UNFINISHED
     assert [row["status"] for row in rows(tmp_path / "here")] == ["interrupted: SIGTERM was received"]
 
 

@@ -28,14 +28,13 @@ from tests.conftest import (
 )
 from tests.support.processes import free_port
 from vitmnist.config.compose import compose
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
 from vitmnist.training.ranks import agree_on_device
 
-ENDS = UNFINISHED
+ENDS = ExitCode.UNFINISHED
 PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
 
 
@@ -101,7 +100,7 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(
     """Stopped in the middle of an epoch with 2 ranks, and resumed with another number: equal but for rounding."""
     ranks(2, *quick, "hydra.run.dir=whole").succeeded()
     codes, outputs = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=cut").ended()
-    assert codes == [UNFINISHED] * 2, outputs
+    assert codes == [ExitCode.UNFINISHED] * 2, outputs
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
     again = ["resume=cut", "max_minutes=null"]
     if number == 1:
@@ -171,7 +170,7 @@ def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRank
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw")
     elsewhere = {1: f"data.root={tmp_path / 'there'}"}
     stopped = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES)
-    assert stopped.ended()[0] == [UNFINISHED] * 2
+    assert stopped.ended()[0] == [ExitCode.UNFINISHED] * 2
     ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **MACHINES).succeeded()
     assert result_of(tmp_path / "run")["status"] == "completed"
 

@@ -19,7 +19,7 @@ from tests.training import test_step
 from vitmnist import from_dataloader
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.errors import ExitCode
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
@@ -126,7 +126,7 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     arguments += ["device=cuda", "data/loader=gpu_slice", "data/augment=imagenet", "ema_decay=0.9"]
     arguments += ["schedule=one_cycle"]
     assert train_here(*arguments, "hydra.run.dir=whole").returncode == 0
-    assert train_here(*arguments, "max_minutes=0", "hydra.run.dir=stopped").returncode == UNFINISHED
+    assert train_here(*arguments, "max_minutes=0", "hydra.run.dir=stopped").returncode == ExitCode.UNFINISHED
     resumed = train_here("resume=stopped", "max_minutes=null")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")

@@ -23,9 +23,8 @@ from tests.conftest import Train
 from vitmnist import make_loader
 from vitmnist import run as run_module
 from vitmnist.auditing.leftovers import left_since, running
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.loaders.base import Loader
-from vitmnist.runtime.signals import UNFINISHED
 
 SAMPLES, BATCH_SIZE = 16, 2
 BATCHES = SAMPLES // BATCH_SIZE
@@ -197,5 +196,5 @@ def test_a_stop_while_the_next_epoch_is_begun_leaves_no_process(
         return evaluate(*parts)
 
     monkeypatch.setattr(run_module, "evaluate", stopped)
-    assert train_here(*quick, *loader.split(), "epochs=2").returncode == UNFINISHED
+    assert train_here(*quick, *loader.split(), "epochs=2").returncode == ExitCode.UNFINISHED
     assert not left_since(before)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 
 from tests.conftest import Printed, Start, Train, result_of
-from vitmnist.runtime.signals import UNFINISHED
+from vitmnist.errors import ExitCode
 from vitmnist.tracking.epoch_table import EPOCH_METRICS
 from vitmnist.tracking.result import COLUMNS, Result
 
@@ -45,7 +45,7 @@ def test_a_killed_run_keeps_its_rows_and_repeats_none(
     succeed(*quick, "epochs=1", "hydra.run.dir=run")
     start("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 4/100000").kill_group()
     assert [row["epoch"] for row in rows(run)][:4] == ["0", "1", "2", "3"]
-    assert train_here("resume=run", "epochs=2", "max_minutes=0").returncode == UNFINISHED
+    assert train_here("resume=run", "epochs=2", "max_minutes=0").returncode == ExitCode.UNFINISHED
     assert [row["epoch"] for row in rows(run)] == ["0"]
     for epochs in (2, 3):
         succeed("resume=run", f"epochs={epochs}", "max_minutes=null")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from tests.conftest import Printed, Train, assert_same_run, result_of, weights
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
+from vitmnist.errors import ExitCode
 from vitmnist.models.base import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
-from vitmnist.runtime.signals import UNFINISHED
 from vitmnist.training import step_options
 from vitmnist.training.setup import use_deterministic_kernels
 from vitmnist.training.step_options import StepConfig, resolve_step_config
@@ -116,10 +116,10 @@ def test_another_trainer_may_continue_a_run_and_then_keeps_its_options(
     train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
     """More epochs would let `compile=auto` decide otherwise, and round otherwise."""
-    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == UNFINISHED
+    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == ExitCode.UNFINISHED
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(step_options, "last_level_cache", lambda: 4 * step_options.CACHE_PER_IMAGE)
-        assert train_here("resume=here", "trainer=fast").returncode == UNFINISHED
+        assert train_here("resume=here", "trainer=fast").returncode == ExitCode.UNFINISHED
     resumed = train_here("resume=here", "max_minutes=null")
     assert resumed.returncode == 0, resumed.stderr
     assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 4

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from vitmnist.errors import printable
+from vitmnist.errors import ExitCode, printable
 from vitmnist.runtime.failures import Failure
 from vitmnist.runtime.files import display_path
 
 Main = Callable[[], None]
-PIPE_CLOSED = 141  # the exit code of a program that SIGPIPE ends
 
 
 class EndedBySignal(BaseException):
@@ -56,7 +56,7 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     """
     if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would fail to flush it at its end
-        sys.exit(PIPE_CLOSED)
+        sys.exit(ExitCode.PIPE_CLOSED)
     if failure is None:
         from vitmnist.cli.messages import describe  # imports Hydra
 
@@ -66,7 +66,7 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
         print("error:", "\n".join(map(printable, failure.message.split("\n"))), file=sys.stderr)
     else:
-        raise error
+        traceback.print_exception(error)
     sys.exit(failure.exit_code)
 
 

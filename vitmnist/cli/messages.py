@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterable
 
-from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
@@ -18,7 +17,7 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import wrong_type
 from vitmnist.config.values import flatten
-from vitmnist.errors import ConfigError, MissingExtraError, UnknownKeyError, allowed_names, first_line
+from vitmnist.errors import MissingExtraError, UnknownKeyError, allowed_names, first_line
 from vitmnist.runtime.failures import Failure, classify
 
 # Members of Hydra's own groups that come with a plugin, and the extra that installs it.
@@ -46,13 +45,6 @@ def describe(error: BaseException) -> Failure:
     if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
         return Failure(f"{mark.name}, line {mark.line + 1}: is not valid YAML: {error.problem}")
     return classify(error)
-
-
-def refuse_flags(arguments: list[str]) -> None:
-    """Raise `ConfigError` for an option that Hydra does not have, such as `--epochs 3`."""
-    for flag in get_args_parser().parse_known_args(arguments)[1]:
-        if flag.startswith("-"):
-            raise ConfigError(f"{flag}: there is no such option; keys are typed without dashes, as in epochs=3")
 
 
 def _unknown_member(wanted: str, members: Iterable[str]) -> str | None:

@@ -7,19 +7,11 @@ import re
 import unicodedata
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from vitmnist.errors import ConfigError
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "resume")
-
-
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The options of Hydra's command line such as `-m`, and the overrides; Hydra does not allow them to alternate."""
-    overrides = get_args_parser().parse_known_intermixed_args(arguments)[0].overrides
-    options = [argument for argument in arguments if argument not in overrides]
-    return options, [_quoted_folder(override) for override in overrides]
 
 
 def key_of(override: str) -> str:
@@ -30,12 +22,6 @@ def key_of(override: str) -> str:
 def quoted(text: str) -> str:
     """Text as a quoted string of Hydra's grammar, in which a backslash is special before a quote and at the end."""
     return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and r"\'"), text) + "'"
-
-
-def config_dir_of(options: list[str]) -> str | None:
-    """The folder after `--config-dir`."""
-    typed: str | None = get_args_parser().parse_known_args(options)[0].config_dir
-    return typed
 
 
 def searchpath(config_dir: Path | str | None) -> list[str]:
@@ -57,7 +43,7 @@ def value_of(key: str, overrides: list[str]) -> str | None:
     return None if value is None else str(value)
 
 
-def _quoted_folder(override: str) -> str:
+def quoted_folder(override: str) -> str:
     """The override of a folder with its value quoted if it is not: a name may contain commas, quotes and spaces."""
     key, _, value = override.partition("=")
     is_quoted = value[:1] in ("'", '"') and value[-1:] == value[:1]

@@ -6,7 +6,9 @@ A record is data: it is checked against the schema, and nothing of it is given t
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
+from vitmnist.cli.command import program
 from vitmnist.cli.messages import describe
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.earlier import with_current_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
+from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
 from vitmnist.runtime.files import display_path, has_checkpoint
 from vitmnist.runtime.records import UnreadableError, read_yaml
@@ -165,3 +169,27 @@ def is_resumable(folder: Path) -> bool:
     except storage.DamagedError as error:
         print(f"resume=auto: {error}")
         return False
+
+
+def continued(folder: Path, config: Config) -> Config | None:
+    """The configuration that resumes the run in a folder; None if it is completed, and its result is printed.
+
+    Raises:
+        ConfigError: it is completed, with fewer epochs and without a checkpoint; or what may not change differs.
+    """
+    run, config, is_extendable = read_run(folder), replace(config, resume=str(folder)), has_checkpoint(folder)
+    shown, accuracy = display_path(folder), run.value("eval_acc")
+    if run.status != "completed" or (len(run.epochs) != config.epochs and is_extendable):
+        return config
+    if len(run.epochs) != config.epochs:
+        raise ConfigError(
+            f"{shown}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
+            "hydra.run.dir=FOLDER"
+        )
+    from vitmnist.checkpoint.manager import check_resumable  # imports torch
+
+    check_resumable(to_plain_dict(recorded_config(folder, [])), to_plain_dict(config))
+    result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
+    further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} epochs=N"
+    print(f"{shown}: completed, epoch {config.epochs}/{config.epochs}{result}{further * is_extendable}")
+    return None

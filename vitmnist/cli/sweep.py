@@ -1,150 +1,224 @@
-"""The jobs of a sweep: a failing one does not end it, a completed one is skipped, and the report follows each.
+"""A sweep around any sweeper and launcher of Hydra: a failing job does not end it, a completed one is skipped.
 
-Hydra tells a callback neither what the jobs returned nor that a sweep was interrupted, so the state of a sweep is what
-its jobs left in their folders.
+What a sweeper returns depends on the sweeper, so the state of a sweep is what its jobs left in their folders.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import sys
-from collections.abc import Iterator
+import multiprocessing
+import os
+import shlex
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
+from vitmnist.cli.command import program
+from vitmnist.cli.invocation import Invocation
 from vitmnist.cli.messages import describe
+from vitmnist.cli.overrides import key_of, quoted
+from vitmnist.cli.search import remaining_trials
+from vitmnist.cli.start import RECORDS, Start, import_run
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
-from vitmnist.errors import ConfigError, TrainingError
-from vitmnist.runtime.files import InUseError, display_path, has_checkpoint
-from vitmnist.runtime.signals import UNFINISHED, RunInterrupted, TimeLimitReached
+from vitmnist.errors import ConfigError, ExitCode, TrainingError
+from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
+from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
+from vitmnist.runtime.world import launched
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.runs import Run, find_runs, read_run
 
 log = logging.getLogger(__name__)
 
-
-# Jobs of this sweep that failed without a record, because their folder holds a completed job.
-unrecorded: list[str] = []
+ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_rounds.RoundsSweeper"
 
 
-def is_search(config: DictConfig) -> bool:
-    """Whether a sweeper such as Optuna's chooses the values, in place of Hydra's own, which runs listed ones."""
-    return bool(config.hydra.runtime.choices["hydra/sweeper"] != "basic")
+def prepare_sweep(
+    start: Start, composed: DictConfig, invocation: Invocation, multirun: Callable[..., object]
+) -> Callable[[], object] | None:
+    """Check a sweep and lock its folder; report on it when `start` ends.
+
+    Args:
+        multirun: of Hydra, which gets the jobs and the overrides.
+
+    Returns:
+        What runs the jobs; None if nothing is left to do.
+
+    Raises:
+        ConfigError: the command line or the folder cannot be used.
+    """
+    if launched():
+        raise ConfigError(
+            "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
+            "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
+        )
+    is_auto, is_search = composed.resume == "auto", composed.hydra.runtime.choices["hydra/sweeper"] != "basic"
+    if is_auto and is_search:
+        raise ConfigError("resume=auto: a search continues by hydra.sweeper.storage=sqlite:///FILE instead")
+    folder, given = Path(composed.hydra.sweep.dir), _repeats(composed)
+    overrides = [*invocation.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
+    if is_search:
+        if given > 1:
+            raise ConfigError("repeats: is for sweeps over listed values, not for a search")
+        if (n_trials := remaining_trials(composed.hydra.sweeper, start.held)) == 0:
+            return None
+        overrides += [] if n_trials is None else [f"hydra.sweeper.n_trials={n_trials}"]
+    elif given > 1:
+        overrides = [f"repeat={','.join(map(str, range(1, given + 1)))}", *overrides, ROUNDS]
+    refused = () if is_auto else tuple(f"**/{pattern}" for pattern in RECORDS)
+    start.hold(folder, "hydra.sweep.dir", refused)
+    start.hint = partial(_hint, folder, None if is_search else invocation.arguments)
+    if _is_parallel(composed.hydra):
+        start.stop.lead()
+    job = Job(start.stop)
+    start.held.enter_context(_reported(folder, job))
+    return partial(multirun, job, overrides)
 
 
-def is_parallel(hydra: Any) -> bool:
+def _repeats(composed: DictConfig) -> int:
+    """How many rounds were typed; raises `ConfigError` if that is not one positive number."""
+    given = [one.partition("=")[2] for one in composed.hydra.overrides.task if one.startswith("repeats=")]
+    if composed.repeats < 1 or (given and given[-1] != str(composed.repeats)):
+        raise ConfigError(f"repeats={given[-1] if given else composed.repeats}: must be one whole number, at least 1")
+    return int(composed.repeats)
+
+
+def _hint(folder: Path, typed: list[str] | None) -> str:
+    """The end of a message about an interruption: how the same command continues; None: a search, by its storage."""
+    if typed is None:
+        return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
+    shown = display_path(folder)
+    kept = [one for one in typed if key_of(one) not in ("resume", "hydra.sweep.dir")]
+    same = shlex.join([*kept, f"hydra.sweep.dir={shown}", "resume=auto"])
+    return f"; results: {shown}, resume with\n    {program()} {same}"
+
+
+def _is_parallel(hydra: Any) -> bool:
     """Whether joblib runs the jobs, in processes of its own; the argument is Hydra's part of the configuration."""
     return str(hydra.launcher._target_).endswith("JoblibLauncher")
 
 
-def apply_repeats(config: DictConfig) -> None:
-    """Sweep over the rounds of `repeats`, as the slowest of all keys: a drift of the machine affects all combinations.
+class Job:
+    """Trains a job of a sweep; Hydra calls it for each, here or in a process of a launcher.
 
-    Raises:
-        ConfigError: `repeats` is not one positive number, or this is a search.
+    Args:
+        stop: of the sweep; None in a process of a launcher, which has its own.
     """
-    given = [one.partition("=")[2] for one in config.hydra.overrides.task if one.startswith("repeats=")]
-    if config.repeats < 1 or (given and given[-1] != str(config.repeats)):
-        raise ConfigError(f"repeats={given[-1] if given else config.repeats}: must be one whole number, at least 1")
-    if config.repeats > 1:
-        if is_search(config):
-            raise ConfigError("repeats: is for sweeps over listed values, not for a search")
-        rounds = ",".join(map(str, range(1, config.repeats + 1)))
-        with read_write(config), open_dict(config):
-            config.hydra.sweeper._target_ = "hydra_plugins.vitmnist_rounds.RoundsSweeper"
-            config.hydra.sweeper.params = {"repeat": rounds, **(config.hydra.sweeper.params or {})}
 
+    def __init__(self, stop: StopSignal | None = None) -> None:
+        self.stop = stop
+        self.unrecorded: list[str] = []  # failed without a record, because their folder holds a completed job
 
-def is_completed_job(composed: DictConfig, folder: Path) -> bool:
-    """Whether a resumed sweep has completed this job before."""
-    before = read_run(folder)
-    is_completed = before.status == "completed" and not _differing_keys(before, composed)
-    if is_completed:
-        log.info("completed before")
-    return is_completed
+    def __reduce__(self) -> tuple[type[Job], tuple[()]]:
+        return Job, ()
 
+    def __call__(self, composed: DictConfig) -> float | None:
+        """Train, unless this was completed before; returns what a search optimises, None if the job did not complete.
 
-def job_config(composed: DictConfig, folder: Path) -> Config:
-    """The configuration of a job, which resumes if it has a checkpoint.
+        Raises:
+            RunInterrupted: the sweep was asked to stop, and not only this job by its max_minutes.
+        """
+        job, stop = HydraConfig.get(), self.stop or _stop_signal_of_launcher()
+        folder = Path(job.runtime.output_dir)
+        run, before = import_run(), read_run(folder)
+        differing = _differing_keys(before, composed)
+        if before.status == "completed" and not differing:
+            log.info("completed before")
+            return before.value("eval_acc")
+        overrides = [one for one in job.overrides.task if key_of(one) != "resume"]
+        try:
+            gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
+            if stop.request:  # received too late to stop the previous job
+                raise interruption(stop.request)
+            if differing:
+                raise ConfigError(
+                    f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
+                    "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
+                )
+            with locked(folder):
+                if not has_checkpoint(folder):
+                    (folder / "result.json").unlink(missing_ok=True)
+                resume = str(folder) if has_checkpoint(folder) else None
+                done = run(replace(validate(Config, composed), resume=resume), folder, overrides, stop)
+                return float(done.epochs[-1]["eval_acc"])
+        except RunInterrupted as error:
+            if not isinstance(error, TimeLimitReached) and not _is_parallel(job):  # joblib would kill the other jobs
+                raise
+            log.info("job %s: %s", job.job.num, error)
+        except Exception as error:
+            self._record(error, composed, folder, overrides)
+        finally:
+            _write_report(Path(job.runtime.cwd, job.sweep.dir), with_chart=False)
+        if stop.is_orphan:
+            os._exit(ExitCode.UNFINISHED)  # a process of joblib waits for further jobs for five minutes
+        return None
 
-    Raises:
-        ConfigError: it cannot be used, or the folder holds the records of another job.
-    """
-    if differing := _differing_keys(read_run(folder), composed):
-        raise ConfigError(
-            f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
-            "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
-        )
-    if has_checkpoint(folder):
-        return replace(validate(Config, composed), resume=str(folder))
-    (folder / "result.json").unlink(missing_ok=True)
-    return replace(validate(Config, composed), resume=None)
-
-
-@contextmanager
-def recorded_job(composed: DictConfig, folder: Path, overrides: list[str]) -> Iterator[None]:
-    """Record why the job in the block failed, so that the sweep continues, and refresh the report.
-
-    Raises:
-        RunInterrupted: the sweep was asked to stop, and not only this job by its max_minutes.
-    """
-    job = HydraConfig.get()
-    number, sweep_folder = job.job.num, Path(job.runtime.cwd, job.sweep.dir)
-    gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
-    try:
-        yield
-    except RunInterrupted as error:
-        if not isinstance(error, TimeLimitReached) and not is_parallel(job):  # joblib would kill the other jobs at once
-            raise
-        log.info("job %s: %s", number, error)
-    except Exception as error:
+    def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
+        """Record why a job failed. The records of an earlier start stay, and so do those of another process."""
         failure = describe(error)
+        number = HydraConfig.get().job.num
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
-        # The records of an earlier start stay, and so do those of the process that uses the folder.
         if isinstance(error, InUseError):
             return
         if read_run(folder).status == "completed":
-            unrecorded.append(folder.name)
+            self.unrecorded.append(folder.name)
         elif not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
-            refused = Result(overrides=overrides, choices=choices_of(config), error=failure.message, config=config)
+            refused = Result(overrides=overrides, choices=choices_of(config), config=config)
+            refused.error, refused.exit_code = failure.message, failure.exit_code
             with suppress(OSError):
                 refused.write(folder)
-    finally:
-        _write_report(sweep_folder, with_chart=False)
 
 
-def objective(folder: Path) -> float | None:
-    """What a search optimises, the accuracy after the last epoch in percent; None if the job did not complete."""
-    job = read_run(folder)
-    return job.value("eval_acc") if job.status == "completed" else None
+@cache
+def _stop_signal_of_launcher() -> StopSignal:
+    """That of a process of a launcher, for all of its jobs."""
+    stop = StopSignal()
+    if parent := multiprocessing.parent_process():  # joblib's processes outlive it
+        stop.follow(parent.pid)  # type: ignore[arg-type]
+    return stop
 
 
-def report_sweep(folder: Path, resume_hint: str) -> None:
-    """Write and log the report of a sweep. Exits with `UNFINISHED` if a job has reached its max_minutes, or is in use.
+@contextmanager
+def _reported(folder: Path, job: Job) -> Iterator[None]:
+    """Report on a sweep at the end of the block.
 
     Raises:
-        TrainingError: names the jobs that failed.
+        TrainingError: names the jobs that failed, with the exit code that they have in common, or 1.
+        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
+    stop: Any = job.stop
+    try:
+        yield
+    except Exception as error:
+        if stop.request:  # the signal ends a process of joblib that has no job yet
+            raise interruption(stop.request) from error
+        raise
+    if stop.request:
+        raise interruption(stop.request)
     if text := _write_report(folder, with_chart=True):
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
     jobs = [read_run(job) for job in (begun | {job.resolve(): job for job in find_runs([folder])}).values()]
-    failed = [job.folder.name for job in jobs if job.status not in ("completed", "interrupted", "running")]
-    failed += unrecorded
+    failed = {
+        one.folder.name: one.result.get("exit_code") or ExitCode.FAILED
+        for one in jobs
+        if one.status not in ("completed", "interrupted", "running")
+    } | dict.fromkeys(job.unrecorded, ExitCode.FAILED)
     if failed:
-        raise TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
-    if unfinished := [job.folder.name for job in jobs if job.status in ("interrupted", "running")]:
-        log.info("%d of %d jobs are unfinished: %s%s", len(unfinished), len(jobs), ", ".join(unfinished), resume_hint)
-        sys.exit(UNFINISHED)
+        failure = TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
+        failure.exit_code = min(failed.values()) if len(set(failed.values())) == 1 else ExitCode.FAILED
+        raise failure
+    if unfinished := [one.folder.name for one in jobs if one.status in ("interrupted", "running")]:
+        raise RunInterrupted(f"{len(unfinished)} of {len(jobs)} jobs are unfinished: {', '.join(unfinished)}")
 
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:

@@ -10,8 +10,7 @@ import logging
 import os
 from pathlib import Path
 
-from vitmnist.cli.arguments import AUTO_FORM, Resume
-from vitmnist.cli.folders import Command
+from vitmnist.cli.invocation import AUTO_FORM
 from vitmnist.cli.overrides import key_of, value_of
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -29,7 +28,7 @@ def connect_ranks() -> World:
     return TorchWorld()
 
 
-def check_restarts(resume: Resume | None) -> None:
+def check_restarts(typed: list[str]) -> None:
     """Raise `ConfigError` if torchrun would restart what cannot be resumed: it repeats the same arguments.
 
     It counts restarts per machine, so the restarted processes of several could not tell which belong together.
@@ -40,16 +39,13 @@ def check_restarts(resume: Resume | None) -> None:
             f"--max-restarts={restarts}: is for one machine, and these are {machines}; type --max-restarts=0 and "
             f"{AUTO_FORM}, and start it again yourself"
         )
-    if restarts and not resume:
+    if restarts and "resume" not in map(key_of, typed):
         raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
 
 
-def start_other_ranks(world: World, command: Command) -> None:
-    """Let the other ranks train in the folder and with the configuration of this one; without a folder, they exit."""
-    start = None
-    if command.output and command.config:
-        config = to_plain_dict(command.config)
-        start = {"folder": str(command.output.path), "typed": _compared(command.typed), "config": config}
+def start_other_ranks(world: World, typed: list[str], folder: Path, config: Config) -> None:
+    """Let the other ranks train in the folder and with the configuration of this one."""
+    start = {"folder": str(folder), "typed": _compared(typed), "config": to_plain_dict(config)}
     world.broadcast_object(lambda: start)
 
 

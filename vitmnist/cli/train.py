@@ -1,166 +1,157 @@
-"""Trains a run, or a sweep of several: arguments for Hydra in, records and an exit code out."""
+"""Trains a run, or a sweep of several: arguments in, records and an exit code out."""
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
-import multiprocessing
-import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import hydra
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import configure_log, env_override
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli import command, folders, sweep
-from vitmnist.cli.arguments import for_hydra
-from vitmnist.cli.messages import describe, refuse_flags
+from vitmnist.cli.command import program
+from vitmnist.cli.invocation import Invocation, parse
+from vitmnist.cli.overrides import key_of
+from vitmnist.cli.resume import SEVERAL, continued, is_resumable, recorded_config, recorded_overrides
+from vitmnist.cli.start import RECORDS, Start, ending, import_run
+from vitmnist.cli.sweep import prepare_sweep
 from vitmnist.cli.torchrun import check_restarts, connect_ranks, follow_rank_0, start_other_ranks
 from vitmnist.config import CONF
-from vitmnist.errors import described
-from vitmnist.runtime.failures import Failure
-from vitmnist.runtime.files import display_path, locked
-from vitmnist.runtime.signals import UNFINISHED, handled_by, ignore_stopping, interruption
-from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.tracking.result import Result
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
+from vitmnist.errors import ConfigError
+from vitmnist.runtime.files import display_path, has_checkpoint
+from vitmnist.runtime.signals import handled_by
 
 log = logging.getLogger(__name__)
 
-# Hydra passes nothing but the configuration to its task.
-_world: World = SINGLE_PROCESS
-
-
-@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def train(composed: DictConfig) -> float | None:
-    """Train one run; Hydra calls this for a run, or for each job of a sweep, whose objective it returns."""
-    this, job = folders.command, HydraConfig.get()
-    if sweep.is_parallel(job) and (parent := multiprocessing.parent_process()):
-        this.stop.follow(parent.pid)  # type: ignore[arg-type]  # joblib's processes outlive it
-    run = import_run()
-    folder = Path(job.runtime.output_dir)
-    overrides: list[str] = OmegaConf.to_container(job.overrides.task)  # type: ignore[assignment]
-    if job.mode == RunMode.MULTIRUN:
-        if sweep.is_completed_job(composed, folder):
-            return sweep.objective(folder)
-        with sweep.recorded_job(composed, folder, overrides):
-            if this.stop.request:  # received too late to stop the previous job
-                raise interruption(this.stop.request)
-            with locked(folder):
-                run(sweep.job_config(composed, folder), folder, overrides, this.stop)
-                return sweep.objective(folder)
-        if this.stop.is_orphan:
-            os._exit(UNFINISHED)  # a process of joblib waits for further jobs for five minutes
-        return None
-    try:
-        start_other_ranks(_world, this)
-        assert this.config is not None
-        this.stage = "training"
-        run(this.config, folder, this.overrides, this.stop, _world)
-        this.stage = "completed"
-    except Exception as error:
-        raise folders.TaskError from error
-    return None
-
-
-def import_run() -> Callable[..., Result]:
-    """Import `run`, and with it torch; not before, because `--help` needs neither."""
-    gc.disable()  # it would scan the objects of an import again and again
-    import torch
-
-    from vitmnist.run import run
-
-    torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
-    if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
-    gc.enable()
-    return run
-
 
 def main() -> None:
-    """Run the program; an exception becomes one message and an exit code, on the first rank that fails."""
-    global _world  # noqa: PLW0603
-    _world, folders.command = SINGLE_PROCESS, folders.Command(sys.argv[1:])
-    logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
-    before = os.environ.get("HYDRA_FULL_ERROR", "0")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them its own way
-    failed: BaseException | None = None
-    try:
-        with handled_by(end_at_once, signal.SIGINT):
-            _world = connect_ranks()
-            if not _world.is_main:
-                train_as_rank_0_says()
-            elif "--version" in folders.command.typed:
-                print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
-            else:
-                refuse_flags(folders.command.typed)
-                sys.argv[1:], folders.command.resume = for_hydra(folders.command.typed)
-                check_restarts(folders.command.resume)
-                train()
-        sys.stdout.flush()
-    except SystemExit as ended:
-        if ended.code:
-            raise
-    except folders.TaskError as error:
-        failed = error.__cause__
-    except Exception as error:
-        request = folders.command.stop.request if folders.command.kind != "run" else 0
-        failed = interruption(request) if request else error  # the signal ends a process of joblib that has no job yet
-    except BaseException as error:
-        failed = error
-    finally:
-        os.environ["HYDRA_FULL_ERROR"] = before
-        if folders.command.output:
-            folders.command.output.release()
-        # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
-        atexit.register(ignore_stopping)
-    if failed:
-        _end(failed)
-    if _world.is_main and not folders.command.output:  # after --help, or nothing was left to do
-        start_other_ranks(_world, folders.command)
-    _world.disconnect()
+    """Train what the command line says; an exception becomes one message and an exit code."""
+    start = Start(sys.argv[1:])
+    with ending(start):
+        if train := prepare(start):
+            train()
 
 
-def train_as_rank_0_says() -> None:
-    """Train as another rank, with the folder and the configuration of rank 0; returns if that ends without a run."""
-    if followed := follow_rank_0(_world, folders.command.typed):
-        folders.command.stage = "training"
-        import_run()(*followed, [], folders.command.stop, _world)
+def prepare(start: Start) -> Callable[[], object] | None:
+    """Check what was typed, and lock the folder; returns what trains, or None if nothing is left to do.
 
-
-def end_at_once(number: int, frame: FrameType | None) -> None:
-    """End on a Ctrl-C before training, when nothing can be lost; a completed run ends by itself.
-
-    An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads,
-    of which one may hang in a read.
+    Raises:
+        ConfigError: the arguments, the configuration or the folder cannot be used; nothing was written.
     """
-    if folders.command.stage == "completed":
-        return
-    hint = folders.command.resume_hint(_world.size)
-    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # a print could be what was interrupted
-    os._exit(130)
+    start.world = connect_ranks()
+    if not start.world.is_main:
+        followed = follow_rank_0(start.world, start.typed)
+        start.is_training = followed is not None
+        return followed and partial(import_run(), *followed, [], start.stop, start.world)
+    if "--version" in start.typed:
+        return partial(print, f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
+    invocation = parse(start.typed)
+    check_restarts(start.typed)
+    if invocation.is_question:
+        return partial(_answer, invocation)
+    if invocation.run:
+        return _prepare_resumed(start, invocation.run, invocation.overrides)
+    return _prepare_composed(start, invocation)
 
 
-def _end(error: BaseException) -> NoReturn:
-    """Exit with one message, on the first rank that fails; says where the results are and how to resume."""
-    error, output = _world.root_cause(error), folders.command.output
-    failure = describe(error)
-    if not failure.is_user_error and folders.command.stage == "starting":  # by Hydra's grammar, or a sweeper
-        failure = Failure(f"{described(error)} (HYDRA_FULL_ERROR=1 shows the traceback)")
-    if failure.status == "interrupted":
-        # This goes to stderr if Hydra has not configured logging yet.
-        log.warning("%s%s", failure.message, folders.command.resume_hint(_world.size))
-        sys.exit(failure.exit_code)
-    if output and folders.command.stage == "training" and (output.path / "result.json").exists():
-        log.info("failed; results: %s", display_path(output.path))
-    if not _world.report_failure(error, failure.message):
-        sys.exit(failure.exit_code)
-    command.end(error, failure)
+def _answer(invocation: Invocation) -> None:
+    """Let Hydra answer a question such as `--help` or `--cfg job`."""
+    sys.argv[1:] = invocation.arguments
+    with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them its own way
+        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
+
+
+def _prepare_resumed(start: Start, folder: Path, typed: list[str]) -> Callable[[], object] | None:
+    """Resume a run with its recorded values and what was typed, without Hydra."""
+    config = recorded_config(folder, typed)
+    start.hold(folder, "hydra.run.dir")
+    if not (resumed := continued(folder, config)):
+        return None
+    keys = [key_of(one) for one in typed]
+    overrides = [one for one in recorded_overrides(folder) if key_of(one) not in keys] + typed
+    handlers = (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "vitmnist.log"))
+    line = "%(asctime)s  %(message)s"  # as conf/config.yaml says for a run that begins
+    logging.basicConfig(format=line, datefmt="%H:%M:%S", level=logging.INFO, handlers=handlers, force=True)
+    return _training(start, resumed, folder, overrides)
+
+
+def _prepare_composed(start: Start, invocation: Invocation) -> Callable[[], object] | None:
+    """Compose the configuration of a run or sweep that begins, or that `resume=auto` continues."""
+    options, overrides = invocation.options, invocation.overrides
+    folder = str(Path(options.config_path or CONF).resolve())
+    start.held.enter_context(initialize_config_dir(folder, job_name="train", version_base="1.3"))
+    composer, name = GlobalHydra.instance().hydra, options.config_name or "config"
+    assert composer
+    composed = composer.compose_config(name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
+    HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
+    if options.multirun or composed.hydra.mode == RunMode.MULTIRUN:
+        return prepare_sweep(start, composed, invocation, partial(composer.multirun, name))
+    if any(one.is_sweep_override() for one in OverridesParser.create().parse_overrides(overrides)):
+        composer.compose_config(name, overrides, RunMode.RUN)  # raises an error that explains -m
+    return _prepare_run(start, composed, overrides)
+
+
+def _prepare_run(start: Start, composed: DictConfig, typed: list[str]) -> Callable[[], object] | None:
+    """A single run in a locked folder, unless it is completed."""
+    if composed.repeats > 1:
+        raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
+    folder, is_auto = Path(composed.hydra.run.dir), composed.resume == "auto"
+    values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    config = replace(validate(Config, values), resume=None)
+    start.hold(folder, "hydra.run.dir", () if is_auto else RECORDS)
+    if is_auto and is_resumable(folder):  # asked under the lock: another process may have trained here meanwhile
+        # The same command line is typed again and again: the values of `experiment=` and the like are recorded.
+        recorded = recorded_config(folder, [one for one in typed if key_of(one) not in SEVERAL])
+        if not (resumed := continued(folder, recorded)):
+            return None
+        print(f"resume=auto: resuming {display_path(folder)}")
+        config = resumed
+    elif is_auto:
+        print(f"resume=auto: nothing to resume in {display_path(folder)}; a new run begins")
+    overrides = [one for one in composed.hydra.overrides.task if key_of(one) != "resume"]
+    with read_write(composed.hydra.runtime):
+        composed.hydra.runtime.output_dir = str(folder.absolute())
+    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
+    start.held.enter_context(env_override(composed.hydra.job.env_set))
+    return _training(start, config, folder, overrides)
+
+
+def _training(start: Start, config: Config, folder: Path, overrides: list[str]) -> Callable[[], None]:
+    """What trains a single run in its folder, when all ranks know of it."""
+    start_other_ranks(start.world, start.typed, folder.absolute(), config)
+    start.hint, start.is_training = partial(_hint, folder, start.world.size), True
+
+    def train() -> None:
+        shown = display_path(folder)
+        try:
+            import_run()(config, folder.absolute(), overrides, start.stop, start.world)
+        except Exception:
+            if (folder / "result.json").exists():
+                log.info("failed; results: %s", shown)
+            raise
+        start.held.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # a completed run ends by itself
+        log.info("Results: %s\nView them with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
+
+    return train
+
+
+def _hint(folder: Path, ranks: int) -> str:
+    """The end of a message about an interruption: where the results are, and the command that resumes."""
+    shown = display_path(folder)
+    if not has_checkpoint(folder):
+        return f"; results: {shown}"
+    return f"; results: {shown}, resume with\n    {program(ranks)} {shlex.quote(f'resume={shown}')}"

@@ -26,7 +26,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
-        elif name not in ("data.root", "repeats"):
+        elif name not in ("data.root", "repeats", "resume"):
             parts.append(value if is_group and "@" not in name else f"{short}{value}")
     parts = [re.sub(r"[^\w.+-]+", "_", part) for part in parts]
     longest = max(map(len, parts), default=0)

@@ -18,9 +18,7 @@ from typing import Any
 from vitmnist.diagnosis.observation import Limits
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.script_report import describe_script
-from vitmnist.errors import DataError
-
-INTERRUPTED = 130  # what a shell shows after Ctrl-C
+from vitmnist.errors import DataError, ExitCode
 
 
 class MissingScriptError(DataError):
@@ -107,6 +105,6 @@ def _is_module(name: str) -> bool:
 def _exit_code(ended: BaseException | None) -> int:
     """The exit code of a process that is ended by this exception."""
     if isinstance(ended, KeyboardInterrupt):
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     code = ended.code if isinstance(ended, SystemExit) else int(ended is not None)
     return code & 0xFF if isinstance(code, int) else int(code is not None)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any, Literal
 
-from vitmnist.errors import LoadingError, UserError, first_line
-from vitmnist.runtime.files import InUseError
-from vitmnist.runtime.signals import UNFINISHED, RunInterrupted
+from vitmnist.errors import ExitCode, LoadingError, UserError, first_line
+from vitmnist.runtime.signals import RunInterrupted
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Failure:
     """How an exception is reported."""
 
     message: str
-    exit_code: int = 1
+    exit_code: int = ExitCode.FAILED
     status: Literal["failed", "interrupted"] = "failed"
     is_user_error: bool = True
     """Shown as its message alone; otherwise with a traceback, because the program is at fault."""
@@ -125,12 +124,11 @@ def _os_error(error: OSError) -> str:
 
 
 FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], Callable[[Any], Failure | str]], ...] = (
-    (RunInterrupted, lambda error: Failure(str(error), UNFINISHED, "interrupted")),
-    (KeyboardInterrupt, lambda error: Failure("interrupted", 130, "interrupted")),
+    (RunInterrupted, lambda error: Failure(str(error), ExitCode.UNFINISHED, "interrupted")),
+    (KeyboardInterrupt, lambda error: Failure("interrupted", ExitCode.INTERRUPTED, "interrupted")),
     (is_shared_memory_full, _shared_memory_full),
     (are_too_many_files_open, _too_many_files),
-    (InUseError, lambda error: Failure(str(error), UNFINISHED)),
-    (UserError, str),
+    (UserError, lambda error: Failure(str(error), error.exit_code)),
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),
     (lacks_determinism, _lacks_determinism),

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
-from vitmnist.errors import ConfigError, printable
+from vitmnist.errors import ConfigError, ExitCode, printable
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ def check_may_write() -> None:
 
 class InUseError(ConfigError):
     """The output folder is in use by another process."""
+
+    exit_code = ExitCode.UNFINISHED
 
 
 _locked: set[Path] = set()  # the folders that this process has locked

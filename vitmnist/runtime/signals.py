@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
-UNFINISHED = 75
-"""Exit code of a run that was asked to stop: EX_TEMPFAIL of BSD's sysexits.h, "try again later"."""
+from vitmnist.errors import ExitCode
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """The signals that stop a run; SIGUSR1 is for batch systems, as Slurm's `--signal=USR1@60`."""
@@ -24,9 +24,19 @@ def ignore_stopping() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def end_interrupted(hint: str = "") -> NoReturn:
+    """End at once, for a Ctrl-C that comes when nothing can be lost.
+
+    An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads,
+    of which one may hang in a read.
+    """
+    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # a print could be what was interrupted
+    os._exit(ExitCode.INTERRUPTED)
+
+
 @contextmanager
-def handled_by(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
-    """Handle these signals by a function within the block; Python allows that in the main thread only."""
+def handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: int) -> Iterator[None]:
+    """Handle these signals by a function or an action within the block; Python allows that in the main thread only."""
     is_allowed = threading.current_thread() is threading.main_thread()
     previous = {number: signal.signal(number, handler) for number in numbers} if is_allowed else {}
     try:

@@ -44,7 +44,7 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
     if not has_begun and (is_refused or config.resume):  # nothing to record
         return
-    result.status, result.error = failure.status, failure.message
+    result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
     try:
         if world.is_main:
             result.write(folder)

@@ -32,6 +32,7 @@ class Result:
 
     status: str = "failed"
     error: str | None = None
+    exit_code: int | None = None
     overrides: list[str]
     choices: dict[str, str]
     config: dict[str, Any] | None = None
