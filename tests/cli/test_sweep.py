@@ -134,6 +134,22 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert_same_run(second, tmp_path / "alone")
 
 
+@pytest.mark.slow  # each start reads the jobs before
+def test_a_sweep_that_is_killed_three_times_ends_as_one_that_was_not(
+    succeed: Printed, start: Start, quick: list[str], tmp_path: Path
+) -> None:
+    typed = ["-m", *quick, "epochs=12", "seed=1,2,3", "checkpoint.min_interval_s=0"]
+    again = [*typed, "hydra.sweep.dir=killed", "resume=auto"]
+    for job in range(3):
+        start(*again).until(rf"#{job} : [\s\S]*epoch 3/12").kill_group()
+    assert succeed(*again).count("completed before") == 2
+    succeed(*typed, "hydra.sweep.dir=whole")
+    killed, whole = jobs(tmp_path / "killed"), jobs(tmp_path / "whole")
+    assert [folder.name for folder in killed] == [folder.name for folder in whole]  # resume=auto names no folder
+    for one, other in zip(killed, whole, strict=True):
+        assert_same_run(one, other)
+
+
 def test_a_job_whose_time_is_over_does_not_end_the_sweep(train_here: Train, quick: list[str], tmp_path: Path) -> None:
     ended = train_here("-m", *quick, "max_minutes=0,null", "hydra.sweep.dir=here")
     assert ended.returncode == ExitCode.UNFINISHED, ended.stderr

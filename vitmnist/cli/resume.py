@@ -175,7 +175,7 @@ def continued(folder: Path, config: Config) -> Config | None:
     """The configuration that resumes the run in a folder; None if it is completed, and its result is printed.
 
     Raises:
-        ConfigError: it is completed, with fewer epochs and without a checkpoint; or what may not change differs.
+        ConfigError: it is completed with other epochs and has no checkpoint, or what may not change differs.
     """
     run, config, is_extendable = read_run(folder), replace(config, resume=str(folder)), has_checkpoint(folder)
     shown, accuracy = display_path(folder), run.value("eval_acc")
