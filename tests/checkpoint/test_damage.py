@@ -78,8 +78,9 @@ def test_only_what_the_first_step_raises_is_blamed_on_the_checkpoint(
     if failing == 1:
         assert re.fullmatch(DAMAGED, train_here(*typed).stderr)
     else:
-        with pytest.raises(ZeroDivisionError):
-            train_here(*typed)
+        ended = train_here(*typed)
+        assert "ZeroDivisionError" in ended.stderr
+        assert "damaged" not in ended.stderr
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

@@ -16,7 +16,7 @@ from vitmnist.errors import ExitCode
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resume=cut", "batch_size=7"], "batch_size=7 (it was 6); only epochs, data.loader"),
+        (["resume=cut", "batch_size=7"], "batch_size=7 (it was 6); only epochs, device, data.root"),
         (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
         (["resume=cut", "data/dataset=mnist"], "data.dataset.name=mnist (it was kmnist)"),
         (["resume=cut", "optimizer.lr=1"], "optimizer.lr=1 (it was 0.003)"),

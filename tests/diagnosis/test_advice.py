@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,7 @@ def changes_of(
         return Epoch(*times) if times else None
 
     monkeypatch.setattr(Loop, "epoch", epoch)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])  # tests may have left others
     loader = loader_of(**changed)
     loop = loop_of(loader, script_of(loader), IDLE)
     source = Source(Samples(), default_collate, None, DataLoader)
