@@ -63,6 +63,9 @@ def test_a_run_of_0_1_is_resumed(run: Path, train_here: Train) -> None:
 def test_a_key_that_has_moved_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = {"a.old": "b.new", "gone.all": None, "top": "b.top"}
     monkeypatch.setattr(earlier, "CURRENT_KEYS", moved)
+    monkeypatch.setattr(earlier, "ADDED_KEYS", {"c.added": 4, "top": 5, "b.top": 6})
     recorded = {"a": {"old": [1], "kept": {}}, "gone": {"all": 2}, "top": 3}
-    assert with_current_keys(recorded) == {"a": {"kept": {}}, "gone": {}, "b": {"new": [1], "top": 3}}
-    assert with_current_keys({"a": 5}) == {"a": 5}
+    expected = {"a": {"kept": {}}, "gone": {}, "b": {"new": [1], "top": 3}, "c": {"added": 4}, "top": 5}
+    assert with_current_keys(recorded) == expected
+    assert with_current_keys({"a": 5, "b": 1}) == {"a": 5, "b": 1, "c": {"added": 4}, "top": 5}
+    assert with_current_keys({}) == {}

@@ -118,13 +118,13 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported with
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:
-    """Export a model that is on the CPU, with its normalisation, and compare it with the original on `dataset.test`.
+    """Export a model that is on the CPU, with its normalisation, and compare both on the split of the evaluations.
 
     Raises:
         ConfigError: the images or classes of the dataset do not fit the model.
         ExportError: the exported model predicts another class for some image.
     """
-    split = trained.normalized(dataset.test)
+    split = trained.normalized(dataset.evaluated)
     original = nn.Sequential(Preprocess(split), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)

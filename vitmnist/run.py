@@ -17,6 +17,7 @@ from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import DataError, TrainingError
+from vitmnist.loaders.base import LOADERS
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
@@ -24,14 +25,15 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_record
 from vitmnist.tracking.hardware import HardwareFigures
-from vitmnist.tracking.log import log_epoch, log_setup, log_shared_cores, log_verdict
+from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_shared_cores, log_test, log_verdict
+from vitmnist.tracking.monitor import Monitor, find_metric
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.accumulator import Predictions
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.ranks import agree_on_device
-from vitmnist.training.setup import TrainSetup, build_setup
+from vitmnist.training.setup import TrainSetup, build_setup, split_sampler
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +73,8 @@ def run(
             # From here on a signal stops the run after a step, when it can be saved. Before, there is nothing to lose.
             until_recorded.enter_context(stop.listening(deadline))
             setup = context.setup
-            for epoch in range(len(result.epochs), config.epochs):
-                progress = context.start_epoch(epoch)
+            while not context.is_done():
+                progress = context.start_epoch(len(result.epochs))
                 with context.instrument(progress, is_training=True) as after_step:
                     train = train_epoch(setup.step, setup.train_loader, progress, after_step)
                 with context.instrument(progress, is_training=False) as after_step:
@@ -80,7 +82,9 @@ def run(
                         setup.step.eval_model, setup.eval_loader, setup.step.preprocess, after_step, world
                     )
                 context.finish_epoch(progress, train, evaluation, predictions)
+            log_early_stop(result, context.monitor)
             context.checkpoints.save_final_weights()
+            context.evaluate_on_test()
         log_verdict(result)
     return result
 
@@ -101,6 +105,7 @@ class RunContext:
     ) -> None:
         self.config, self.folder, self.result, self.world = config, folder, result, world
         self.is_first_epoch = True  # since the start or resume of this process
+        self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
         device = agree_on_device(config, world)
         result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
         result.distributed = {"ranks": world.size} if world.size > 1 else None
@@ -110,14 +115,23 @@ class RunContext:
         step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
         self.setup = setup = build_setup(config, device, stack, world, step_config)
         record_setup(result, setup, device, world)
-        self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world)
+        self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world, self.monitor)
         self.resumed_progress = self.checkpoints.restore(checkpoint) if checkpoint else None
+        # A run that had stopped early trains on if it may train longer than before.
+        self.must_train = bool(checkpoint and (checkpoint.progress or checkpoint.may_train_longer(config)))
         self.hardware = HardwareFigures(device)  # after set-up, whose memory and GPU time it must not count
         result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
         log_setup(config, setup, result, device, world)
         self.board = stack.enter_context(TensorBoard(folder, result)) if world.is_main else None
         if world.is_main:
             prepare_folder(folder, result)
+
+    def is_done(self) -> bool:
+        """Whether all epochs are done, or none has been better for as long as `patience` allows."""
+        epochs = self.result.epochs
+        self.result.stopped_early = len(epochs) < self.config.epochs and self.monitor.is_exhausted(epochs)
+        must_train = self.is_first_epoch and self.must_train
+        return len(epochs) >= self.config.epochs or (self.result.stopped_early and not must_train)
 
     def start_epoch(self, epoch: int) -> EpochProgress:
         """The progress of an epoch: that of the checkpoint if it was saved in the middle, else a new one."""
@@ -177,9 +191,9 @@ class RunContext:
         record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
         if self.is_first_epoch and self.result.setup_s is not None:
             self.result.setup_s += progress.timer.first_wait()
-        self.is_first_epoch = False
         self.result.epochs.append(record)
-        is_last = epoch + 1 == config.epochs
+        self.is_first_epoch = False
+        is_last = self.is_done()
         try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
             self.write_records(record, predictions, is_last)
         except OSError as error:
@@ -188,6 +202,21 @@ class RunContext:
         log_epoch(record, config.epochs)
         log_shared_cores(self.result, self.hardware.cores)
         self.checkpoints.after_epoch(is_last)
+
+    def evaluate_on_test(self) -> None:
+        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split."""
+        setup, world = self.setup, self.world
+        if setup.dataset.validation is None or setup.dataset.test is None:
+            return
+        name = self.checkpoints.load_best_weights()
+        for loader in (setup.train_loader, setup.eval_loader):
+            loader.close()  # there may be no memory for a third set
+        sampler = split_sampler(setup.dataset.test, setup.eval_loader.sampler.global_sampler.batch_size, world)
+        with LOADERS.build(setup.loader_values, setup.dataset.test, sampler, setup.step.device) as loader:
+            metrics, _ = evaluate(setup.step.eval_model, loader, setup.step.preprocess, world=world)
+        values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
+        self.result.test = {"weights": name, **values}
+        log_test(self.result)
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
         """Write `epochs.csv` and TensorBoard's events; raises `OSError` if one of them cannot be written."""
@@ -208,8 +237,7 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
     result.eval_split = dataset.eval_split
     result.dataset = {
         "name": dataset.name,
-        "train_size": len(dataset.train),
-        "test_size": len(dataset.test),
+        **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
         "skipped": dataset.skipped,
         "sha256": world.broadcast_object(lambda: dataset.sha256),
     }

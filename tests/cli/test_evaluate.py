@@ -205,10 +205,14 @@ def test_every_mistake_is_listed_and_the_worst_are_drawn(trained: Path, call_her
 
 def test_evaluation_uses_the_split_of_the_training(trained: Path) -> None:
     held_out = evaluate(trained / "run", ["data.holdout=50"], None)
-    assert held_out.dataset.evaluated_on() == "held-out split, 50 images"
+    assert (held_out.split_name, len(held_out.split)) == ("validation", 50)
     test = evaluate(trained / "run", [], None)
-    assert test.dataset.evaluated_on() == "test split, 300 images"
-    assert torch.equal(held_out.split.images, test.dataset.train.images[-50:])
+    assert (test.split_name, len(test.split)) == ("test", 300)
+    assert len(evaluate(trained / "run", ["data.holdout=50"], None, "test").split) == 300
+    train = evaluate(trained / "run", [], None, "train")
+    assert torch.equal(held_out.split.images, train.split.images[-50:])
+    with pytest.raises(ConfigError, match="--split validation: the dataset has only train and test images"):
+        evaluate(trained / "run", [], None, "validation")
 
 
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
@@ -222,13 +226,13 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
     with pytest.raises(DataError, match=r"best\.pt: is damaged"):
         load_inference_model(folder, CPU, "best")
     save_file(load_file(place / "final.safetensors"), place / "final.safetensors")  # without its metadata
+    (place / "best.pt").unlink()
     with pytest.raises(DataError, match=r"final\.safetensors: is damaged, or not of this version"):
         load_inference_model(folder, CPU)
     (place / "final.safetensors").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"final\.safetensors: is damaged"):
         load_inference_model(folder, CPU)
     (place / "final.safetensors").unlink()
-    (place / "best.pt").unlink()
     assert load_inference_model(folder, CPU).path.stem == "last"
     with pytest.raises(ConfigError, match="holds no final weights"):
         load_inference_model(folder, CPU, "final")

@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def quick(root: Path) -> list[str]:
     """Six epochs of thirty steps."""
-    step = ["trainer.micro_batch=6", "trainer.fused=true", "label_smoothing=0.1"]
+    step = ["trainer.micro_batch=6", "trainer.fused=true", "loss.label_smoothing=0.1"]
     return overrides_for(root, "batch_size=10", "epochs=6", *STATEFUL, *step)
 
 

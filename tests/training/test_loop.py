@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 
 import pytest
@@ -22,6 +23,7 @@ from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.step import TrainStep
 
 CPU = torch.device("cpu")
+LOSS = partial(F.cross_entropy, reduction="sum")
 
 
 def make_loader(tiny: Dataset, shuffle: Shuffle = Shuffle.sample) -> Loader:
@@ -36,7 +38,7 @@ def make_model() -> nn.Module:
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> TrainStep:
     # Not Adam: on the CPU it reads its own step count, which never leaves the host.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    return TrainStep(model, Preprocess(tiny.train), optimizer, lambda step: 1.0, batch_size=5)
+    return TrainStep(model, Preprocess(tiny.train), optimizer, lambda step: 1.0, LOSS, batch_size=5)
 
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:
@@ -87,7 +89,7 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
         torch.testing.assert_close(predictions.confidence, logits.softmax(1).amax(1))
         pairs = list(zip(tiny.train.labels.tolist(), predictions.labels.tolist(), strict=True))
         expected = [[pairs.count((actual, predicted)) for predicted in range(10)] for actual in range(10)]
-        assert predictions.confusion_matrix(tiny.train.labels, 10).tolist() == expected
+        assert predictions.confusion_matrix(10).tolist() == expected
     train_epoch(make_step(make_model(), tiny), loader, new_progress(loader))
     after = (model.state_dict(), tiny.train.images, tiny.train.labels)
     torch.testing.assert_close(after, before, rtol=0, atol=0)

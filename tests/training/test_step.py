@@ -20,6 +20,7 @@ from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
+from vitmnist.losses.base import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
@@ -55,6 +56,7 @@ def make_step(
     smoothing: float = 0.0,
     device: torch.device = CPU,
     steps: int = 9,
+    clip_norm: float | None = None,
     **options: object,
 ) -> TrainStep:
     """A step of a one-cycle schedule."""
@@ -62,14 +64,17 @@ def make_step(
     model = (model or make_vit()).to(device)
     built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
+    values = LOSSES.complete({"name": "cross_entropy", "label_smoothing": smoothing})
+    loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
     return TrainStep(
         model,
         Preprocess(data.train, augment).to(device),
         built,
         build_schedule(one_cycle, 1, steps),
+        loss,
         BATCH,
         config,
-        smoothing,
+        clip_norm,
         EMA(model, decay) if decay else None,
     )
 
@@ -157,7 +162,7 @@ def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compo
 
 def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
     step = make_step(tiny)
-    parts = (step.model, step.preprocess, step.optimizer, step.schedule, 500)
+    parts = (step.model, step.preprocess, step.optimizer, step.schedule, F.cross_entropy, 500)
     sizes = {size: TrainStep(*parts, StepConfig(size)).microbatch_size for size in (500, 400, 250, 200, 130)}
     assert sizes == {500: 500, 400: 250, 250: 250, 200: 167, 130: 125}
 
@@ -228,6 +233,22 @@ def test_gradients_are_logged_before_the_optimizer_writes_into_them(tiny: Datase
     images, labels, keys = batch_of(tiny, step, BATCH)
     step(images, labels, keys, BATCH)
     assert seen[0] > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 2}, {"micro_batch": None}], ids=str)
+def test_gradients_are_clipped_before_the_optimizer_and_after_they_are_logged(tiny: Dataset, options: dict) -> None:
+    norms = {}
+    for clip_norm in (None, 1e-3):
+        step = make_step(tiny, clip_norm=clip_norm, **options)
+        step.on_gradients = lambda step: norms.__setitem__("logged", norm_of(step.model))
+        step(*batch_of(tiny, step, BATCH), BATCH)
+        norms[clip_norm] = norm_of(step.model)
+    assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
+    assert norms["logged"] == norms[None] > 1e-2
+
+
+def norm_of(model: nn.Module) -> float:
+    return float(nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()]))
 
 
 def test_the_ema_is_its_formula(tiny: Dataset) -> None:

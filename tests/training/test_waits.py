@@ -12,6 +12,7 @@ from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.losses.base import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.base import OPTIMIZERS
 from vitmnist.optim.ema import EMA
@@ -39,7 +40,10 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
         with copies.allowed():
             model = ViT(ViTOptions(patch_size=14, depth=1), (3, 28, 28), 10)
             optimizer = OPTIMIZERS.build({"name": "adamw", **OPTIMIZERS_UNDER_TEST["adamw"]}, model, True)
-            step = TrainStep(model, preprocess.to(CUDA), optimizer, lambda step: 1.0, 8, config, 0.1, EMA(model, 0.9))
+            values = LOSSES.complete({"name": "cross_entropy", "label_smoothing": 0.1, "class_weights": [1] * 10})
+            loss = LOSSES.build(values, torch.zeros(1, dtype=torch.int64), tuple("abcdefghij"), CUDA)
+            parts = (model, preprocess.to(CUDA), optimizer, lambda step: 1.0, loss, 8, config)
+            step = TrainStep(*parts, clip_norm=1.0, ema=EMA(model, 0.9))
             progress = EpochProgress(0, sampler, CUDA, log_every=1)
             numbers = torch.zeros(8, dtype=torch.int64)
             images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)

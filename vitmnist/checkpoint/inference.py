@@ -19,7 +19,7 @@ from vitmnist.models.base import MODELS
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.records import refuse_control_characters
 
-WEIGHTS = {"final": "final.safetensors", "best": "best.pt", "last": "last.pt"}
+WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
 
     Args:
         folder: of the run.
-        weights: final, best or last; None takes the first that exists.
+        weights: best, final or last; None takes the first that exists.
 
     Raises:
         ConfigError: the folder does not contain these weights.
@@ -75,7 +75,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     candidates = [folder / storage.FOLDER / WEIGHTS[name] for name in ([weights] if weights else WEIGHTS)]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
-        names = weights or "final, best or last"
+        names = weights or "best, final or last"
         raise ConfigError(f"{folder}: holds no {names} weights in {storage.FOLDER}/; name the folder of a run")
     with storage.reporting_damage(path):
         info, tensors = _read(path)

@@ -26,6 +26,7 @@ from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
+from vitmnist.tracking.monitor import Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.setup import TrainSetup
@@ -69,6 +70,11 @@ class Checkpoint:
         is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
         return StepConfig.from_dict(self.step_config) if is_same else None
 
+    def may_train_longer(self, config: Config) -> bool:
+        """Whether `config` may end the run at another epoch than its configuration before."""
+        now = to_plain_dict(config)
+        return any(self.config.get(key) != now[key] for key in ("epochs", "patience", "monitor"))
+
 
 class CheckpointManager:
     """Saves the checkpoints of a run under way. Rank 0 writes them for all.
@@ -77,12 +83,19 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, folder: Path, config: Config, setup: TrainSetup, result: Result, stop: StopSignal, world: World
+        self,
+        folder: Path,
+        config: Config,
+        setup: TrainSetup,
+        result: Result,
+        stop: StopSignal,
+        world: World,
+        monitor: Monitor,
     ) -> None:
         self._folder, self._setup, self._result, self._stop, self._world = folder, setup, result, stop, world
         self._config = config
         self._model_info = model_info(config, setup.dataset.train)
-        self._best_acc = -1.0
+        self._monitor = monitor
         self._saved_at, self._steps_since_save = time.monotonic(), 0
         self._is_unproven = False  # whether no step has been done since the checkpoint was restored
 
@@ -113,13 +126,15 @@ class CheckpointManager:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
         with storage.reporting_damage(self._folder / storage.FOLDER):
-            checksums = (self._result.dataset or {})["sha256"]
-            if differing := [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]:
+            checksums, known = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
+            if self._setup.dataset.validation and "validation_images" not in known:  # 0.1 called a hold-out `test`
+                known = {name.replace("test", "validation"): value for name, value in known.items()}
+                checksums = {name: value for name, value in checksums.items() if name in known}
+            if differing := [name for name, value in checksums.items() if known.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             if checkpoint.model_info != self._model_info:
                 raise ValueError("model_info differs from that of this run")
             step, progress = self._setup.step, None
-            self._best_acc = max((float(epoch["eval_acc"]) for epoch in checkpoint.epochs), default=-1.0)
             step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress = self.new_progress(len(checkpoint.epochs))
@@ -189,10 +204,9 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        accuracy = self._result.epochs[-1]["eval_acc"]
-        has_holdout = self._config.data.holdout is not None
-        best = has_holdout and accuracy > self._best_acc  # selecting by the test split would bias the accuracy
-        self._best_acc = max(accuracy, self._best_acc)
+        epochs, has_validation = self._result.epochs, self._setup.dataset.validation is not None
+        # Selecting by the test split would bias its accuracy.
+        best = has_validation and self._monitor.best_epoch(epochs) == len(epochs) - 1
         interval = self._config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
         stopping, saving = self._world.all_reduce_max([self._stop.request, is_due or must_save], at_once=True)
@@ -204,6 +218,18 @@ class CheckpointManager:
     def _interrupt(self, request: int) -> NoReturn:
         self._world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
         raise interruption(request)
+
+    def load_best_weights(self) -> str:
+        """Load the weights of the best epoch, if there are any, into the model that is evaluated; returns their name.
+
+        Rank 0 reads them for all.
+        """
+        best = self._folder / storage.FOLDER / "best.pt"
+        state = self._world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
+        if state is None:
+            return "final"
+        self._setup.step.eval_model.load_state_dict((state["ema"] or state)["model"])
+        return "best"
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `DataError` if it cannot be written."""

@@ -4,8 +4,8 @@
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
     vitmnist evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
 
-The model is evaluated on the same split as in training: the test split, or with data.holdout=N the held-out training
-images. data.holdout=null evaluates such a run on the test split.
+The weights are the best ones if there are any (best.pt), else those at the end. The split is that of the evaluations in
+training: validation, or without one test. --split names another.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset
 from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.loaders.make_loader import make_loader
+from vitmnist.metrics.base import METRICS, confusion_metrics
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import home_expanded, only_reading, write_output
 from vitmnist.runtime.records import csv_text
@@ -39,16 +40,17 @@ from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
 from vitmnist.training.accumulator import Predictions
 
+SPLITS = ("train", "validation", "test")
 USED = ("data", "device", "batch_size")
 """Keys and sections that an evaluation can override; the model is always that of the run."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions of a run's model on the split that it was evaluated on in training."""
+    """Predictions of a run's model on a split of its dataset."""
 
     weights: Path
-    dataset: Dataset
+    split_name: str
     split: Split
     predictions: Predictions
 
@@ -68,7 +70,7 @@ class Evaluation:
 
     def mistakes_csv(self) -> bytes:
         """A row for each misclassified image, the most confident first, in split order among equals."""
-        mistakes = self.rows(self.predictions.mistakes(self.split.labels))
+        mistakes = self.rows(self.predictions.mistakes())
         # 9 digits identify a float32.
         rows = [row | {"probability": float(f"{row['probability']:.9g}")} for row in mistakes]
         columns = ("image", "true_class", "predicted_class", "probability")
@@ -78,11 +80,11 @@ class Evaluation:
 def load_run(
     folder: Path, overrides: list[str], weights: str | None
 ) -> tuple[Config, torch.device, InferenceModel, Dataset]:
-    """The configuration of a run, its device, its model on it, and the dataset; `test` is the split to evaluate on.
+    """The configuration of a run, its device, its model on it, and the dataset.
 
     Args:
         overrides: changes to the run's configuration.
-        weights: final, best or last; None takes the first that exists.
+        weights: best, final or last; None takes the first that exists.
 
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
@@ -106,22 +108,27 @@ def load_run(
     return config, device, trained, dataset
 
 
-def evaluate(folder: Path, overrides: list[str], weights: str | None) -> Evaluation:
-    """Run a run's model over the split that it was evaluated on in training; arguments and errors as `load_run`."""
+def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name: str | None = None) -> Evaluation:
+    """Run a run's model over a split, by default the one it was evaluated on in training; raises as `load_run`."""
     config, device, trained, dataset = load_run(folder, overrides, weights)
-    split = trained.normalized(dataset.test)
+    split_name = split_name or dataset.eval_split
+    if split_name not in dataset.splits:
+        raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
+    split = trained.normalized(dataset.splits[split_name])
     # All loaders give the same result; this one has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
         _, predictions = loop.evaluate(trained.model, loader, Preprocess(split).to(device))
-    return Evaluation(trained.path, dataset, split, predictions)
+    return Evaluation(trained.path, split_name, split, predictions)
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
     recorded = read_run(folder).section("dataset").get("sha256")
-    if isinstance(recorded, dict) and recorded.get("test_images") != dataset.sha256["test_images"]:
-        print(f"warning: the images of the {dataset.eval_split} split have changed since training", file=sys.stderr)
+    for name in dataset.splits:
+        checksum = recorded.get(f"{name}_images") if isinstance(recorded, dict) else None
+        if checksum and checksum != dataset.sha256[f"{name}_images"]:
+            print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
 
 
 def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -134,6 +141,7 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
     return {
         "images": sum(actual),
         "accuracy": percent(sum(correct), sum(actual)),
+        **confusion_metrics(matrix),
         "classes": [
             {
                 "class": name,
@@ -151,7 +159,10 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
 def _table(metrics: dict[str, Any]) -> str:
     names = [printable(row["class"]) for row in metrics["classes"]]
     width = max(5, *map(len, names))
-    lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images", ""]
+    shown = {name: METRICS.options_of(name) for name in METRICS.names() if name in metrics}
+    lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
+    lines += [f"{name} {metrics[name]:.{metric.digits or 2}f}{metric.unit}" for name, metric in shown.items()]
+    lines.append("")
     lines.append(f"{'class':{width}}  images  precision  recall      F1")
     for name, row in zip(names, metrics["classes"], strict=True):
         shares = ("      –" if row[key] is None else f"{row[key]:6.2f}%" for key in ("precision", "recall", "f1"))
@@ -172,6 +183,7 @@ def add_run(parser: ArgumentParser) -> None:
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run(parser)
     parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
+    parser.add_argument("--split", choices=SPLITS, help="default: validation, or without one test, as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
@@ -184,8 +196,8 @@ def _parse(parser: ArgumentParser) -> Namespace:
 
 @command(_parse)
 def main(options: Namespace) -> None:
-    evaluation = evaluate(options.run, options.overrides, options.weights)
-    dataset, split = evaluation.dataset, evaluation.split
+    evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
+    split = evaluation.split
     if options.mistakes:
         write_output(options.mistakes, evaluation.mistakes_csv())
     if options.grid:
@@ -196,11 +208,11 @@ def main(options: Namespace) -> None:
                 raise DataError(f"cannot write {options.grid}: {error.strerror}") from error
         else:
             print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
-    metrics = class_metrics(evaluation.predictions.confusion_matrix(split.labels, len(split.classes)), split.classes)
+    metrics = class_metrics(evaluation.predictions.confusion_matrix(len(split.classes)), split.classes)
     if options.json:
-        printed = {"weights": str(evaluation.weights), "split": dataset.eval_split, **metrics}
+        printed = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:
             printed["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(printed))
     else:
-        print("\n".join([str(evaluation.weights), dataset.evaluated_on(), _table(metrics)]))
+        print("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _table(metrics)]))

@@ -12,12 +12,23 @@ CURRENT_KEYS: dict[str, str | None] = {
     "data.loader.base.resident": None,
     "sweep": None,
     "trainer.cuda_graph": None,
+    "label_smoothing": "loss.label_smoothing",
 }
 """The key or section of today for each that has moved; None: it is dropped, since it changed no result."""
 
+ADDED_KEYS: dict[str, Any] = {
+    # 0.2
+    "loss.name": "cross_entropy",
+    "loss.class_weights": None,
+    "trainer.clip_norm": None,
+    "monitor": "eval_acc",
+    "patience": None,
+}
+"""Keys that a record of an earlier version lacks, with the value that says what it did."""
+
 
 def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested values of a record of any version, by the keys of this one."""
+    """The nested values of a record of any version, by the keys of this one; empty if they are unknown."""
     current = deepcopy(dict(values))
     for old, new in CURRENT_KEYS.items():
         *sections, name = old.split(".")
@@ -26,10 +37,16 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
             parent = parent.get(section) if isinstance(parent, dict) else None
         if isinstance(parent, dict) and name in parent:
             value = parent.pop(name)
-            *sections, name = (new or "").split(".")
-            if name:
-                target = current
-                for section in sections:
-                    target = target.setdefault(section, {})
-                target[name] = value
+            if new:
+                _set_default(current, new, value)
+    for key, value in ADDED_KEYS.items() if current else ():
+        _set_default(current, key, value)
     return current
+
+
+def _set_default(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    if isinstance(values, dict):
+        values.setdefault(name, value)

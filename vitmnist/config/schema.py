@@ -55,12 +55,13 @@ class Precision(str, Enum):
 
 @dataclass
 class TrainerConfig:
-    """`trainer`: how a step is computed. Changes the result by rounding only."""
+    """`trainer`: how a step is computed. Apart from `clip_norm`, changes the result by rounding only."""
 
-    micro_batch: int | str | None = or_auto(at_least=1)
-    compile: bool | str = or_auto()
-    precision: Precision = MISSING
-    fused: bool | str = or_auto()
+    micro_batch: int | str | None = or_auto(at_least=1, affects="timing")
+    compile: bool | str = or_auto(affects="timing")
+    precision: Precision = described(affects="timing")
+    fused: bool | str = or_auto(affects="timing")
+    clip_norm: float | None = bounded(above=0)
 
 
 @dataclass
@@ -96,10 +97,12 @@ class Config:
     device: str = described(affects="timing")
     model: dict[str, Any] = group("vitmnist.models.base:MODELS")
     data: DataConfig = section(DataConfig)
+    loss: dict[str, Any] = group("vitmnist.losses.base:LOSSES")
     optimizer: dict[str, Any] = group("vitmnist.optim.base:OPTIMIZERS")
     schedule: dict[str, Any] = group("vitmnist.optim.base:SCHEDULES")
-    trainer: TrainerConfig = section(TrainerConfig, affects="timing")
-    label_smoothing: float = bounded(at_least=0, below=1)
+    trainer: TrainerConfig = section(TrainerConfig)
+    monitor: str = described(may_change=True)
+    patience: int | None = bounded(at_least=1, may_change=True)
     ema_decay: float | None = bounded(above=0, below=1)
     checkpoint: CheckpointConfig = section(CheckpointConfig, affects="nothing")
     distributed: DistributedConfig = section(DistributedConfig, affects="nothing")

@@ -44,7 +44,7 @@ def described(default: Any = MISSING, **metadata: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def or_auto(**bounds: float) -> Any:
+def or_auto(**bounds: Any) -> Any:
     """As `bounded`, for a field of type `… | str` that takes the text `auto` and no other."""
     return bounded(**bounds, auto=True)
 

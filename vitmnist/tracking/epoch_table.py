@@ -1,7 +1,8 @@
 """The metrics of an epoch: one table for `result.json`, `epochs.csv`, TensorBoard and the report.
 
-A metric of logits and labels is a module in `vitmnist/metrics`. Any other needs a row here, and a value in the dict of
-`EpochProgress.compute` or `evaluate` (both in `vitmnist/training/loop.py`), or of `RunContext.finish_epoch`.
+A metric of logits and labels, or of the confusion matrix, is a module in `vitmnist/metrics`. Any other needs a row
+here, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in `vitmnist/training/loop.py`), or of
+`RunContext.finish_epoch`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from statistics import median
 from typing import Any, Literal
 
 from vitmnist.errors import TrainingError
-from vitmnist.metrics.base import METRICS
+from vitmnist.metrics.base import METRICS, ConfusionMetric
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), a value for each of `EPOCH_METRICS` (None: this machine cannot
@@ -30,6 +31,7 @@ class Metric:
         tag: where TensorBoard shows it.
         column: the title of its column in the report and in HParams; None for a metric that only the CSV file has.
         digits: after the decimal point in the report; None prints seconds with three significant digits.
+        direction: whether the highest or the lowest value is the best.
         over_epochs: how a run's epochs become one number in the report and in the summary.
     """
 
@@ -39,9 +41,10 @@ class Metric:
     column: str | None = None
     digits: int | None = None
     over_epochs: Literal["median", "max", "last"] = "median"
+    direction: Literal["max", "min"] = "min"
 
 
-BATCH_METRICS = {name: METRICS.options_of(name) for name in METRICS.names()}
+_METRICS = {name: METRICS.options_of(name) for name in METRICS.names()}
 EPOCH_METRICS = (
     Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
     Metric("train_s", "s", "time/train_s", "training, s"),
@@ -53,19 +56,23 @@ EPOCH_METRICS = (
     Metric("compute_s", "s", "time/compute_s"),
     Metric("train_loss", "", "train/loss", over_epochs="last"),
     *(
-        Metric(f"train_{name}", metric.unit, f"train/{metric.tag}", over_epochs="last")
-        for name, metric in BATCH_METRICS.items()
+        Metric(f"train_{name}", metric.unit, f"train/{metric.tag}", over_epochs="last", direction=metric.direction)
+        for name, metric in _METRICS.items()
+        if not isinstance(metric, ConfusionMetric)
     ),
     Metric("eval_loss", "", "eval/loss", over_epochs="last"),
     *(
-        Metric(f"eval_{name}", metric.unit, f"eval/{metric.tag}", metric.column, metric.digits, over_epochs="last")
-        for name, metric in BATCH_METRICS.items()
+        Metric(
+            *(f"eval_{name}", metric.unit, f"eval/{metric.tag}", metric.column, metric.digits, "last"),
+            direction=metric.direction,
+        )
+        for name, metric in _METRICS.items()
     ),
-    Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0),
+    Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"),
     Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
     Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
-    Metric("cores_busy", "cores", "cpu/cores_busy", over_epochs="last"),
-    Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0, over_epochs="last"),
+    Metric("cores_busy", "cores", "cpu/cores_busy", over_epochs="last", direction="max"),
+    Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0, over_epochs="last", direction="max"),
 )
 
 _names = [metric.name for metric in EPOCH_METRICS]
@@ -116,7 +123,7 @@ def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: I
 
 
 SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in EPOCH_METRICS if metric.column}
-SUMMARY["eval_acc_best"] = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max")
+SUMMARY["eval_acc_best"] = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max", direction="max")
 """The metrics that also describe a run as a whole, by their keys in its summary."""
 
 

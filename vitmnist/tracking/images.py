@@ -58,9 +58,9 @@ def grid(pixels: Tensor) -> Image.Image:
     return canvas
 
 
-def worst_mistakes(test: Split, predictions: Predictions) -> Image.Image | None:
+def worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
     """The misclassified images with the highest confidence, captioned; None if every prediction is correct."""
-    worst = predictions.mistakes(test.labels)[:MISTAKES]
+    worst = predictions.mistakes()[:MISTAKES]
     if not worst:
         return None
     tile_height = TILE_WIDTH + CAPTION_HEIGHT
@@ -70,20 +70,20 @@ def worst_mistakes(test: Split, predictions: Predictions) -> Image.Image | None:
     for number, index in enumerate(worst):
         row, column = divmod(number, MISTAKE_COLUMNS)
         x, y = column * (TILE_WIDTH + GAP), row * (tile_height + GAP)
-        draw.text((x, y), caption(test, predictions, index), "black")
-        image = _to_image(test.images[index])
+        draw.text((x, y), caption(split, predictions, index), "black")
+        image = _to_image(split.images[index])
         canvas.paste(
             ImageOps.contain(image, (TILE_WIDTH, TILE_WIDTH), Image.Resampling.NEAREST), (x, y + CAPTION_HEIGHT)
         )
     return canvas
 
 
-def caption(test: Split, predictions: Predictions, index: int) -> str:
+def caption(split: Split, predictions: Predictions, index: int) -> str:
     """File name or index, true class, and predicted class with its probability: three lines."""
-    actual, predicted = (test.classes[int(labels[index])] for labels in (test.labels, predictions.labels))
+    actual, predicted = (split.classes[int(labels[index])] for labels in (split.labels, predictions.labels))
     confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
     # File names differ at their ends.
-    lines = (str(test.name(index))[-CAPTION_LETTERS:], f"true: {actual}", f"{confidence} {predicted}")
+    lines = (str(split.name(index))[-CAPTION_LETTERS:], f"true: {actual}", f"{confidence} {predicted}")
     return "\n".join(printable(line)[:CAPTION_LETTERS] for line in lines)
 
 

@@ -10,6 +10,7 @@ from vitmnist.config.schema import Config
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.world import World
 from vitmnist.tracking.epoch_table import EpochRecord
+from vitmnist.tracking.monitor import Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.setup import TrainSetup
 
@@ -60,6 +61,23 @@ def log_shared_cores(result: Result, cores: Cores) -> None:
             "may make epochs shorter and steadier",
             *(cores.others, cores.available, machine["torch_threads"]),
         )
+
+
+def log_early_stop(result: Result, monitor: Monitor) -> None:
+    """Log that training stopped before its last epoch, and why."""
+    best = monitor.best_epoch(result.epochs)
+    if result.stopped_early and best is not None:
+        name = monitor.metric.name
+        log.info(
+            "stopped early: no epoch was better than epoch %d (%s %.4g) for %d epochs (patience)",
+            *(best + 1, name, result.epochs[best][name], len(result.epochs) - 1 - best),
+        )
+
+
+def log_test(result: Result) -> None:
+    """Log the evaluation on the test split."""
+    if test := result.test:
+        log.info("test split  loss %.4f acc %.2f%%  (%s weights)", test["test_loss"], test["test_acc"], test["weights"])
 
 
 def log_verdict(result: Result) -> None:

@@ -44,6 +44,8 @@ class Result:
     distributed: dict[str, Any] | None = None
     eval_split: str | None = None
     resumed: bool = False
+    stopped_early: bool = False
+    test: dict[str, Any] | None = None
     began_at: float = field(default_factory=time.time)
     ended_at: float | None = None
     setup_s: float | None = None

@@ -86,7 +86,7 @@ class TensorBoard:
         """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved."""
         images = {
             "training_batch": training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch),
-            "worst_mistakes": worst_mistakes(setup.dataset.test, predictions),
+            "worst_mistakes": worst_mistakes(setup.dataset.evaluated, predictions),
         }
         for name, drawn in images.items():
             if drawn is not None:

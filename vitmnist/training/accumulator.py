@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
-from vitmnist.metrics.base import METRICS
+from vitmnist.metrics.base import METRICS, batch_metrics
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 
 
@@ -31,7 +31,7 @@ class MetricAccumulator:
         self._sampler, self._world = sampler.global_sampler, world
         # float64 holds counts and the float32 losses exactly.
         self._sums = {
-            name: torch.zeros(len(sampler), dtype=torch.float64, device=device) for name in ("loss", *METRICS.names())
+            name: torch.zeros(len(sampler), dtype=torch.float64, device=device) for name in ("loss", *batch_metrics())
         }
 
     def update(self, sums: dict[str, Tensor]) -> None:
@@ -62,7 +62,7 @@ class MetricAccumulator:
         sizes = self.sizes
         # Weighted by size, because the last batch may be smaller.
         means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
-        for name in METRICS.names():
+        for name in batch_metrics():
             scale = 100 if METRICS.options_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
         return {f"{split}_{name}": mean for name, mean in means.items()}
@@ -96,27 +96,21 @@ class Predictions:
     Args:
         labels: int64 `[N]`, the most likely class.
         confidence: float `[N]`, its softmax probability.
+        targets: int64 `[N]`, the true class.
     """
 
     labels: Tensor
     confidence: Tensor
+    targets: Tensor
 
-    def confusion_matrix(self, targets: Tensor, classes: int) -> Tensor:
-        """Number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU.
-
-        Args:
-            targets: the true classes, int64 `[N]` on any device.
-        """
-        pairs = targets.to(self.labels.device) * classes + self.labels
+    def confusion_matrix(self, classes: int) -> Tensor:
+        """Number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
+        pairs = self.targets * classes + self.labels
         return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
 
-    def mistakes(self, targets: Tensor) -> list[int]:
-        """Indices of the misclassified images, the most confident first.
-
-        Args:
-            targets: the true classes, int64 `[N]` on any device.
-        """
-        wrong = (self.labels != targets.to(self.labels.device)).nonzero().flatten()
+    def mistakes(self) -> list[int]:
+        """Indices of the misclassified images, the most confident first."""
+        wrong = (self.labels != self.targets).nonzero().flatten()
         order = self.confidence[wrong].argsort(descending=True, stable=True)
         indices: list[int] = wrong[order].tolist()
         return indices

@@ -14,7 +14,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.base import batch_metrics
+from vitmnist.metrics.base import batch_metrics, confusion_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.accumulator import MetricAccumulator, Predictions
@@ -172,7 +172,7 @@ def evaluate(
     model.eval()
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
-    functions, confidence, predicted = batch_metrics(), [], []
+    functions, predictions = batch_metrics(), []
     timer = EpochTimer(device)
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
@@ -181,15 +181,18 @@ def evaluate(
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
             metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
-            predicted.append(logits.argmax(dim=1))
-            confidence.append(logits.softmax(dim=1).amax(dim=1))
+            predictions.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    predictions = _of_all_ranks(Predictions(torch.cat(predicted), torch.cat(confidence)), sampler, world)
-    return {**metrics.compute("eval"), "eval_s": sum(seconds.values()), "save_s": saving}, predictions
+    own = (torch.cat([getattr(one, part) for one in predictions]) for part in ("labels", "confidence", "targets"))
+    found = _of_all_ranks(Predictions(*own), sampler, world)
+    values = metrics.compute("eval") | {
+        f"eval_{name}": value for name, value in confusion_metrics(found.confusion_matrix(logits.shape[1])).items()
+    }
+    return {**values, "eval_s": sum(seconds.values()), "save_s": saving}, found
 
 
 def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: World) -> Predictions:
@@ -202,6 +205,6 @@ def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: World) -> Pred
     return Predictions(
         *(
             world.all_reduce_sum(part.new_zeros(size).index_copy_(0, indices, part))
-            for part in (own.labels, own.confidence)
+            for part in (own.labels, own.confidence, own.targets)
         )
     )

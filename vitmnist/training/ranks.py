@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -58,8 +59,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     if differing := [name for name in found[0] if len({one[name] for one in found}) > 1]:
         raise DataError(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
     # The other ranks of a machine need not compute them again.
-    return replace(
-        dataset,
-        train=replace(dataset.train, sha256=found[0]["train_images"]),
-        test=replace(dataset.test, sha256=found[0]["test_images"]),
-    )
+    splits: dict[str, Any] = {
+        name: replace(split, sha256=found[0][f"{name}_images"]) for name, split in dataset.splits.items()
+    }
+    return replace(dataset, **splits)

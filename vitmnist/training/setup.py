@@ -6,9 +6,11 @@ import copy
 import logging
 import os
 import random
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
 from vitmnist.loaders.timing import Timed
+from vitmnist.losses.base import LOSSES
 from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
@@ -42,13 +45,19 @@ BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 @dataclass
 class TrainSetup:
-    """What an epoch needs, on its device. `selection` is the measurement behind `data/loader=auto`."""
+    """What an epoch needs, on its device.
+
+    Args:
+        loader_values: the configuration of both loaders, with what `auto` chose.
+        selection: the measurement behind `data/loader=auto`.
+    """
 
     dataset: Dataset
     step: TrainStep
     step_config: StepConfig
     train_loader: Loader
     eval_loader: Loader
+    loader_values: Mapping[str, Any]
     selection: LoaderSelection | None = None
 
 
@@ -68,6 +77,11 @@ def build_setup(
     """
     check_config(config)
     dataset = read_dataset(config, world)
+    if config.patience and dataset.validation is None:
+        raise ConfigError(
+            f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; type "
+            "data.holdout=N to hold out N training images, or keep a folder val/ next to train/"
+        )
     sampler = RankSampler.of(train_sampler(config, dataset), world.rank, world.size)
     if device.type == "cpu":
         stack.enter_context(keep_memory())
@@ -87,8 +101,7 @@ def build_setup(
     # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their own
     # may differ by one image.
     eval_batch = world.broadcast_object(lambda: step.microbatch_size) * world.size
-    eval_sampler = EpochSampler(len(dataset.test), eval_batch, config.seed, "none")
-    eval_sampler = RankSampler.of(eval_sampler, world.rank, world.size)
+    eval_sampler = split_sampler(dataset.evaluated, eval_batch, world)
 
     values, selection = config.data.loader, None
     if isinstance(LOADERS.member(values)[1], AutoOptions):
@@ -96,7 +109,7 @@ def build_setup(
             select_run_loader(config, dataset, step, step_config, sampler, eval_sampler) if world.is_main else None
         )
         values = world.broadcast_object(lambda: selection.values if selection else None)
-    sets = [(dataset.train, sampler), (dataset.test, eval_sampler)]
+    sets = [(dataset.train, sampler), (dataset.evaluated, eval_sampler)]
     # All together, because the first loader may leave no room for the second.
     check_fits(values["name"], needs_of(values, sets, device) or Memory(), device, others=("ram", "cache", "disk"))
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
@@ -110,7 +123,12 @@ def build_setup(
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    return TrainSetup(dataset, step, step_config, train_loader, eval_loader, selection)
+    return TrainSetup(dataset, step, step_config, train_loader, eval_loader, values, selection)
+
+
+def split_sampler(split: Split, batch_size: int, world: World) -> EpochSampler:
+    """The sampler of an evaluation, of this rank: all images, in their order."""
+    return RankSampler.of(EpochSampler(len(split), batch_size, 0, "none"), world.rank, world.size)
 
 
 def use_deterministic_kernels() -> None:
@@ -150,9 +168,10 @@ def build_step(
         preprocess,
         optimizer,
         schedule,
+        LOSSES.build(config.loss, split.labels, split.classes, device),
         batch_size=min(sampler.batch_size, sampler.size),
         config=step_config,
-        label_smoothing=config.label_smoothing,
+        clip_norm=config.trainer.clip_norm,
         ema=EMA(model, config.ema_decay) if config.ema_decay else None,
     )
 
@@ -180,7 +199,7 @@ def select_run_loader(
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
         selection, _ = select_loader(
-            options, dataset.train, sampler, step.device, timed_of=timed_of, also=[(dataset.test, eval_sampler)]
+            options, dataset.train, sampler, step.device, timed_of=timed_of, also=[(dataset.evaluated, eval_sampler)]
         )
     finally:
         step.load_state_dict(initial)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.loaders.base import Loader
+from vitmnist.losses.base import Loss
 from vitmnist.metrics.base import batch_metrics
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
@@ -45,7 +45,8 @@ class TrainStep:
         config: micro_batch is the most images that go through the model at once (None: the whole batch). precision is
             that of the matrix products; weights, gradients and loss are float32. bf16 runs the model under
             `torch.autocast`.
-        label_smoothing: the share of each label that is spread over all classes (Szegedy et al., arXiv:1512.00567).
+        clip_norm: gradients of all parameters together whose norm is larger are scaled to it (Pascanu et al.,
+            arXiv:1211.5063); None scales none.
         ema: average of the weights; None keeps none.
     """
 
@@ -55,9 +56,10 @@ class TrainStep:
         preprocess: Preprocess,
         optimizer: Optimizer,
         schedule: Callable[[int], float],
+        loss: Loss,
         batch_size: int,
         config: StepConfig | None = None,
-        label_smoothing: float = 0.0,
+        clip_norm: float | None = None,
         ema: EMA | None = None,
     ) -> None:
         config = config or StepConfig()
@@ -76,12 +78,12 @@ class TrainStep:
         """Seconds spent on compilation."""
         self.pad = False
         """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes."""
-        self.eager = ModelAndLoss(model, preprocess, config.precision, label_smoothing)
+        self.eager = ModelAndLoss(model, preprocess, config.precision, loss)
         self.forward: nn.Module = self.eager
         """Model and loss: eager or compiled (`vitmnist.training.compilation`), with several ranks wrapped by DDP."""
         self.mixed = preprocess.mixed_on_floats
         """Eager or compiled, if the augmentation mixes images."""
-        self._batch_size = batch_size
+        self._batch_size, self._clip_norm = batch_size, clip_norm
         self._world_size = 1
 
     @property
@@ -110,7 +112,9 @@ class TrainStep:
     def __call__(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> Sums:
         """Train on a batch, without waiting for the device; the arguments are those of `forward_backward`."""
         sums = self.forward_backward(images, labels, keys, size)
-        self.on_gradients(self)  # before the optimizer: SGD with Nesterov momentum writes into the gradients
+        self.on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
+        if self._clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
         if self.ema:
             self.ema.update()
@@ -195,24 +199,20 @@ class ModelAndLoss(nn.Module):
     `[B, classes]`.
     """
 
-    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, label_smoothing: float) -> None:
+    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, loss: Loss) -> None:
         super().__init__()
         self.model = model
         self._preprocess = preprocess.on_floats  # not a submodule: DDP would broadcast its constants in each step
         self._metrics = batch_metrics()  # looked up once: compiled code cannot ask the registry
         self._device_type = preprocess.mean.device.type
-        self._uses_bf16, self._label_smoothing = precision == Precision.bf16, label_smoothing
+        self._uses_bf16, self._loss = precision == Precision.bf16, loss
 
     def forward(self, images: Tensor, keys: Tensor | None, labels: Tensor, targets: Tensor | None) -> Sums:
         images = self._preprocess(images, keys)
         with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
             logits = self.model(images)
         logits = logits.float()
-        cross_entropy = partial(F.cross_entropy, logits, label_smoothing=self._label_smoothing)
-        if targets is None:
-            loss = cross_entropy(labels, reduction="sum")
-        else:  # smoothing would give padding, whose targets are zero, a loss
-            loss = cross_entropy(targets, reduction="none").where(labels >= 0, 0).sum()
+        loss = self._loss(logits, labels if targets is None else targets)
         logits = logits.detach()
         return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
 

@@ -219,7 +219,7 @@ def test_images_know_their_files(folder: Path) -> None:
         last = len(split) - 1
         read = read_picture(folder / split.name(last), (8, 8), "rgb")
         assert torch.equal(pil_to_tensor(read), split.images[last])
-    assert (pets.eval_split, held_out.eval_split) == ("test", "held-out")
+    assert (pets.eval_split, held_out.eval_split) == ("test", "validation")
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: p
         (FILES[1], torch.zeros(22, dtype=torch.uint8), "23 images, but 22 labels"),
         (FILES[1], torch.full((23,), 10, dtype=torch.uint8), "labels: must be 0 to 9, found 10 to 10"),
         (FILES[0], torch.zeros(23, 28, dtype=torch.uint8), r"images: must be \[B, C, H, W\], found \[23, 1, 28\]"),
-        (FILES[2], torch.zeros(7, 28, 14, dtype=torch.uint8), r"are \[1, 28, 28\], test images \[1, 28, 14\]"),
+        (FILES[2], torch.zeros(7, 28, 14, dtype=torch.uint8), r"train images \[1, 28, 28\], test images \[1, 28, 14\]"),
         (FILES[0], torch.zeros(0, 28, 28, dtype=torch.uint8), "the dataset is empty"),
     ],
 )
@@ -189,7 +189,7 @@ def test_statistics_are_those_of_the_definition() -> None:
 def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None:
     apart = tiny.held_out(5)
     assert torch.equal(apart.train.images, tiny.train.images[:18])
-    assert torch.equal(apart.test.images, tiny.train.images[18:])
+    assert torch.equal(apart.validation.images, tiny.train.images[18:])
     assert torch.equal(apart.test.labels, tiny.train.labels[18:])
     assert apart.test.images.data_ptr() == tiny.train.images[18:].data_ptr()  # a view
     statistics = channel_statistics(tiny.train.images[:18])

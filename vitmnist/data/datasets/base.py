@@ -84,11 +84,10 @@ class Split(TensorSet):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test split of the same classes and image shape.
+    """Splits of the same classes and image shape; epochs are evaluated on `validation` if there is one, else on `test`.
 
     Args:
         skipped: unreadable images that were left out because the user allowed it.
-        eval_split: what `test` is: "test", or "held-out" from the training images.
 
     Raises:
         DataError: images of different shapes.
@@ -96,31 +95,49 @@ class Dataset:
 
     name: str
     train: Split
-    test: Split
+    test: Split | None = None
     skipped: int = 0
-    eval_split: str = "test"
+    _: KW_ONLY
+    validation: Split | None = None
 
     def __post_init__(self) -> None:
-        shapes = [list(split.images.shape[1:]) for split in (self.train, self.test)]
-        if shapes[0] != shapes[1]:
-            raise DataError(f"training images are {shapes[0]}, test images {shapes[1]}")
+        if self.eval_split not in self.splits:
+            raise DataError(f"{self.name}: has neither validation nor test images")
+        if len({tuple(split.images.shape[1:]) for split in self.splits.values()}) > 1:
+            shapes = ", ".join(f"{name} images {list(split.images.shape[1:])}" for name, split in self.splits.items())
+            raise DataError(f"{self.name}: {shapes}; all must have the same shape")
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits that there are, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in named.items() if split is not None}
+
+    @property
+    def eval_split(self) -> str:
+        """The name of the split on which epochs are evaluated."""
+        return "validation" if self.validation is not None else "test"
+
+    @property
+    def evaluated(self) -> Split:
+        """The split on which epochs are evaluated."""
+        return self.splits[self.eval_split]
 
     def evaluated_on(self) -> str:
-        """A description of the split that a model is evaluated on."""
-        return f"{self.eval_split} split, {len(self.test):,} images"
+        """A description of the split on which epochs are evaluated."""
+        return f"{self.eval_split} split, {len(self.evaluated):,} images"
 
     @cached_property
     def sha256(self) -> dict[str, str]:
         """A checksum of each tensor, which identifies what a run was trained on."""
         return {
-            "train_images": self.train.sha256 or digest(self.train.images),
-            "train_labels": digest(self.train.labels),
-            "test_images": self.test.sha256 or digest(self.test.images),
-            "test_labels": digest(self.test.labels),
+            f"{name}_{part}": checksum
+            for name, split in self.splits.items()
+            for part, checksum in (("images", split.sha256 or digest(split.images)), ("labels", digest(split.labels)))
         }
 
     def held_out(self, size: int) -> Dataset:
-        """Replace the test split by the last `size` training images, and train on the others.
+        """Make the last `size` training images the validation split, and train on the others.
 
         The channel statistics become those of the remaining training images.
 
@@ -134,8 +151,7 @@ class Dataset:
         return replace(
             self,
             train=self.train.part(slice(left), mean=mean, std=std),
-            test=self.train.part(slice(left, None), mean=mean, std=std),
-            eval_split="held-out",
+            validation=self.train.part(slice(left, None), mean=mean, std=std),
         )
 
 

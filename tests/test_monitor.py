@@ -1,0 +1,76 @@
+"""The monitored metric chooses the best epoch, and ends a run that no longer improves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Printed, result_of
+from vitmnist.checkpoint import storage
+from vitmnist.errors import ConfigError
+from vitmnist.tracking.epoch_table import EPOCH_METRICS
+from vitmnist.tracking.monitor import Monitor, find_metric
+
+HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "best"),
+    [
+        ("acc", [50, 70, 70, 60], 1),
+        ("eval_loss", [3, 2, 2.5, 2], 1),
+        ("macro_f1", [math.nan, None, 10, math.nan], 2),
+        ("macro_f1", [math.nan], None),
+    ],
+)
+def test_the_best_epoch_is_the_first_of_the_best_numbers(name: str, values: list, best: int | None) -> None:
+    metric = find_metric(name, "monitor")
+    epochs = [{metric.name: value} for value in values]
+    assert Monitor(metric).best_epoch(epochs) == best
+    since_best = len(values) - 1 - (-1 if best is None else best)
+    assert not Monitor(metric).is_exhausted(epochs)
+    assert not Monitor(metric, since_best + 1).is_exhausted(epochs)
+    assert Monitor(metric, max(since_best, 1)).is_exhausted(epochs) == (since_best > 0)
+
+
+def test_an_unknown_metric_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.objective=accuracy: not a metric of an epoch; .*eval_acc"):
+        find_metric("accuracy", "sweep.objective")
+
+
+def test_every_metric_has_a_direction() -> None:
+    highest = {metric.name for metric in EPOCH_METRICS if metric.direction == "max"}
+    assert {"eval_acc", "eval_macro_f1", "images_per_s"} <= highest
+    assert not {"eval_loss", "epoch_s", "gpu_peak_mib"} & highest
+
+
+def test_a_run_stops_early_and_trains_on_where_it_stopped(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
+    """At a learning rate of nearly 0 no epoch is better than the first."""
+    options = ("optimizer.lr=1e-30", "epochs=9", "patience=2", "hydra.run.dir=run")
+    assert "stopped early: no epoch was better than epoch 1" in succeed(*quick, *HELD_OUT, *options)
+    result = result_of(tmp_path / "run")
+    assert (result["status"], result["stopped_early"], len(result["epochs"])) == ("completed", True, 3)
+    for typed, epochs in (([], 3), (["patience=4"], 5), (["epochs=10"], 6)):
+        succeed("resume=run", *typed)
+        assert [epoch["epoch"] for epoch in result_of(tmp_path / "run")["epochs"]] == list(range(epochs))
+
+
+def test_a_validation_split_keeps_the_best_weights_and_the_test_split_for_the_end(
+    quick: list[str], tmp_path: Path, succeed: Printed
+) -> None:
+    run = tmp_path / "run"
+    output = succeed(*quick, *HELD_OUT, "optimizer.lr=0.05", "epochs=4", "monitor=loss", "hydra.run.dir=run")
+    result = result_of(run)
+    losses = [epoch["eval_loss"] for epoch in result["epochs"]]
+    best = storage.read(run / "checkpoints" / "best.pt")
+    assert len(best["epochs"]) == losses.index(min(losses)) + 1
+    assert (result["eval_split"], result["test"]["weights"]) == ("validation", "best")
+    assert 0 <= result["test"]["test_acc"] <= 100
+    assert "test split  loss" in output
+    assert {"train", "validation", "test"} == {key.split("_")[0] for key in result["dataset"]["sha256"]}
+
+
+def test_patience_needs_a_validation_split(quick: list[str], refuse: Printed) -> None:
+    assert "patience=2: needs a validation split" in refuse(*quick, "patience=2")

@@ -1,0 +1,68 @@
+"""Cross-entropy, with smoothed labels and weighted classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitmnist.config.validation import bounded
+from vitmnist.errors import ConfigError
+from vitmnist.losses.base import LOSSES, Loss
+
+BALANCED = "balanced"
+
+
+@dataclass
+class CrossEntropyOptions:
+    """See `conf/loss/cross_entropy.yaml`."""
+
+    label_smoothing: float = bounded(0.0, at_least=0, below=1)
+    class_weights: Any = None
+
+
+@LOSSES.register("cross_entropy", CrossEntropyOptions)
+def cross_entropy(options: CrossEntropyOptions, labels: Tensor, classes: tuple[str, ...], device: torch.device) -> Loss:
+    """The cross-entropy of logits; labels are smoothed as by Szegedy et al. (arXiv:1512.00567).
+
+    Raises:
+        ConfigError: weights that do not fit the classes.
+    """
+    weights = class_weights(options.class_weights, labels, classes)
+    weight = None if weights is None else weights.to(device)
+    return partial(_cross_entropy, weight=weight, label_smoothing=options.label_smoothing)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label_smoothing: float) -> Tensor:
+    if targets.dim() == 1:
+        return F.cross_entropy(logits, targets, weight, reduction="sum", label_smoothing=label_smoothing)
+    losses = F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=label_smoothing)
+    return losses.where(targets.any(dim=1), 0).sum()  # smoothing would give a row of zeros a loss
+
+
+def class_weights(given: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
+    """The weight of each class, float32 `[classes]`; None for equal weights.
+
+    `balanced` is the inverse of a class' frequency, scaled so that the mean over the training images is 1.
+    """
+    if given is None:
+        return None
+    if given == BALANCED:
+        counts = torch.bincount(labels, minlength=len(classes))
+        if missing := [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]:
+            raise ConfigError(
+                f"loss.class_weights=balanced: no training image is of {', '.join(missing[:10])}; type a list of "
+                f"{len(classes)} weights, or null"
+            )
+        return len(labels) / (len(classes) * counts.float())
+    is_numbers = isinstance(given, list) and all(type(one) in (int, float) and 0 <= one < 1e6 for one in given)
+    if not is_numbers or len(given) != len(classes) or not any(given):
+        raise ConfigError(
+            f"loss.class_weights={given}: must be null, balanced, or a list of {len(classes)} numbers, at least 0, in "
+            f"the order of the classes {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}"
+        )
+    return torch.tensor(given, dtype=torch.float32)

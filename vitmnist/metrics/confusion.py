@@ -1,0 +1,27 @@
+"""Metrics in which every class counts the same, however many images it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vitmnist.metrics.base import METRICS, ConfusionMetric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@METRICS.register("macro_f1", ConfusionMetric("%", tag="macro_f1", column="macro F1, %", digits=2))
+def macro_f1(matrix: Tensor) -> Tensor:
+    """The mean of the classes' F1, over the classes that occur as label or as prediction."""
+    labels, predictions = matrix.sum(dim=1), matrix.sum(dim=0)
+    occurs = labels + predictions > 0
+    return (2 * matrix.diagonal()[occurs] / (labels + predictions)[occurs]).mean()
+
+
+@METRICS.register(
+    "balanced_accuracy", ConfusionMetric("%", tag="balanced_acc", column="balanced accuracy, %", digits=2)
+)
+def balanced_accuracy(matrix: Tensor) -> Tensor:
+    """The mean of the classes' recall, over the classes that have images."""
+    images = matrix.sum(dim=1)
+    return (matrix.diagonal()[images > 0] / images[images > 0]).mean()
