@@ -190,13 +190,14 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
     apart = tiny.held_out(5)
     assert torch.equal(apart.train.images, tiny.train.images[:18])
     assert torch.equal(apart.validation.images, tiny.train.images[18:])
-    assert torch.equal(apart.test.labels, tiny.train.labels[18:])
-    assert apart.test.images.data_ptr() == tiny.train.images[18:].data_ptr()  # a view
+    assert torch.equal(apart.validation.labels, tiny.train.labels[18:])
+    assert apart.validation.images.data_ptr() == tiny.train.images[18:].data_ptr()  # a view
     statistics = channel_statistics(tiny.train.images[:18])
-    assert (apart.train.mean, apart.train.std) == (apart.test.mean, apart.test.std) == statistics
+    assert (apart.train.mean, apart.train.std) == (apart.validation.mean, apart.validation.std) == statistics
+    assert (apart.test.mean, apart.test.std) == statistics
     assert statistics != (tiny.train.mean, tiny.train.std)
     assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
-    for split in (apart.train, apart.test):
+    for split in (apart.train, apart.validation):
         pictures = split.reader
         for index in (0, len(split) - 1):
             assert torch.equal(pil_to_tensor(pictures[index]), split.images[index])

@@ -152,6 +152,7 @@ class Dataset:
             self,
             train=self.train.part(slice(left), mean=mean, std=std),
             validation=self.train.part(slice(left, None), mean=mean, std=std),
+            test=self.test and replace(self.test, mean=mean, std=std),
         )
 
 
