@@ -73,7 +73,7 @@ class Registry(Generic[Built]):
         return self._members[name][1]
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values`, with the defaults of missing options; an unknown name is left for `build` to refuse."""
+        """`values`, with the defaults of missing options; what names no member is left for `build` to refuse."""
         member = self._members.get(str(values.get("name")))
         return {**asdict(member[0]()), **values} if member else dict(values)
 

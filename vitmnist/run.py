@@ -25,11 +25,12 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_record
 from vitmnist.tracking.hardware import HardwareFigures
+from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_shared_cores, log_test, log_verdict
+from vitmnist.tracking.loggers.base import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.monitor import Monitor, find_metric
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.result import Result, choices_of
-from vitmnist.tracking.tensorboard import TensorBoard
 from vitmnist.training.accumulator import Predictions
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.ranks import agree_on_device
@@ -106,6 +107,7 @@ class RunContext:
         self.config, self.folder, self.result, self.world = config, folder, result, world
         self.is_first_epoch = True  # since the start or resume of this process
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
+        loggers = parse_loggers(config.logger)
         device = agree_on_device(config, world)
         result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
         result.distributed = {"ranks": world.size} if world.size > 1 else None
@@ -122,8 +124,9 @@ class RunContext:
         self.hardware = HardwareFigures(device)  # after set-up, whose memory and GPU time it must not count
         result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
         log_setup(config, setup, result, device, world)
-        self.board = stack.enter_context(TensorBoard(folder, result)) if world.is_main else None
+        self.loggers: list[Logger] = []
         if world.is_main:
+            self.loggers = [stack.enter_context(LOGGERS.build(one, folder, result)) for one in loggers]
             prepare_folder(folder, result)
 
     def is_done(self) -> bool:
@@ -219,13 +222,17 @@ class RunContext:
         log_test(self.result)
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
-        """Write `epochs.csv` and TensorBoard's events; raises `OSError` if one of them cannot be written."""
-        if self.board:
-            epoch, every = record["epoch"], self.config.tensorboard.images_every_epochs
-            self.result.write_epochs(self.folder)
-            self.board.add_epoch(record)
-            if every and (is_last or (epoch + 1) % every == 0):
-                self.board.add_images(self.setup, predictions, epoch)
+        """Write `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
+        if not self.world.is_main:
+            return
+        epoch, every = record["epoch"], self.config.log.images_every_epochs
+        self.result.write_epochs(self.folder)
+        for logger in self.loggers:
+            logger.add_epoch(record)
+        if self.loggers and every and (is_last or (epoch + 1) % every == 0):
+            images = epoch_images(self.setup, predictions, epoch)
+            for logger in self.loggers:
+                logger.add_images(images, epoch)
 
 
 def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:

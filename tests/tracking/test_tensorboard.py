@@ -13,16 +13,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 from tests.conftest import PLAIN, Printed, result_of
+from vitmnist.registry import NoOptions
 from vitmnist.runtime.signals import RunInterrupted
 from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord
+from vitmnist.tracking.loggers.tensorboard import TensorBoard
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.tensorboard import TensorBoard
 
 
 @pytest.fixture
 def quick(quick: list[str]) -> list[str]:
     """Overrides for a short run of four steps per epoch that draws its images once, at the end."""
-    return [*quick, "tensorboard.images_every_epochs=5", "device=cpu"]
+    return [*quick, "log.images_every_epochs=5", "device=cpu"]
 
 
 def events(folder: Path) -> EventAccumulator:
@@ -46,7 +47,7 @@ def hparams(folder: Path) -> tuple[set[str], set[str], dict[str, float | str], b
 def test_a_run_shows_its_row_of_hparams_metrics_steps_images_and_configuration(
     succeed: Printed, quick: list[str], tmp_path: Path
 ) -> None:
-    settings = ["tensorboard.every_steps=3", "tensorboard.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
+    settings = ["log.every_steps=3", "log.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
     choices = ["data/loader=gpu_slice", "model.width=8", "seed=3", "data.drop_last=false"]
     succeed(*quick, *choices, *settings, "hydra.run.dir=here")
     columns, metrics, row, is_success = hparams(tmp_path / "here")
@@ -81,7 +82,7 @@ def test_a_run_shows_its_row_of_hparams_metrics_steps_images_and_configuration(
 
 def test_all_jobs_of_a_sweep_have_the_same_columns(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     """And neither steps nor images, if these are turned off."""
-    off = [PLAIN, "tensorboard.every_steps=null"]
+    off = [PLAIN, "log.every_steps=null"]
     succeed("-m", *quick, *off, "epochs=1", "data.holdout=null,5", "hydra.sweep.dir=here")
     folders = sorted((tmp_path / "here").glob("[0-9]*"))
     found = [hparams(folder) for folder in folders]
@@ -95,7 +96,7 @@ def test_all_jobs_of_a_sweep_have_the_same_columns(succeed: Printed, quick: list
 def test_a_resumed_run_keeps_its_images_and_shows_its_new_configuration(
     succeed: Printed, quick: list[str], tmp_path: Path
 ) -> None:
-    succeed(*quick, "tensorboard.images_every_epochs=1", "hydra.run.dir=here")
+    succeed(*quick, "log.images_every_epochs=1", "hydra.run.dir=here")
     succeed("resume=here", "epochs=3", "data/loader=disk", "data.loader.num_workers=0")
     shown = events(tmp_path / "here")
     assert [event.step for event in shown.Scalars("eval/acc")] == [1, 2, 3]
@@ -126,7 +127,7 @@ def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(
     for attempt, (done, trained, error) in enumerate(starts):
         monkeypatch.setattr("time.time", lambda now=1e9 + attempt: now)  # event files are ordered by the second
         result = Result(overrides=[], choices={}, config={}, epochs=epochs[:done])
-        with suppress(ValueError, OSError, RunInterrupted), TensorBoard(tmp_path, result) as board:
+        with suppress(ValueError, OSError, RunInterrupted), TensorBoard(NoOptions(), tmp_path, result) as board:
             for epoch in range(done, done + trained):
                 result.epochs.append(record(epoch, attempt))
                 board.add_epoch(result.epochs[-1])

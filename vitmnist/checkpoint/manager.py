@@ -171,7 +171,7 @@ class CheckpointManager:
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The progress of an epoch that begins."""
-        sampler, every = self._setup.train_loader.sampler, self._config.tensorboard.every_steps
+        sampler, every = self._setup.train_loader.sampler, self._config.log.every_steps
         return EpochProgress(epoch, sampler, self._setup.step.device, every, self._world)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:

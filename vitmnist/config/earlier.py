@@ -13,6 +13,7 @@ CURRENT_KEYS: dict[str, str | None] = {
     "sweep": None,
     "trainer.cuda_graph": None,
     "label_smoothing": "loss.label_smoothing",
+    "tensorboard": "log",
 }
 """The key or section of today for each that has moved; None: it is dropped, since it changed no result."""
 
@@ -21,6 +22,7 @@ ADDED_KEYS: dict[str, Any] = {
     "loss.name": "cross_entropy",
     "loss.class_weights": None,
     "trainer.clip_norm": None,
+    "logger": ["tensorboard"],
     "monitor": "eval_acc",
     "patience": None,
 }

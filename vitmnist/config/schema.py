@@ -73,8 +73,8 @@ class CheckpointConfig:
 
 
 @dataclass
-class TensorBoardConfig:
-    """`tensorboard`: how often step metrics and images are written."""
+class LogConfig:
+    """`log`: how often step metrics and images are logged."""
 
     every_steps: int | None = bounded(at_least=1)
     images_every_epochs: int | None = bounded(at_least=1)
@@ -110,7 +110,8 @@ class Config:
     resume: str | None = described(affects="nothing")
     repeats: int = bounded(at_least=1, affects="nothing")
     repeat: int = bounded(at_least=1, affects="nothing")
-    tensorboard: TensorBoardConfig = section(TensorBoardConfig, affects="nothing")
+    logger: list[Any] = described(affects="nothing")
+    log: LogConfig = section(LogConfig, affects="nothing")
     profile: bool = described(affects="timing", in_hparams=False)
 
 

@@ -1,4 +1,4 @@
-"""Images for TensorBoard, `evaluate --grid` and `preview`: the model's input, and its worst mistakes.
+"""Images for loggers, `evaluate --grid` and `preview`: the model's input, and its worst mistakes.
 
 Drawn with Pillow, because importing matplotlib takes longer than training on a small set.
 """
@@ -16,6 +16,7 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.errors import printable
 from vitmnist.loaders.base import Loader
 from vitmnist.training.accumulator import Predictions
+from vitmnist.training.setup import TrainSetup
 
 GRID_IMAGES = 64
 GRID_COLUMNS = 8
@@ -23,6 +24,15 @@ MISTAKES = 16
 MISTAKE_COLUMNS = 4
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10  # pixels
 CAPTION_LETTERS = 24  # fit the width of a tile
+
+
+def epoch_images(setup: TrainSetup, predictions: Predictions, epoch: int) -> dict[str, Image.Image]:
+    """The model's input in an epoch and its worst mistakes after it, by name, for loggers."""
+    drawn = {
+        "training_batch": training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch),
+        "worst_mistakes": worst_mistakes(setup.dataset.evaluated, predictions),
+    }
+    return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
 def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: int) -> Image.Image:

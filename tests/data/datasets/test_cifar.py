@@ -92,6 +92,6 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_downloaded(trai
 
 @pytest.mark.parametrize("name", ["cifar100"], indirect=True)
 def test_a_vision_transformer_trains_on_cifar(name: str, train_here: Train, tmp_path: Path) -> None:
-    small = ("model.patch_size=8", "model.depth=1", "batch_size=4", "epochs=1", "tensorboard.images_every_epochs=null")
+    small = ("model.patch_size=8", "model.depth=1", "batch_size=4", "epochs=1", "log.images_every_epochs=null")
     done = train_here(f"data/dataset={name}", f"data.root={tmp_path}", *small)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
@@ -19,11 +20,10 @@ from torch.utils.tensorboard.summary import hparams, image, text
 from vitmnist.config.labels import trainer_label
 from vitmnist.config.schema import is_in_hparams, keys_where
 from vitmnist.config.values import flatten, is_under
+from vitmnist.registry import NoOptions
 from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord
-from vitmnist.tracking.images import training_batch, worst_mistakes
+from vitmnist.tracking.loggers.base import LOGGERS, Logger
 from vitmnist.tracking.result import Result
-from vitmnist.training.accumulator import Predictions
-from vitmnist.training.setup import TrainSetup
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ HPARAMS = ("data/loader", "batch_size", "model", "optimizer.lr", "trainer", "epo
 five by name."""
 
 
-class TensorBoard:
+@LOGGERS.register("tensorboard")
+class TensorBoard(Logger):
     """The event files of one run; a context manager. HParams shows success if the block ended without an exception.
 
     Epochs and steps count from 1 here, as in the log, and from 0 in the records. Events are written when they are
@@ -47,7 +48,7 @@ class TensorBoard:
         OSError: a file cannot be written; the methods raise it too.
     """
 
-    def __init__(self, folder: Path, result: Result) -> None:
+    def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._result, self._config = result, folder / CONFIG
         # TensorBoard keeps the first configuration that it reads of a run, so a resumed run replaces it. In this folder
         # the row in HParams is that of the run; torch's `add_hparams` would add a second run for it.
@@ -63,9 +64,6 @@ class TensorBoard:
         again = [event for record in result.epochs for event in _steps(record, first)]
         _append(self._path, version, start_of_session, *again)
 
-    def __enter__(self) -> TensorBoard:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         summary = self._result.summary()
         tags = {f"summary/{key}": key for key in summary}
@@ -79,19 +77,12 @@ class TensorBoard:
             log.warning("%s: cannot be written: %s", error.filename, error.strerror)  # the run failed before
 
     def add_epoch(self, record: EpochRecord) -> None:
-        """Write an epoch's scalars, before its checkpoint is saved."""
         _append(self._path, *_scalars(TAGS, record, record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
-    def add_images(self, setup: TrainSetup, predictions: Predictions, epoch: int) -> None:
-        """Draw the model's input in an epoch and its mistakes after it, before the epoch's checkpoint is saved."""
-        images = {
-            "training_batch": training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch),
-            "worst_mistakes": worst_mistakes(setup.dataset.evaluated, predictions),
-        }
+    def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, drawn in images.items():
-            if drawn is not None:
-                summary = image(f"images/{name}", np.asarray(drawn), dataformats="HWC")
-                _append(self._path, _event(summary, epoch + 1))
+            summary = image(f"images/{name}", np.asarray(drawn), dataformats="HWC")
+            _append(self._path, _event(summary, epoch + 1))
 
 
 def hyperparameters(result: Result) -> dict[str, Any]:

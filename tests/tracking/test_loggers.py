@@ -1,0 +1,91 @@
+"""Loggers: chosen by a list, added as one file, and continued by a resumed run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, Printed, result_of
+from tests.support.pages import blocks
+from tests.support.processes import TrainProcess
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("[board]", r"logger\.0\.name=board: not known; .*allowed: .*tensorboard, wandb"),
+        ("[tensorboard,{name: wandb, team: us}]", r"logger\.1\.team: there is no such key"),
+        ("[3]", r"logger\.0=3: must be one of"),
+        ("wandb", "logger=wandb: must be a list"),
+    ],
+)
+def test_a_mistake_is_named_before_data_are_read(typed: str, message: str, quick: list[str], refuse: Printed) -> None:
+    assert re.search(message, refuse(*quick, "data.root=/nowhere", f"logger={typed}"))
+
+
+def test_without_loggers_the_files_of_the_run_are_written(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
+    succeed(*quick, "logger=[]", "hydra.run.dir=run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"epochs.csv", "result.json"} <= names
+    assert not [name for name in names if "tfevents" in name]
+
+
+def test_the_documented_logger_gets_every_epoch(quick: list[str], tmp_path: Path) -> None:
+    (module,) = (one for one in blocks("python", REPOSITORY / "docs" / "architecture.md") if "loggers/" in one)
+    (tmp_path / "documented.py").write_text(module)
+    code, output = TrainProcess(
+        tmp_path, *quick, "logger=[json_lines]", "hydra.run.dir=run", before=import_documented
+    ).ended()
+    assert code == 0, output
+    assert len((tmp_path / "run" / "epochs.jsonl").read_text().splitlines()) == 2
+
+
+def import_documented() -> None:
+    runpy.run_path("documented.py")
+
+
+@pytest.mark.slow
+def test_wandb_gets_metrics_images_and_configuration_and_is_continued(quick: list[str], tmp_path: Path) -> None:
+    """Offline, read back from the file that `wandb sync` would send."""
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    options = ("logger=[{name: wandb, project: pets}]", "log.every_steps=1", "hydra.run.dir=run")
+    for arguments in ((*quick, *options, "log.images_every_epochs=1"), ("resume=run", "epochs=3")):
+        code, output = TrainProcess(tmp_path, *arguments, environment={"WANDB_MODE": "offline"}).ended()
+        assert code == 0, output
+    ids, epochs, steps, images = set(), [], [], 0
+    for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
+        for record in map(Record.FromString, wandb_records(file)):
+            if record.HasField("run"):
+                ids.add(record.run.run_id)
+                assert record.run.project == "pets"
+                assert {"batch_size", "optimizer"} <= {item.key for item in record.run.config.update}
+            if record.HasField("history"):
+                row = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                epochs += [int(row["epoch"]) for tag in row if tag == "eval/acc"]
+                steps += [int(row["step/number"]) for tag in row if tag == "step/number"]
+                images += "images/training_batch" in row
+    assert ids == {(tmp_path / "run" / "wandb-id.txt").read_text()}
+    assert (epochs, steps, images) == ([1, 2, 3], list(range(1, 13)), 3)
+    assert len(result_of(tmp_path / "run")["epochs"]) == 3
+
+
+def wandb_records(file: Path) -> Iterator[bytes]:
+    """The records of a log in LevelDB's format: blocks of 32 KiB, in which a record may have several parts."""
+    content, position, record = file.read_bytes(), 7, b""
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        _, size, kind = struct.unpack("<IHB", content[position : position + 7])
+        record += content[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""

@@ -1,0 +1,71 @@
+"""Logs a run to Weights & Biases."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitmnist.errors import MissingExtraError
+from vitmnist.tracking.epoch_table import EpochRecord
+from vitmnist.tracking.loggers.base import LOGGERS, Logger
+from vitmnist.tracking.loggers.tensorboard import STEP_TAGS, TAGS
+from vitmnist.tracking.result import Result
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+ID = "wandb-id.txt"  # in the folder of a run: resuming it continues this run of wandb
+
+
+@dataclass
+class WandbOptions:
+    """The options of `logger=[{name: wandb, …}]`; WANDB_MODE=offline, WANDB_ENTITY and others are wandb's own."""
+
+    project: str = "vitmnist"
+
+
+@LOGGERS.register("wandb", WandbOptions)
+class Wandb(Logger):
+    """One run of wandb, with the metrics, tags and images of TensorBoard; its x-axes are the epoch and the step.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self, options: WandbOptions, folder: Path, result: Result) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtraError("wandb", "wandb") from error
+        self._wandb, path = wandb, folder / ID
+        if not path.exists():
+            path.write_text(secrets.token_hex(4))
+        self._run = wandb.init(
+            project=options.project,
+            name=folder.name,
+            id=path.read_text().strip(),
+            resume="allow",
+            config=result.config,
+            settings=wandb.Settings(console="off", silent=True),  # the log of the run is in its folder
+        )
+        for prefix, axis in (("*", "epoch"), ("step/*", "step/number")):
+            self._run.define_metric(prefix, step_metric=axis)
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        self._run.finish(exit_code=int(kind is not None))
+
+    def add_epoch(self, record: EpochRecord) -> None:
+        for values in record["steps"]:
+            self._log({"step/number": values["step"] + 1}, STEP_TAGS, values)
+        self._log({"epoch": record["epoch"] + 1}, TAGS, record)
+
+    def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
+        drawn = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
+        self._run.log({"epoch": epoch + 1, **drawn})
+
+    def _log(self, axis: dict[str, int], names: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        measured = {tag: values[name] for tag, name in names.items() if values.get(name) is not None}
+        self._run.log({**axis, **measured})
