@@ -28,7 +28,7 @@ from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_shared_cores, log_test, log_verdict
 from vitmnist.tracking.loggers.base import LOGGERS, Logger, parse_loggers
-from vitmnist.tracking.monitor import Monitor, find_metric
+from vitmnist.tracking.monitor import Monitor, find_metric, may_train_longer
 from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.training.accumulator import Predictions
@@ -120,7 +120,9 @@ class RunContext:
         self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world, self.monitor)
         self.resumed_progress = self.checkpoints.restore(checkpoint) if checkpoint else None
         # A run that had stopped early trains on if it may train longer than before.
-        self.must_train = bool(checkpoint and (checkpoint.progress or checkpoint.may_train_longer(config)))
+        self.must_train = bool(
+            checkpoint and (checkpoint.progress or may_train_longer(checkpoint.config, to_plain_dict(config)))
+        )
         self.hardware = HardwareFigures(device)  # after set-up, whose memory and GPU time it must not count
         result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
         log_setup(config, setup, result, device, world)

@@ -70,11 +70,6 @@ class Checkpoint:
         is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
         return StepConfig.from_dict(self.step_config) if is_same else None
 
-    def may_train_longer(self, config: Config) -> bool:
-        """Whether `config` may end the run at another epoch than its configuration before."""
-        now = to_plain_dict(config)
-        return any(self.config.get(key) != now[key] for key in ("epochs", "patience", "monitor"))
-
 
 class CheckpointManager:
     """Saves the checkpoints of a run under way. Rank 0 writes them for all.

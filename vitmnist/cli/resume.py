@@ -28,6 +28,7 @@ from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
 from vitmnist.runtime.files import display_path, has_checkpoint
 from vitmnist.runtime.records import UnreadableError, read_yaml
+from vitmnist.tracking.monitor import may_train_longer
 from vitmnist.tracking.result import CONFIG, OVERRIDES
 from vitmnist.tracking.runs import read_run
 
@@ -179,17 +180,22 @@ def continued(folder: Path, config: Config) -> Config | None:
     """
     run, config, is_extendable = read_run(folder), replace(config, resume=str(folder)), has_checkpoint(folder)
     shown, accuracy = display_path(folder), run.value("eval_acc")
-    if run.status != "completed" or (len(run.epochs) != config.epochs and is_extendable):
+    if run.status != "completed":
         return config
-    if len(run.epochs) != config.epochs:
+    before, now = to_plain_dict(recorded_config(folder, [])), to_plain_dict(config)
+    has_stopped = bool(run.result.get("stopped_early")) and not may_train_longer(before, now)
+    if len(run.epochs) != config.epochs and not has_stopped:
+        if is_extendable:
+            return config
         raise ConfigError(
             f"{shown}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
     from vitmnist.checkpoint.manager import check_resumable  # imports torch
 
-    check_resumable(to_plain_dict(recorded_config(folder, [])), to_plain_dict(config))
+    check_resumable(before, now)
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} epochs=N"
-    print(f"{shown}: completed, epoch {config.epochs}/{config.epochs}{result}{further * is_extendable}")
+    key, stopped = ("patience", ", stopped early") if has_stopped else ("epochs", "")
+    further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} {key}=N"
+    print(f"{shown}: completed{stopped}, epoch {len(run.epochs)}/{config.epochs}{result}{further * is_extendable}")
     return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.tracking.epoch_table import EPOCH_METRICS, EpochRecord, Metric
@@ -34,6 +35,11 @@ class Monitor:
         """Whether training stops after these epochs."""
         best = self.best_epoch(epochs)
         return self.patience is not None and len(epochs) - 1 - (-1 if best is None else best) >= self.patience
+
+
+def may_train_longer(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a configuration may end a run at another epoch than the one before."""
+    return any(before.get(key) != now.get(key) for key in ("epochs", "patience", "monitor"))
 
 
 def find_metric(name: str, key: str) -> Metric:
