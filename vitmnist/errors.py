@@ -73,6 +73,12 @@ def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
     return f"{nearest(wrong, names)} allowed: {', '.join(names) or 'none'}".lstrip()
 
 
+def listed(names: Iterable[str]) -> str:
+    """The first ten of some names, or lines, that may come from a file."""
+    every = list(names)
+    return ", ".join(map(printable, every[:10])) + f", … ({len(every)} in all)" * (len(every) > 10)
+
+
 def nearest(wrong: str, allowed: Iterable[str]) -> str:
     """`did you mean …?` with the closest allowed name, ignoring case; empty if none is close."""
     names = {name.lower(): name for name in allowed}

@@ -7,12 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.inference import read_initial_weights
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
@@ -115,7 +117,10 @@ class RunContext:
         if checkpoint:
             result.epochs, result.resumed = checkpoint.epochs, True
         step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
-        self.setup = setup = build_setup(config, device, stack, world, step_config)
+        weights = None
+        if config.init and not checkpoint:
+            weights = world.broadcast_object(partial(read_initial_weights, config.init))
+        self.setup = setup = build_setup(config, device, stack, world, step_config, weights)
         record_setup(result, setup, device, world)
         self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world, self.monitor)
         self.resumed_progress = self.checkpoints.restore(checkpoint) if checkpoint else None

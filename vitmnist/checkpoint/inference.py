@@ -1,14 +1,16 @@
-"""Loads a trained model with everything that is needed to use it."""
+"""Loads a trained model with everything that is needed to use it, or weights to start from."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 
 from vitmnist.checkpoint import storage
@@ -17,6 +19,7 @@ from vitmnist.data.datasets.base import DATASETS, Split
 from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.models.base import MODELS
 from vitmnist.runtime.failures import classify
+from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.records import refuse_control_characters
 
 WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
@@ -72,11 +75,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         ConfigError: the folder does not contain these weights.
         DataError: they are damaged, or their model cannot be built.
     """
-    candidates = [folder / storage.FOLDER / WEIGHTS[name] for name in ([weights] if weights else WEIGHTS)]
-    path = next((path for path in candidates if path.is_file()), None)
-    if path is None:
-        names = weights or "best, final or last"
-        raise ConfigError(f"{folder}: holds no {names} weights in {storage.FOLDER}/; name the folder of a run")
+    path = _weights_file(folder, [weights] if weights else [*WEIGHTS])
     with storage.reporting_damage(path):
         info, tensors = _read(path)
         refuse_control_characters(json.dumps(info))
@@ -84,9 +83,39 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         model = _build(path, info["model"], shape, len(classes))
         model.load_state_dict(tensors)
-        if not all(tensor.isfinite().all() for tensor in tensors.values()):
-            raise ValueError("some weights are not finite")
+        _check_finite(tensors)
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, info["draft"])
+
+
+def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
+    """The weights and statistics in a `.safetensors` file, or the best, else the final ones of a run's folder.
+
+    Raises:
+        ConfigError: there are none.
+        DataError: they are damaged.
+    """
+    path = home_expanded(init)
+    if path.is_dir():
+        path = _weights_file(path, ["best", "final"])
+    elif path.suffix != ".safetensors" or not path.is_file():
+        raise ConfigError(f"init={init}: is not a .safetensors file, nor the folder of a run")
+    with storage.reporting_damage(path):
+        tensors = _read(path)[1] if path.suffix == ".pt" else load_file(path)
+        _check_finite(tensors)
+        return tensors
+
+
+def _weights_file(folder: Path, names: Sequence[str]) -> Path:
+    """The first of these weights that a run has; raises `ConfigError` if it has none."""
+    for name in names:
+        if (path := folder / storage.FOLDER / WEIGHTS[name]).is_file():
+            return path
+    raise ConfigError(f"{folder}: holds no {' or '.join(names)} weights in {storage.FOLDER}/; name the folder of a run")
+
+
+def _check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise ValueError("some weights are not finite")
 
 
 def _build(path: Path, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:

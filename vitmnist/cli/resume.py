@@ -50,6 +50,7 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
     values = _recorded_values(folder)
     config = OmegaConf.create(values)
     OmegaConf.set_struct(config, True)
+    OmegaConf.set_struct(config.lr_scale, False)  # so that a new pattern is refused as a change
     try:
         _apply(config, typed)
         return validate(Config, OmegaConf.to_container(config))  # type: ignore[arg-type]

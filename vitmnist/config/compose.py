@@ -17,7 +17,9 @@ from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, first_line
 
-ConfigStore.instance().store(name="config_schema", node=Config)
+_schema = OmegaConf.structured(Config)
+OmegaConf.set_struct(_schema.lr_scale, False)  # its keys are patterns; elsewhere a new key is an error
+ConfigStore.instance().store(name="config_schema", node=_schema)
 OmegaConf.register_new_resolver("run_label", run_label, replace=True)
 # Two runs may start in the same second, in two containers with the same process id.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)

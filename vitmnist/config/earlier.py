@@ -25,6 +25,9 @@ ADDED_KEYS: dict[str, Any] = {
     "logger": ["tensorboard"],
     "monitor": "eval_acc",
     "patience": None,
+    "init": None,
+    "init_skip": [],
+    "lr_scale": {},
 }
 """Keys that a record of an earlier version lacks, with the value that says what it did."""
 
@@ -41,7 +44,7 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
             value = parent.pop(name)
             if new:
                 _set_default(current, new, value)
-    for key, value in ADDED_KEYS.items() if current else ():
+    for key, value in deepcopy(ADDED_KEYS).items() if current else ():
         _set_default(current, key, value)
     return current
 

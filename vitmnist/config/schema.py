@@ -96,6 +96,9 @@ class Config:
     seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
     device: str = described(affects="timing")
     model: dict[str, Any] = group("vitmnist.models.base:MODELS")
+    init: str | None = MISSING
+    init_skip: list[str] = MISSING
+    lr_scale: dict[str, float] = section(dict, **{"at least": 0})
     data: DataConfig = section(DataConfig)
     loss: dict[str, Any] = group("vitmnist.losses.base:LOSSES")
     optimizer: dict[str, Any] = group("vitmnist.optim.base:OPTIMIZERS")

@@ -55,7 +55,7 @@ def group(registry: str, **described: Any) -> Any:
 
 
 def section(schema: type, **described: Any) -> Any:
-    """A field for the keys of a dataclass."""
+    """A field for the keys of a dataclass, or for a dict whose keys are free."""
     return field(default_factory=schema, metadata=described)
 
 
@@ -83,7 +83,7 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
         raise UnknownKeyError(join(key, error.full_key), known) from error
     except MissingMandatoryValue as error:
         full, siblings = join(key, error.full_key), getattr(error.object_type, "__dataclass_fields__", {})
-        is_group = error.key in siblings and str(siblings[error.key].type).startswith("dict")
+        is_group = error.key in siblings and str(siblings[error.key].type) == "dict[str, Any]"
         example = f"{group_at(full)}=NAME" if is_group else f"{full}=VALUE"
         raise ConfigError(f"{full} is missing; type {example}") from error
     except OmegaConfBaseException as error:
@@ -99,7 +99,7 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
         kind = get_type_hints(kind).get(name, Any) if is_dataclass(kind) else Any
     full = join(key, error.full_key)
     value = "null" if error.value is None else error.value
-    if get_origin(kind) is dict:
+    if kind == dict[str, Any]:
         return f"{full}={value}: this is a config group; type {group_at(full)}=NAME"
     for member_of in get_args(kind) or (kind,):
         if isinstance(member_of, type) and issubclass(member_of, Enum):
@@ -112,11 +112,12 @@ def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
 
 def allowed_kinds(kind: Any) -> str:
     """`a whole number or null` for `int | None`."""
-    kinds = (kind,) if get_origin(kind) in (list, tuple) else get_args(kind) or (kind,)
+    kinds = (kind,) if get_origin(kind) in (list, tuple, dict) else get_args(kind) or (kind,)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     names[list[int]] = "a list of whole numbers, as in '[2,4]'"
     names[tuple[float, float]] = "a list of two numbers, as in '[0.5,1.0]'"
-    names[list[Any]] = "a list"
+    names[list[Any]], names[list[str]] = "a list", "a list of texts, as in '[a,b]'"
+    names[dict[str, float]] = "names with a number each, as in '{a:0.1,b:1}'"
     if {int, float, bool}.intersection(kinds):
         names[str] = AUTO  # a field of `or_auto`
     return " or ".join(names[kind] for kind in kinds if kind in names)
@@ -133,12 +134,20 @@ def _check_bounds(options: Any, key: str) -> None:
                 raise ConfigError(f"{full}={value}: must be {allowed_kinds(get_type_hints(type(options))[item.name])}")
         elif bounds and isinstance(value, list | tuple):
             _check_interval(full, value, bounds)
-        elif bounds and isinstance(value, float) and math.isinf(value):  # would pass a lower bound
-            raise ConfigError(f"{full}={value}: must be finite")
-        # `not all` also refuses NaN, for which every comparison is false.
-        elif value is not None and not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
-            allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
-            raise ConfigError(f"{full}={value}: must be {allowed}")
+        elif bounds and isinstance(value, dict):
+            for name, one in value.items():
+                _check_number(join(full, name), one, bounds)
+        elif bounds and value is not None:
+            _check_number(full, value, bounds)
+
+
+def _check_number(key: str, value: float, bounds: Mapping[str, float]) -> None:
+    if math.isinf(value):  # would pass a lower bound
+        raise ConfigError(f"{key}={value}: must be finite")
+    # `not all` also refuses NaN, for which every comparison is false.
+    if not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
+        allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
+        raise ConfigError(f"{key}={value}: must be {allowed}")
 
 
 def _check_interval(key: str, values: Sequence[float], bounds: Mapping[str, float]) -> None:

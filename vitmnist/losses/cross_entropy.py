@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitmnist.config.validation import bounded
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, listed
 from vitmnist.losses.base import LOSSES, Loss
 
 BALANCED = "balanced"
@@ -55,7 +55,7 @@ def class_weights(given: Any, labels: Tensor, classes: tuple[str, ...]) -> Tenso
         counts = torch.bincount(labels, minlength=len(classes))
         if missing := [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]:
             raise ConfigError(
-                f"loss.class_weights=balanced: no training image is of {', '.join(missing[:10])}; type a list of "
+                f"loss.class_weights=balanced: no training image is of {listed(missing)}; type a list of "
                 f"{len(classes)} weights, or null"
             )
         return len(labels) / (len(classes) * counts.float())
@@ -63,6 +63,6 @@ def class_weights(given: Any, labels: Tensor, classes: tuple[str, ...]) -> Tenso
     if not is_numbers or len(given) != len(classes) or not any(given):
         raise ConfigError(
             f"loss.class_weights={given}: must be null, balanced, or a list of {len(classes)} numbers, at least 0, in "
-            f"the order of the classes {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}"
+            f"the order of the classes {listed(classes)}"
         )
     return torch.tensor(given, dtype=torch.float32)

@@ -19,10 +19,13 @@ log = logging.getLogger(__name__)
 
 def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: World) -> None:
     """Log model, dataset, loader and device."""
+    parameters = [(one.numel(), one.requires_grad) for one in setup.step.model.parameters()]
+    total, trained = sum(size for size, _ in parameters), sum(size for size, is_trained in parameters if is_trained)
     log.info(
-        "%s (%s parameters) on %s, %s loader, %s batches of %d%s, device=%s is %s",
+        "%s (%s parameters%s) on %s, %s loader, %s batches of %d%s, device=%s is %s",
         result.choices["model"],
-        f"{sum(parameter.numel() for parameter in setup.step.model.parameters()):,}",
+        f"{total:,}",
+        "" if trained == total else f", of which {trained:,} train",
         setup.dataset.name,
         result.choices["loader"],
         f"{len(setup.train_loader):,}",

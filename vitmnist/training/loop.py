@@ -36,7 +36,7 @@ def train_epoch(
         TrainingError: a loss is not finite; names the first such step.
     """
     metrics = progress.metrics
-    step.model.train()
+    step.train_mode()
     step.on_gradients = progress.log_step  # called in each step, between backward and schedule
     timer = progress.timer = EpochTimer(step.device)  # synchronises: work queued before is not charged to the epoch
     for images, labels, keys, size in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):

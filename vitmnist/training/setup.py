@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitmnist.augment.compose import Compose, build_augment
 from vitmnist.augment.preprocess import Preprocess
@@ -30,17 +31,17 @@ from vitmnist.losses.base import LOSSES
 from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
+from vitmnist.optim.lr_scale import BATCH_NORMS, scale_learning_rates
 from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step
+from vitmnist.training.initial_weights import load_initial_weights
 from vitmnist.training.ranks import read_dataset
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 log = logging.getLogger(__name__)
-
-BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
 @dataclass
@@ -62,7 +63,12 @@ class TrainSetup:
 
 
 def build_setup(
-    config: Config, device: torch.device, stack: ExitStack, world: World, step_config: StepConfig | None = None
+    config: Config,
+    device: torch.device,
+    stack: ExitStack,
+    world: World,
+    step_config: StepConfig | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> TrainSetup:
     """Build everything that a configuration names.
 
@@ -70,6 +76,7 @@ def build_setup(
         stack: closes the loaders.
         world: the ranks that train together; each has its part of every batch.
         step_config: the options of the step, from a checkpoint; resolved from the configuration if None.
+        weights: what `init` names; None leaves the model as it is built.
 
     Raises:
         ConfigError: something is unknown or does not fit together.
@@ -90,8 +97,8 @@ def build_setup(
     step_config = step_config or agree_on_step_config(config, sampler, device, world)
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
-    step = build_step(config, dataset.train, sampler, device, step_config)
-    has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in step.model.modules())
+    step = build_step(config, dataset.train, sampler, device, step_config, weights)
+    has_batch_norm = any(isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules())
     if has_batch_norm and step.microbatch_size < min(sampler.batch_size, sampler.size):
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
@@ -151,7 +158,12 @@ def agree_on_step_config(config: Config, sampler: EpochSampler, device: torch.de
 
 
 def build_step(
-    config: Config, split: Split, sampler: EpochSampler, device: torch.device, step_config: StepConfig
+    config: Config,
+    split: Split,
+    sampler: EpochSampler,
+    device: torch.device,
+    step_config: StepConfig,
+    weights: Mapping[str, Tensor] | None,
 ) -> TrainStep:
     """Build model, optimizer, schedule, EMA, and the step that uses them."""
     _, channels, height, width = split.images.shape
@@ -160,8 +172,11 @@ def build_step(
     preprocess = Preprocess(split, augment).to(device)
     # Weights are initialised on the CPU, so they are identical on every device.
     torch.manual_seed(config.seed)
-    model = MODELS.build(config.model, (channels, height, width), len(split.classes)).to(device)
-    optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
+    model = MODELS.build(config.model, (channels, height, width), len(split.classes))
+    if weights is not None:
+        load_initial_weights(model, weights, config.init_skip)
+    optimizer = OPTIMIZERS.build(config.optimizer, model.to(device), step_config.fused)
+    frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
     schedule = build_schedule(config.schedule, config.epochs, len(sampler))
     return TrainStep(
         model,
@@ -173,6 +188,7 @@ def build_step(
         config=step_config,
         clip_norm=config.trainer.clip_norm,
         ema=EMA(model, config.ema_decay) if config.ema_decay else None,
+        frozen_norms=frozen_norms,
     )
 
 

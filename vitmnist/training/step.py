@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -48,6 +48,7 @@ class TrainStep:
         clip_norm: gradients of all parameters together whose norm is larger are scaled to it (Pascanu et al.,
             arXiv:1211.5063); None scales none.
         ema: average of the weights; None keeps none.
+        frozen_norms: batch normalisations of the model whose statistics do not move in training.
     """
 
     def __init__(
@@ -61,10 +62,13 @@ class TrainStep:
         config: StepConfig | None = None,
         clip_norm: float | None = None,
         ema: EMA | None = None,
+        frozen_norms: Sequence[nn.Module] = (),
     ) -> None:
         config = config or StepConfig()
         self.model, self.preprocess = model, preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
+        self._frozen_norms = frozen_norms
+        self.train_mode()  # the mode in which the step is compiled
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._begin_step(0)
         self.device = preprocess.mean.device
@@ -93,8 +97,14 @@ class TrainStep:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        """The learning rate of the next step, the highest where `lr_scale` divides it."""
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def train_mode(self) -> None:
+        """Undo the `eval()` of an evaluation."""
+        self.model.train()
+        for norm in self._frozen_norms:
+            norm.eval()
 
     def batches(
         self, loader: Loader, epoch: int, start: int = 0

@@ -1,0 +1,196 @@
+"""A run starts from given weights, trains parts of the model at other rates, and never needs the given file again."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.conftest import CallHere, Printed, StartRanks, Train, assert_same_run, learned, weights
+from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import main as export_main
+from vitmnist.cli.predict import main as predict_main
+from vitmnist.errors import ConfigError
+from vitmnist.models.base import MODELS
+from vitmnist.models.cnn import CNN, CNNOptions
+from vitmnist.optim.base import OPTIMIZERS
+from vitmnist.optim.lr_scale import scale_learning_rates
+from vitmnist.registry import NoOptions
+from vitmnist.training.initial_weights import load_initial_weights
+
+STILL = "optimizer.lr=1e-30"
+FROZEN = ("lr_scale={*:0.1,features.0.*:0}", "optimizer=adamw", "ema_decay=0.9", "trainer.clip_norm=1")
+
+
+def make_cnn(width: int = 4, classes: int = 10) -> CNN:
+    return CNN(CNNOptions(width), (1, 28, 28), classes)
+
+
+@pytest.fixture
+def pretrained(quick: list[str], tmp_path: Path, succeed: Printed) -> Path:
+    """A run with best weights that are not the final ones."""
+    succeed(*quick, "data.holdout=5", "epochs=4", "optimizer.lr=0.05", "hydra.run.dir=pretrained")
+    return tmp_path / "pretrained"
+
+
+def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
+    pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, call_here: CallHere
+) -> None:
+    best = torch.load(pretrained / "checkpoints" / "best.pt", weights_only=True)["step"]["model"]
+    save_file(best, tmp_path / "best.safetensors")
+    (pretrained / "checkpoints" / "last.pt").unlink()
+    for name, init in (("run", "pretrained"), ("other", "best.safetensors")):
+        output = succeed(*quick, STILL, f"init={init}", f"hydra.run.dir={name}")
+        assert "started from 6 of 6 weights of init" in output
+        assert all(torch.allclose(value, best[key]) for key, value in weights(tmp_path / name).items())
+    assert_same_run(tmp_path / "run", tmp_path / "other")
+    shutil.rmtree(pretrained)
+    succeed("resume=run", "epochs=3")
+    Image.new("L", (28, 28)).save(tmp_path / "black.png")
+    for program, *arguments in (
+        (evaluate_main, "run"),
+        (predict_main, "run", "black.png"),
+        (export_main, "run", "--format", "torch"),
+    ):
+        ended = call_here(program, *arguments)
+        assert ended.returncode == 0, ended.stderr
+
+
+def test_what_changes_training_may_not_change_on_resuming(quick: list[str], refuse: Printed, succeed: Printed) -> None:
+    succeed(*quick, "lr_scale={head.*:0.5}", "hydra.run.dir=run")
+    for typed in ("init=run", "init_skip=[head.*]", "lr_scale={head.*:1}", "lr_scale={features.*:0}"):
+        assert "resume: the run began with another configuration" in refuse("resume=run", "epochs=3", typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("init=nowhere", "init=nowhere: is not a .safetensors file, nor the folder of a run"),
+        ("init=.", ".: holds no best or final weights in checkpoints/"),
+        ("lr_scale={heads.*:0.1}", "lr_scale: 'heads.*' fits no parameter; those of the model are features.0.weight"),
+        ("lr_scale={*:0}", "freezes all parameters"),
+        ("lr_scale={*:-1}", "lr_scale.*=-1.0: must be at least 0"),
+        ("lr_scale=0.1", "lr_scale=0.1: must be names with a number each"),
+    ],
+)
+def test_mistakes_are_one_message(quick: list[str], refuse: Printed, typed: str, message: str) -> None:
+    assert message in refuse(*quick, typed)
+
+
+def test_weights_that_are_damaged_or_not_finite_are_named(quick: list[str], tmp_path: Path, refuse: Printed) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(b"cut")
+    assert "cut.safetensors: is damaged" in refuse(*quick, "init=cut.safetensors")
+    save_file({"head.bias": torch.tensor([torch.nan])}, tmp_path / "nan.safetensors")
+    assert "some weights are not finite" in refuse(*quick, "init=nan.safetensors")
+
+
+def test_differing_weights_are_listed_unless_they_are_named() -> None:
+    model, given = make_cnn(), make_cnn(classes=3).state_dict() | {"extra": torch.ones(2)}
+    del given["features.0.bias"]
+    with pytest.raises(ConfigError) as refused:
+        load_initial_weights(model, given, ["head.weight"])
+    assert (
+        "extra ([2] in init, missing in the model), features.0.bias (missing in init, [4] in the model), "
+        "head.bias ([3] in init, [10] in the model); type"
+    ) in str(refused.value)
+    before = copy.deepcopy(model.state_dict())
+    load_initial_weights(model, given, ["head.*", "extra", "features.0.bias"])
+    after = model.state_dict()
+    same = {name for name in after if torch.equal(after[name], before[name])}
+    assert same == {"head.weight", "head.bias", "features.0.bias"}
+    assert torch.equal(after["features.3.weight"], given["features.3.weight"])
+    with pytest.raises(ConfigError, match=r"init_skip: 'hed\.\*' fits no weight; those of the model are features"):
+        load_initial_weights(model, given, ["hed.*"])
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: str) -> None:
+    def build(factors: dict[str, float]) -> tuple[nn.Module, dict[str, tuple[float, float]]]:
+        model = make_cnn()
+        optimizer = OPTIMIZERS.build(OPTIMIZERS.complete({"name": name, "lr": 1.0, "weight_decay": 0.5}), model, True)
+        assert scale_learning_rates(optimizer, model, factors) == []
+        names = {parameter: key for key, parameter in model.named_parameters()}
+        groups = [(group["lr"], group["weight_decay"], group["params"]) for group in optimizer.param_groups]
+        return model, {names[one]: (lr, decay) for lr, decay, parameters in groups for one in parameters}
+
+    _, plain = build({})
+    assert {lr for lr, _ in plain.values()} == {1.0}
+    model, scaled = build({"features.*": 0.1, "*.bias": 0.5, "features.0.*": 0.0})
+    factors = {"features.3.weight": 0.1, "features.3.bias": 0.5, "head.weight": 1.0, "head.bias": 0.5}
+    assert scaled == {key: (factor, plain[key][1]) for key, factor in factors.items()}
+    frozen = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"features.0.weight", "features.0.bias"}
+
+
+def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(
+    pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, train_here: Train
+) -> None:
+    typed = [*quick, *FROZEN, "init=pretrained", "trainer.micro_batch=2", "data.holdout=5"]
+    assert "(20,490 parameters, of which 20,330 train)" in succeed(*typed, "hydra.run.dir=whole")
+    assert train_here(*typed, "max_minutes=0", "hydra.run.dir=cut").returncode == 75
+    shutil.move(pretrained, tmp_path / "gone")
+    succeed("resume=cut", "max_minutes=null")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    given = torch.load(tmp_path / "gone" / "checkpoints" / "best.pt", weights_only=True)["step"]["model"]
+    for name, value in weights(tmp_path / "cut").items():
+        assert torch.equal(value, given[name]) == name.startswith("features.0.")
+
+
+def test_ranks_fine_tune_as_one_process_does(
+    pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, ranks: StartRanks
+) -> None:
+    typed = [*quick, *FROZEN, "init=pretrained"]
+    succeed(*typed, "hydra.run.dir=alone")
+    ranks(2, *typed, "hydra.run.dir=together").succeeded()
+    alone, together = (learned(tmp_path / name) for name in ("alone", "together"))
+    assert [epoch["train_loss"] for epoch in together] == pytest.approx([one["train_loss"] for one in alone], rel=1e-4)
+    first, others = weights(tmp_path / "alone"), weights(tmp_path / "together")
+    assert all(torch.equal(first[name], others[name]) for name in first if name.startswith("features.0."))
+
+
+class Tuned(nn.Module):
+    """A network of timm under a head of one's own."""
+
+    def __init__(self, options: NoOptions, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        timm = pytest.importorskip("timm")
+        self.backbone = timm.create_model("test_resnet", num_classes=0, in_chans=shape[0])
+        self.head = nn.Linear(self.backbone.num_features, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(images))
+
+
+@torch._dynamo.config.patch(error_on_recompile=True)
+@pytest.mark.parametrize("how", ["ema_decay=null", "ema_decay=0.5", "trainer.compile=true"])
+def test_a_network_of_timm_starts_from_its_own_file_and_a_frozen_one_keeps_its_statistics(
+    quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    timm = pytest.importorskip("timm")
+    monkeypatch.setattr(MODELS, "_registered", {**MODELS._members})
+    MODELS.register("tuned")(Tuned)
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "tuned.yaml").write_text("name: tuned\n")
+    given = timm.create_model("test_resnet", in_chans=1).state_dict()
+    given["bn1.running_mean"] += 1
+    save_file(given, tmp_path / "resnet.safetensors")
+    typed = [*quick, "--config-dir=own", "model=tuned", "init=resnet.safetensors"]
+    assert "backbone.fc.bias ([1000] in init, missing in the model)" in refuse(*typed, "init_skip=[head.*]")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    named = [*typed, how, "init_skip=[head.*,backbone.fc.*]"]
+    for name, factor in (("frozen", 0), ("tenth", 0.1)):
+        succeed(*named, f"lr_scale={{backbone.*:{factor}}}", f"hydra.run.dir={name}")
+        after = weights(tmp_path / name)
+        changed = {
+            key for key in after if not torch.equal(after[key], given.get(key.partition(".")[2], torch.empty(0)))
+        }
+        assert {"head.weight", "head.bias"} <= changed
+        assert (changed == {"head.weight", "head.bias"}) == (factor == 0)
