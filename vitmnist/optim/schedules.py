@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vitmnist.config.validation import bounded
+from vitmnist.errors import ConfigError
 from vitmnist.optim.base import SCHEDULES
 from vitmnist.registry import NoOptions
 
@@ -19,10 +20,35 @@ class OneCycleOptions:
     end_factor: float = bounded(1e-4, above=0, at_most=1)
 
 
+@dataclass
+class CosineOptions:
+    """See `conf/schedule/cosine.yaml`."""
+
+    warmup_epochs: float = bounded(0.0, at_least=0)
+    final_factor: float = bounded(0.0, at_least=0, at_most=1)
+
+
 @SCHEDULES.register("constant")
 def constant(options: NoOptions, step: int, steps: int, steps_per_epoch: int) -> float:
     """Constant learning rate, as in the articles."""
     return 1.0
+
+
+@SCHEDULES.register("cosine", CosineOptions)
+def cosine(options: CosineOptions, step: int, steps: int, steps_per_epoch: int) -> float:
+    """Linear warm-up and cosine decay (Loshchilov, Hutter, arXiv:1608.03983; Goyal et al., arXiv:1706.02677).
+
+    Raises:
+        ConfigError: no step is left for the decay.
+    """
+    warmup = options.warmup_epochs * steps_per_epoch
+    if warmup >= steps:
+        raise ConfigError(
+            f"schedule.warmup_epochs={options.warmup_epochs:g}: must be below epochs={steps // steps_per_epoch}"
+        )
+    if step < warmup:
+        return (step + 1) / (warmup + 1)  # a first step at 0 would train nothing
+    return _cosine(1.0, options.final_factor, (step - warmup) / (steps - warmup))
 
 
 @SCHEDULES.register("one_cycle", OneCycleOptions)
