@@ -15,10 +15,13 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.support.processes import fork
 from vitmnist.augment.base import OPERATIONS
+from vitmnist.config.compose import compose
 from vitmnist.config.labels import run_label
-from vitmnist.config.schema import registries
+from vitmnist.config.schema import Config, registries
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.loaders.base import LOADERS
+from vitmnist.models.base import MODELS
 from vitmnist.optim.base import SCHEDULES
 
 CONF = REPOSITORY / "conf"
@@ -82,6 +85,17 @@ def test_every_file_opens_with_its_use_and_every_key_has_a_comment(file: Path) -
         opens_a_block = not key[3].split("#")[0].strip()
         if section != "hydra" and not opens_a_block and "override /" not in line:
             assert "#" in line or lines[number - 1].lstrip().startswith("#"), f"{file.name}: {line}"
+
+
+@pytest.mark.parametrize("model", MODELS.names())
+@pytest.mark.parametrize("experiment", [file.stem for file in sorted((CONF / "experiment").glob("*.yaml"))])
+def test_every_experiment_takes_every_model(experiment: str, model: str) -> None:
+    """And sets the keys of its own alone."""
+    typed = [f"experiment={experiment}", f"model={model}", "data.dataset.path=pictures"]
+    typed = typed if experiment == "pictures" else typed[:2]
+    _, options = MODELS.member(validate(Config, compose(typed)).model)
+    is_changed = asdict(options) != asdict(MODELS.member(validate(Config, compose([f"model={model}"])).model)[1])
+    assert is_changed == (CONF / "experiment" / "model" / f"{experiment}_{model}.yaml").exists()
 
 
 @pytest.mark.parametrize(
