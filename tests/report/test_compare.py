@@ -162,7 +162,7 @@ def test_machines_and_data_sets_are_not_compared_with_each_other(other: dict[str
 def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> None:
     run(tmp_path / "0", config={"lr": 0.0014462662489})
     run(tmp_path / "1", config={"lr": 0.003})
-    assert [row["lr"] for row in rows(the_only(tmp_path))] == ["0.001446", "0.003"]
+    assert [row["lr"] for row in rows(the_only(tmp_path))] == ["0.00145", "0.003"]
     assert "0.0014462662489" in as_csv(compared(tmp_path))
     times = {0.0: "0.000", 0.0001: "<0.001", 0.0123: "0.012", 1.234: "1.23", 12.34: "12.3", 1234: "1234"}
     assert [seconds(time) for time in times] == list(times.values())

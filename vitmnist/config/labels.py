@@ -27,7 +27,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
         if override.startswith("~"):
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats", "resume"):
-            parts.append(value if is_group and "@" not in name else f"{short}{value}")
+            parts.append(value if is_group and "@" not in name else f"{short}{value_text(value)}")
     parts = [re.sub(r"[^\w.+-]+", "_", part) for part in parts]
     longest = max(map(len, parts), default=0)
     while len(label := "-".join(_shortened(part, longest) for part in parts)) > 80 and longest > 3:
@@ -39,6 +39,13 @@ def _shortened(part: str, length: int) -> str:
     """A part cut to `length` characters, of which most are its end, where values differ."""
     head = length // 3
     return part if len(part) <= length else f"{part[:head]}_{part[len(part) - length + head + 1 :]}"
+
+
+def value_text(value: Any) -> str:
+    """A value of the configuration; a number of more than eight characters has three significant digits."""
+    text = str(value)
+    is_long = len(text) > 8 and re.fullmatch(r"-?\d*\.?\d+(e[+-]?\d+)?", text) and not text.lstrip("-").isdigit()
+    return f"{float(text):.3g}" if is_long else text
 
 
 def trainer_label(values: Mapping[str, Any]) -> str:

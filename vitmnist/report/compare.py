@@ -26,11 +26,6 @@ def overrides(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def value_text(value: Any) -> str:
-    """A configuration value; floats longer than eight characters are rounded to four significant digits."""
-    return f"{value:.4g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)
-
-
 @dataclass(frozen=True, eq=False)
 class Configuration:
     """A row of the report: its values in the columns that vary, and its runs."""

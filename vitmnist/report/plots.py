@@ -13,7 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.report.compare import Comparison, Configuration, value_text
+from vitmnist.config.labels import value_text
+from vitmnist.report.compare import Comparison, Configuration
 from vitmnist.report.statistics import seconds
 
 # Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vitmnist.report.compare import NOTHING, Comparison, Configuration, value_text
+from vitmnist.config.labels import value_text
+from vitmnist.report.compare import NOTHING, Comparison, Configuration
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.epoch_table import EPOCH_METRICS

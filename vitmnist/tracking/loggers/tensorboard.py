@@ -17,11 +17,11 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.labels import trainer_label
+from vitmnist.config.labels import trainer_label, value_text
 from vitmnist.config.schema import is_in_hparams, keys_where
 from vitmnist.config.values import flatten, is_under
 from vitmnist.registry import NoOptions
-from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord
+from vitmnist.tracking.epoch_table import EPOCH_METRICS, EpochRecord
 from vitmnist.tracking.loggers.base import LOGGERS, Logger
 from vitmnist.tracking.result import Result
 
@@ -33,8 +33,7 @@ CONFIG, EVENTS = "config.tfevents", "events.out.tfevents"
 TAGS = {metric.tag: metric.name for metric in EPOCH_METRICS}
 STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
 HPARAMS = ("data/loader", "batch_size", "model", "optimizer.lr", "trainer", "epochs")
-"""Columns of every run in HParams, with those of the overridden keys. Few, because the dashboard begins with the first
-five by name."""
+"""Columns of every run in HParams, with those of the overridden keys."""
 
 
 @LOGGERS.register("tensorboard")
@@ -51,11 +50,12 @@ class TensorBoard(Logger):
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._result, self._config = result, folder / CONFIG
         # TensorBoard keeps the first configuration that it reads of a run, so a resumed run replaces it. In this folder
-        # the row in HParams is that of the run; torch's `add_hparams` would add a second run for it.
-        experiment, start, self._success = hparams(hyperparameters(result), {f"summary/{key}": 0.0 for key in SUMMARY})
+        # the row in HParams is that of the run; torch's `add_hparams` would add a second run for it. The description of
+        # the experiment is not written: TensorBoard then makes it of all runs, and opens with the keys that differ.
+        _, start, self._success = hparams(hyperparameters(result), {})
         config = text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```")
         self._config.unlink(missing_ok=True)  # not truncated: TensorBoard may be reading it
-        _append(self._config, *(_event(summary) for summary in (experiment, start, config)))
+        _append(self._config, *(_event(summary) for summary in (start, config)))
         # Hide what an interrupted run wrote after its last checkpoint. TensorBoard drops all tags from this step on, so
         # the `step/…` tags, which count faster than epochs, are written again from the records.
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
@@ -96,6 +96,8 @@ def hyperparameters(result: Result) -> dict[str, Any]:
         value = values.get(section, values.get(f"{section}.name"))
         if key == "trainer" and result.config:
             value = trainer_label(result.config["trainer"])
+        if isinstance(value, float):
+            value = float(value_text(value))  # the dashboard would show its last digits
         # torch would leave out None, and turn a boolean into a number.
         row[key] = json.dumps(value) if value is None or isinstance(value, bool | list) else value
     return row
