@@ -94,15 +94,17 @@ def load_run(
             f"{without_effect[0]}: has no effect on a trained model; only {', '.join(USED)} can be changed"
         )
     config = recorded_config(folder, overrides)
+    typed = {key_of(one) for one in overrides}
+    if "data.dataset.path" in typed:
+        _take_all(config, typed)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     root = config.data.root
-    is_typed = any(key_of(one) == "data.root" for one in overrides)
-    is_own = is_typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
+    is_own = "data.root" in typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
     with nullcontext() if is_own else only_reading(root):
         dataset = build_dataset(config.data.dataset, root)
     if config.data.holdout:
-        dataset = dataset.held_out(config.data.holdout)
+        dataset = dataset.held_out(config.data.holdout, config.seed)
     if not any(one.startswith("data") and key_of(one) != "data.root" for one in overrides):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset
@@ -120,7 +122,16 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
         _, predictions = loop.evaluate(trained.model, loader, Preprocess(split).to(device))
-    return Evaluation(trained.path, split_name, split, predictions)
+    return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions)
+
+
+def _take_all(config: Config, typed: set[str]) -> None:
+    """Leave out nothing of another folder: what a run keeps from training is no part of it."""
+    if "data.holdout" not in typed:
+        config.data.holdout = None
+    options = config.data.dataset
+    everything = {"test_share": 0.0, "train_size": None, "test_size": None}
+    options |= {key: all_ for key, all_ in everything.items() if key in options and f"data.dataset.{key}" not in typed}
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:

@@ -38,7 +38,7 @@ class DataConfig:
 
     root: str = described(affects="nothing")
     shuffle: Shuffle = MISSING
-    holdout: int | None = bounded(at_least=1)
+    holdout: int | float | None = bounded(above=0)
     drop_last: bool = MISSING
     dataset: dict[str, Any] = group("vitmnist.data.datasets.base:DATASETS")
     loader: dict[str, Any] = group("vitmnist.loaders.base:LOADERS", affects="timing")

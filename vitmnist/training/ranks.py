@@ -52,7 +52,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     if not world.local_rank:
         world.barrier()
     if config.data.holdout:
-        dataset = dataset.held_out(config.data.holdout)
+        dataset = dataset.held_out(config.data.holdout, config.seed)
     if world.size == 1:
         return dataset
     found = [one for one in world.all_gather_object(None if world.local_rank else dataset.sha256) if one]

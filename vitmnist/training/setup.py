@@ -84,10 +84,12 @@ def build_setup(
     """
     check_config(config)
     dataset = read_dataset(config, world)
+    if dataset.eval_split == "train":
+        raise ConfigError(f"{dataset.name}: has neither validation nor test images; type data.holdout=0.1")
     if config.patience and dataset.validation is None:
         raise ConfigError(
             f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; type "
-            "data.holdout=N to hold out N training images, or keep a folder val/ next to train/"
+            "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
         )
     sampler = RankSampler.of(train_sampler(config, dataset), world.rank, world.size)
     if device.type == "cpu":

@@ -62,15 +62,17 @@ def test_a_folder_for_the_test_is_taken_as_it_is(folder: Path) -> None:
         (folder / name).rename(folder / "train" / name)
         draw(folder / "val" / name / "only.png", number)
     pets = load(folder)
-    assert (len(pets.train), len(pets.test)) == (30, 3)
+    assert (len(pets.train), len(pets.validation), pets.test) == (30, 3, None)
+    (folder / "val").rename(folder / "Testing")
+    pets = load(folder)
+    assert (len(pets.train), pets.validation, len(pets.test)) == (30, None, 3)
     (folder / "train" / "eel").rename(folder / "eel")
     (folder / "train" / "eel").mkdir()
     with pytest.raises(DataError, match="no picture in 1 of its 3 class folders: eel"):
         load(folder)
-    with pytest.raises(DataError, match="the test folder has classes without training pictures: eel"):
+    with pytest.raises(DataError, match="the test split has classes without training pictures: eel"):
         load(folder, skip_unreadable=True)
-    (folder / "val" / "eel" / "only.png").unlink()
-    (folder / "val").rename(folder / "Testing")
+    (folder / "Testing" / "eel" / "only.png").unlink()
     assert load(folder, skip_unreadable=True).train.classes == ("cat", "dog")
     (folder / "Testing").rename(folder / "exam")
     with pytest.raises(
@@ -213,7 +215,7 @@ def test_colour_that_grey_drops_is_announced_also_when_it_is_decoded_already(
 
 def test_images_know_their_files(folder: Path) -> None:
     pets = load(folder, mode="rgb", size=8, test_size=5)
-    held_out = pets.held_out(4)
+    held_out = pets.held_out(4, seed=0)
     for split in (pets.train, pets.test, held_out.train, held_out.test):
         assert len(split.files) == len(split)
         last = len(split) - 1

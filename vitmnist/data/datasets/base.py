@@ -1,4 +1,4 @@
-"""The dataset types: a training and a test split of images and labels, and how to read single images from disk.
+"""The dataset types: splits of images and labels, and how to read single images from disk.
 
 To add a dataset, write a module in this folder whose function registers itself and returns a `Dataset`, and its YAML
 file in `conf/data/dataset/`.
@@ -23,6 +23,7 @@ from vitmnist.data.tensors import SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.memory import Memory, check_fits
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,16 @@ class Split(TensorSet):
         }
         return super().part(span, **{**fields, **changes})
 
+    def taken(self, rows: Tensor, **changes: Any) -> Split:
+        """The samples at these indices, int64 `[N]`, copied into memory."""
+        images, labels = self.read(rows)
+        numbers = rows.tolist()
+        fields = {
+            "reader": Subset(self.reader, numbers) if self.reader else None,
+            "files": [self.files[number] for number in numbers] if self.files else None,
+        }
+        return replace(self, images=images, labels=labels, mapped=None, sha256=None, **{**fields, **changes})
+
     def stored(self) -> SampleSource:
         return DatasetSource(ImagesOnDisk(self), seed=None) if self.reader else super().stored()
 
@@ -92,6 +103,8 @@ class Split(TensorSet):
 @dataclass(frozen=True)
 class Dataset:
     """Splits of the same classes and image shape; epochs are evaluated on `validation` if there is one, else on `test`.
+
+    A dataset with neither can be evaluated, but training needs `held_out`.
 
     Args:
         skipped: unreadable images that were left out because the user allowed it.
@@ -108,8 +121,6 @@ class Dataset:
     validation: Split | None = None
 
     def __post_init__(self) -> None:
-        if self.eval_split not in self.splits:
-            raise DataError(f"{self.name}: has neither validation nor test images")
         if len({tuple(split.images.shape[1:]) for split in self.splits.values()}) > 1:
             shapes = ", ".join(f"{name} images {list(split.images.shape[1:])}" for name, split in self.splits.items())
             raise DataError(f"{self.name}: {shapes}; all must have the same shape")
@@ -123,7 +134,7 @@ class Dataset:
     @property
     def eval_split(self) -> str:
         """The name of the split on which epochs are evaluated."""
-        return "validation" if self.validation is not None else "test"
+        return next(name for name in ("validation", "test", "train") if name in self.splits)
 
     @property
     def evaluated(self) -> Split:
@@ -143,24 +154,50 @@ class Dataset:
             for part, checksum in (("images", split.sha256 or digest(split.images)), ("labels", digest(split.labels)))
         }
 
-    def held_out(self, size: int) -> Dataset:
-        """Make the last `size` training images the validation split, and train on the others.
+    def held_out(self, size: int | float, seed: int) -> Dataset:
+        """Make some training images the validation split, and train on the others.
 
         The channel statistics become those of the remaining training images.
 
+        Args:
+            size: a number of images, the last ones; or a share of each class, drawn by `seed` and copied.
+
         Raises:
-            ConfigError: no image would be left to train on.
+            ConfigError: no image would be left to train on, or there is a validation split already.
+            DoesNotFitError: there is too little memory for the copy.
         """
-        left = len(self.train) - size
-        if left < 1:
-            raise ConfigError(f"data.holdout={size}: the set has {len(self.train)} training images; leave some of them")
-        mean, std = channel_statistics(self.train.images[:left])
-        return replace(
-            self,
-            train=self.train.part(slice(left), mean=mean, std=std),
-            validation=self.train.part(slice(left, None), mean=mean, std=std),
-            test=self.test and replace(self.test, mean=mean, std=std),
-        )
+        key, total = f"data.holdout={size}", len(self.train)
+        if self.validation is not None:
+            raise ConfigError(
+                f"{key}: the dataset has a validation split of {len(self.validation):,} images; type data.holdout=null"
+            )
+        if isinstance(size, int):
+            left = total - size
+            if left < 1:
+                raise ConfigError(f"{key}: the set has {total} training images; leave some of them")
+            train, validation = self.train.part(slice(left)), self.train.part(slice(left, None))
+        elif size < 1:
+            check_fits(key, Memory(host=self.train.nbytes), torch.device("cpu"))
+            drawn = _stratified(self.train.labels, size, seed)
+            if not drawn.any():
+                raise ConfigError(f"{key}: no class has enough of the {total} training images; type a larger share")
+            train, validation = (self.train.taken(rows.nonzero().flatten()) for rows in (~drawn, drawn))
+        else:
+            raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
+        mean, std = channel_statistics(train.images)
+        train, validation = (replace(split, mean=mean, std=std) for split in (train, validation))
+        test = self.test and replace(self.test, mean=mean, std=std)
+        return replace(self, train=train, validation=validation, test=test)
+
+
+def _stratified(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Which samples are drawn, bool `[N]`: `share` of each class, rounded; one of each stays."""
+    generator, drawn = torch.Generator().manual_seed(seed), torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        rows = (labels == label).nonzero().flatten()
+        count = min(round(len(rows) * share), len(rows) - 1)
+        drawn[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
+    return drawn
 
 
 DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
@@ -227,7 +264,7 @@ def dataset_in_memory(
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
-    """The dataset `name`: its training and test split, uint8 images, labels and channel statistics.
+    """The dataset `name`: its splits of uint8 images, labels and channel statistics.
 
     Args:
         name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, or your own.

@@ -1,7 +1,8 @@
-"""Finds the images of a folder with a subfolder per class, and splits them."""
+"""Finds the images of a folder, with a subfolder per class or a table of labels, and splits them."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import logging
 import os
@@ -10,52 +11,92 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitmnist.data.image_io import list_images
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, printable
 
 log = logging.getLogger(__name__)
 
-TRAIN_NAMES = ("train", "training")
-TEST_NAMES = ("test", "testing", "val", "valid", "validation")
+FOLDERS = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+"""The splits, and what a folder of each may be called."""
 SHOWN_NAMES = 5  # in a message
 
+Pictures = list[tuple[Path, str]]
+"""Files with their classes, in the order of the split."""
 Samples = list[tuple[Path, int]]
-"""Files with their labels, in the order of the split."""
+"""Files with their labels, likewise."""
 
 
-def find_samples(folder: Path, test_share: float, skip_unreadable: bool) -> tuple[list[str], Samples, Samples]:
-    """The classes, and the training and test samples of `folder/CLASS/`, or of `folder/train/CLASS/` and a test folder.
+def find_samples(
+    folder: Path, labels: Path | None, test_share: float, skip_unreadable: bool
+) -> tuple[list[str], dict[str, Samples]]:
+    """The classes, and the samples of each split by its name: train, and those that there are of validation and test.
 
     Args:
-        test_share: fraction of each class that is for the test, if there is no folder for it.
+        labels: a CSV file with the class of each file, in place of folders.
+        test_share: fraction of each class that is for the test, if there is no other split; 0: none.
         skip_unreadable: leave out classes without images.
 
     Raises:
-        ConfigError: a training folder without a test folder.
-        DataError: fewer than two classes, classes without images, or too few images.
+        ConfigError: folders that leave open what is for the test.
+        DataError: fewer than two classes, classes without images in a split, too few images; as `read_labels`.
     """
-    subfolders = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
-    train_folder, test_folder = (
-        next((subfolders[name] for name in names if name in subfolders), None) for names in (TRAIN_NAMES, TEST_NAMES)
-    )
-    if train_folder and test_folder:
-        train, test = _list(train_folder, skip_unreadable), _list(test_folder, skip_unreadable)
-    elif train_folder and any(path.is_dir() for path in train_folder.iterdir()):
-        raise ConfigError(
-            f"data.dataset.path={folder}: has a folder {train_folder.name} with classes, but none for the test; add "
-            f"{folder / 'test'}, or type data.dataset.path={train_folder}, of which a part is then used for the test"
-        )
+    source = labels or folder
+    if labels:
+        splits = read_labels(labels, folder, skip_unreadable)
     else:
-        train, test = _divide(_list(folder, skip_unreadable), test_share)
+        folders = _split_folders(folder) or {"train": folder}
+        splits = {split: _list(path, skip_unreadable) for split, path in folders.items()}
+    classes = sorted({name for _, name in splits["train"]})
+    for split, pictures in splits.items():
+        found = {name for _, name in pictures}
+        if unknown := sorted(found.difference(classes)):
+            raise DataError(f"{source}: the {split} split has classes without training pictures: {shorten(unknown)}")
+        if (missing := sorted(set(classes) - found)) and not skip_unreadable:
+            raise DataError(
+                f"{source}: the {split} split lacks classes of the training split: {shorten(missing)}; add pictures of "
+                "them, or type data.dataset.skip_unreadable=true"
+            )
+    if len(splits) == 1 and test_share:
+        train, test = _divide(splits["train"], test_share)
         if not test:
-            raise DataError(f"{folder}: too few pictures to take {test_share:g} of each class for the test")
-    classes = sorted({name for _, name in train})
-    if unknown := sorted({name for _, name in test}.difference(classes)):
-        raise DataError(f"{folder}: the test folder has classes without training pictures: {shorten(unknown)}")
-    train_samples, test_samples = ([(path, classes.index(name)) for path, name in part] for part in (train, test))
-    return classes, train_samples, test_samples
+            raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
+        splits = {"train": train, "test": test}
+    return classes, {
+        split: [(path, classes.index(name)) for path, name in pictures] for split, pictures in splits.items()
+    }
 
 
-def _list(folder: Path, skip_unreadable: bool) -> list[tuple[Path, str]]:
+def _split_folders(folder: Path) -> dict[str, Path]:
+    """The folder of each split; empty if `folder` holds the folders of classes.
+
+    Raises:
+        ConfigError: two folders of one split, or one for training next to others that may be for the test.
+    """
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    named = {split: [path for path in subfolders if path.name.lower() in names] for split, names in FOLDERS.items()}
+    if not any(path.is_dir() for train in named["train"] for path in train.iterdir()):
+        return {}  # `train` may be a class
+    if several := [paths for paths in named.values() if len(paths) > 1]:
+        names = " and ".join(path.name for path in several[0])
+        raise ConfigError(f"data.dataset.path={folder}: has {names}, which are the same split; remove or rename one")
+    found = {split: paths[0] for split, paths in named.items() if paths}
+    others = [path.name for path in subfolders if path not in found.values()]
+    if others and len(found) == 1:
+        train = found["train"]
+        raise ConfigError(
+            f"data.dataset.path={folder}: has a folder {train.name} with classes, but none for the test; add "
+            f"{folder / 'test'}, or type data.dataset.path={train}, of which a part is then used for the test"
+        )
+    log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in found.items()))
+    if others:
+        log.warning("%s: not used: %s", folder, shorten(others))
+    return found
+
+
+def _list(folder: Path, skip_unreadable: bool) -> Pictures:
     """The pictures of all class folders, each with its class, ordered by a hash of the file's name."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(names) < 2:
@@ -64,8 +105,7 @@ def _list(folder: Path, skip_unreadable: bool) -> list[tuple[Path, str]]:
             f"found: {shorten(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name)]
-    paths.sort(key=lambda path: hashlib.sha256(os.fsencode(path)).digest())
-    pictures = [(folder / path, path.parts[0]) for path in paths]
+    pictures = mixed([(folder / path, path.parts[0]) for path in paths], folder)
     if empty := sorted(set(names) - {name for _, name in pictures}):
         message = f"{folder}: no picture in {len(empty)} of its {len(names)} class folders: {shorten(empty)}"
         if not skip_unreadable or not pictures:
@@ -74,15 +114,18 @@ def _list(folder: Path, skip_unreadable: bool) -> list[tuple[Path, str]]:
     return pictures
 
 
-def _divide(
-    pictures: list[tuple[Path, str]], test_share: float
-) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+def mixed(pictures: Pictures, folder: Path) -> Pictures:
+    """Pictures in the order of a hash of their names, which mixes the classes and stays when others are added."""
+    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(one[0].relative_to(folder))).digest())
+
+
+def _divide(pictures: Pictures, test_share: float) -> tuple[Pictures, Pictures]:
     """The pictures for training, and the first `test_share` of each class for the test."""
     counts = Counter(name for _, name in pictures)
     # At least one image of each class stays for training.
     left = {name: min(round(count * test_share), count - 1) for name, count in counts.items()}
-    train: list[tuple[Path, str]] = []
-    test: list[tuple[Path, str]] = []
+    train: Pictures = []
+    test: Pictures = []
     for path, name in pictures:
         (test if left[name] > 0 else train).append((path, name))
         left[name] -= 1
@@ -92,3 +135,52 @@ def _divide(
 def shorten(names: Sequence[object]) -> str:
     """The first few of many names, for a message."""
     return ", ".join(map(str, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
+
+
+def read_labels(labels: Path, folder: Path, skip_missing: bool) -> dict[str, Pictures]:
+    """The pictures of each split that a CSV file names in its columns `file`, `label` and perhaps `split`.
+
+    Without a column `split` all are for training.
+
+    Raises:
+        DataError: the file cannot be read, a line cannot be used, or there are no classes to train; names it.
+    """
+    lines: dict[Path, int] = {}
+    splits: dict[str, Pictures] = {split: [] for split in FOLDERS}
+    try:
+        with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
+            rows = csv.DictReader(file)
+            columns = rows.fieldnames or []
+            if lacking := sorted({"file", "label"}.difference(columns)):
+                raise DataError(f"{labels}:1: has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}")
+            for row in rows:
+                try:
+                    path, split = _labelled(row, folder)
+                    if not skip_missing and not path.exists():
+                        raise DataError(f"there is no file {path}")
+                    if path in lines:
+                        raise DataError(f"{row['file']} is in line {lines[path]} already")
+                except DataError as error:
+                    raise DataError(f"{printable(labels)}:{rows.line_num}: {printable(str(error))}") from error
+                lines[path] = rows.line_num
+                splits[split].append((path, row["label"]))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"data.dataset.labels={labels}: cannot be read: {error}") from error
+    if len({name for _, name in splits["train"]}) < 2:
+        raise DataError(f"{labels}: two or more labels of training pictures are expected")
+    return {split: mixed(pictures, folder) for split, pictures in splits.items() if pictures}
+
+
+def _labelled(row: dict[str, str], folder: Path) -> tuple[Path, str]:
+    """The file and the split of a row; raises `DataError` without its line."""
+    for column in ("file", "label"):
+        if not row[column]:
+            raise DataError(f"the column {column} is empty")
+    typed = row.get("split", "train")
+    split = next((split for split, names in FOLDERS.items() if str(typed).lower() in names), None)
+    if split is None:
+        raise DataError(f"split={typed}: must be train, val or test")
+    path = folder / row["file"]
+    if not path.is_relative_to(folder):
+        raise DataError(f"{path}: must be relative to data.dataset.path={folder}")
+    return path, split

@@ -1,4 +1,4 @@
-"""A folder of images, with a subfolder per class."""
+"""A folder of images, with a subfolder per class or a table of labels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,11 @@ SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leav
 class ImageFolderOptions(SizeOptions):
     """See `conf/data/dataset/image_folder.yaml`."""
 
-    path: str = described(may_change=True)  # the checksums of the images tell whether they are the same
+    path: str = described(may_change=True)  # the checksums of images and labels tell whether they are the same
+    labels: str | None = described(None, may_change=True)
     size: int = bounded(28, at_least=1)
     mode: Mode = Mode.grey
-    test_share: float = bounded(0.2, above=0, below=1)
+    test_share: float = bounded(0.2, at_least=0, below=1)
     skip_unreadable: bool = False
     draft: bool = True
 
@@ -70,10 +72,10 @@ class FolderImageReader:
 
 @DATASETS.register("image_folder", ImageFolderOptions)
 def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
-    """Images in `path/CLASS/`, or in `path/train/CLASS/` and `path/test/CLASS/`, decoded once into `root`.
+    """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table; decoded once into `root`.
 
     Within a split the images are ordered by a hash of their names, which mixes the classes and stays the same when
-    images are added. Without a folder `test`, the first `test_share` of each class in this order are the test split.
+    images are added. Without another split, the first `test_share` of each class in this order are the test split.
 
     Raises:
         ConfigError: `path` is no such folder, or a size is larger than its split.
@@ -83,9 +85,11 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = home_expanded(options.path)
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    classes, train, test = find_samples(folder, options.test_share, options.skip_unreadable)
-    options.spans(len(train), len(test))  # refused before anything is decoded
-    decoder = FolderDecoder(folder, [train, test], options)
+    labels_file = home_expanded(options.labels) if options.labels else None
+    classes, parts = find_samples(folder, labels_file, options.test_share, options.skip_unreadable)
+    # Sizes that are too large are refused before anything is decoded.
+    options.spans(len(parts["train"]), len(parts.get("test", ())))
+    decoder = FolderDecoder(folder, [*parts.values()], options)
     samples = decoder.samples
     entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
     (images, labels), notes = entry.mapped, entry.notes
@@ -94,23 +98,28 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
     readable = [index for index in range(len(samples)) if index not in unreadable]
     paths = [samples[index][0] for index in readable]
-    middle = sum(index < len(train) for index in readable)
-    sizes = middle, len(paths) - middle
-    log.info("%s: %d training and %d test pictures of %d classes: %s", folder, *sizes, len(classes), shorten(classes))
-    spans = options.spans(*sizes)
+    starts = [sum(index < first for index in readable) for first in decoder.starts]
+    rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
+    sizes = {split: span.stop - span.start for split, span in rows.items()}
+    shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
+    log.info("%s: %s pictures of %d classes: %s", folder, shown, len(classes), shorten(classes))
+    train_span, test_span = options.spans(sizes["train"], sizes.get("test", 0))
     mean, std = tuple(notes["mean"]), tuple(notes["std"])
     if options.train_size:
-        mean, std = channel_statistics(images[spans[0]])
-    both = Split(
+        mean, std = channel_statistics(images[train_span])
+    whole = Split(
         *(images, labels, mean, std, tuple(classes)),
         mapped=entry.checksums[0],
         files=[str(path.relative_to(folder)) for path in paths],
     )
-    train_split, test_split = (
-        both.part(rows, reader=FolderImageReader(paths[rows], options), sha256=sha256).part(span)
-        for rows, sha256, span in zip((slice(middle), slice(middle, None)), notes["sha256"], spans, strict=True)
-    )
-    return Dataset(folder.resolve().name, train_split, test_split, skipped=len(unreadable))
+    splits = {
+        split: whole.part(span, reader=FolderImageReader(paths[span], options), sha256=sha256)
+        for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
+    }
+    splits["train"] = splits["train"].part(train_span)
+    if "test" in splits:
+        splits["test"] = splits["test"].part(test_span)
+    return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
 
 
 def _warn(folder: Path, coloured: int, unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
@@ -135,11 +144,16 @@ def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataErro
 
 
 class FolderDecoder:
-    """Decodes the training and test samples of a folder on all cores; `notes` is stored with them."""
+    """Decodes the samples of all splits of a folder on all cores; `notes` is stored with them.
+
+    Args:
+        parts: the samples of each split, that for training first.
+    """
 
     def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
         self.folder, self.parts, self.options = folder, parts, options
         self.samples = [sample for part in parts for sample in part]
+        self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
         self.unreadable: list[tuple[int, str]] = []
         self.coloured = 0
         self.sums = [ChannelSums() for _ in parts]
@@ -154,25 +168,24 @@ class FolderDecoder:
                 stat = path.stat()
                 size, time = stat.st_size, stat.st_mtime_ns
             files.append((str(path.relative_to(self.folder)), label, size, time))
-        options = VERSION, len(self.parts[0]), self.options.size, self.options.mode.value, self.options.draft
+        options = VERSION, *self.starts[1:-1], self.options.size, self.options.mode.value, self.options.draft
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
 
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels in chunks; raises `DataError` at the end if unreadable ones are not to be left out."""
-        middle, size = len(self.parts[0]), len(self.samples)
+        size = len(self.samples)
         chunks = [
-            range(first, min(first + CHUNK, stop))
-            for start, stop in ((0, middle), (middle, size))
+            (part, range(first, min(first + CHUNK, stop)))
+            for part, (start, stop) in enumerate(pairwise(self.starts))
             for first in range(start, stop, CHUNK)
         ]
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(map_in_threads(self._decode_chunk, chunks, available_cores())) as decoded,
+            closing(map_in_threads(self._decode_chunk, [chunk for _, chunk in chunks], available_cores())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for chunk, (images, labels, unreadable, coloured, sums) in zip(chunks, decoded, strict=True):
-                part = int(chunk.start >= middle)
+            for (part, chunk), (images, labels, unreadable, coloured, sums) in zip(chunks, decoded, strict=True):
                 self.unreadable += unreadable
                 self.coloured += coloured
                 self.sums[part] += sums

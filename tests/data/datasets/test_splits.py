@@ -1,0 +1,228 @@
+"""Which pictures are for training, validation and test: folders, tables of labels, hold-outs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.transforms.functional import pil_to_tensor
+
+from tests.conftest import CallHere, Printed, Train, result_of
+from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load
+from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.data.channels import channel_statistics
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.errors import ConfigError, DataError
+
+__all__ = ["folder"]  # a fixture
+
+SIZES = {"train": 4, "val": 3, "test": 2}  # pictures of each class
+
+
+@pytest.fixture
+def divided(tmp_path: Path) -> Path:
+    """A folder with `train/`, `val/` and `test/`."""
+    for number, (split, size) in enumerate(SIZES.items()):
+        for label, name in enumerate(CLASSES):
+            for index in range(size):
+                draw(tmp_path / "pictures" / split / name / f"{index}.png", 100 * number + 10 * label + index)
+    return tmp_path / "pictures"
+
+
+def table(folder: Path, columns: str = "file,label,split") -> list[str]:
+    """The lines of a CSV file of all pictures of a folder."""
+    rows = [columns]
+    for path in sorted(folder.rglob("*.png")):
+        name = path.relative_to(folder)
+        rows.append(
+            ",".join(
+                {"file": str(name), "label": path.parent.name, "split": name.parts[0]}[c] for c in columns.split(",")
+            )
+        )
+    return rows
+
+
+def assert_as_drawn(dataset: Dataset, folder: Path) -> None:
+    """Every picture of `divided` is in its split, with its label and pixels."""
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 12, "validation": 9, "test": 6}
+    for name, split in dataset.splits.items():
+        assert {Path(file).parts[0] for file in split.files} == {"val" if name == "validation" else name}
+        assert [dataset.train.classes[label] for label in split.labels] == [Path(one).parts[1] for one in split.files]
+        for index in (0, len(split) - 1):
+            assert torch.equal(pil_to_tensor(split.reader[index]), split.images[index])
+        assert (split.mean, split.std) == channel_statistics(dataset.train.images)
+
+
+def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (divided / "notes").mkdir()
+    with caplog.at_level(logging.INFO):
+        pets = load(divided)
+    assert_as_drawn(pets, divided)
+    assert "train split from train, validation split from val, test split from test" in caplog.text
+    assert "12 train and 9 validation and 6 test pictures of 3 classes" in caplog.text
+    assert "not used: notes" in caplog.text
+    small = load(divided, train_size=3, test_size=5)
+    assert [len(split) for split in small.splits.values()] == [3, 9, 5]
+    (divided / "validation").mkdir()
+    with pytest.raises(ConfigError, match="has val and validation, which are the same split"):
+        load(divided)
+
+
+def test_folders_may_lack_a_split(divided: Path) -> None:
+    shutil.move(divided / "test", divided.parent / "test")
+    assert list(load(divided).splits) == ["train", "validation"]
+    shutil.move(divided / "val", divided.parent / "val")
+    alone = load(divided, test_share=0.25)
+    assert {name: len(split) for name, split in alone.splits.items()} == {"train": 9, "test": 3}
+    whole = load(divided, test_share=0)
+    assert {name: len(split) for name, split in whole.splits.items()} == {"train": 12}
+
+
+def test_splits_have_the_same_classes_and_none_is_empty(divided: Path) -> None:
+    shutil.rmtree(divided / "val" / "eel")
+    with pytest.raises(DataError, match=r"the validation split lacks classes of the training split: eel; .*skip"):
+        load(divided)
+    assert len(load(divided, skip_unreadable=True).validation) == 6
+    draw(divided / "val" / "eel" / "0.png", 0)
+    draw(divided / "test" / "fly" / "0.png", 0)
+    with pytest.raises(DataError, match="the test split has classes without training pictures: fly"):
+        load(divided)
+    shutil.rmtree(divided / "val")
+    (divided / "val").mkdir()
+    with pytest.raises(DataError, match=r"pictures/val: two or more folders of a class are expected.*found: none"):
+        load(divided, skip_unreadable=True)
+
+
+def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
+    labels = divided.parent / "labels.csv"
+    labels.write_text("\ufeff" + "\n".join(table(divided)))  # as spreadsheets write it
+    assert_as_drawn(load(divided, labels=str(labels)), divided)
+    rows = table(divided, "label,file")
+    labels.write_text("\n".join([rows[0], *(row.replace("eel", "Aal", 1) for row in rows[1:])]))
+    pets = load(divided, labels=str(labels), test_share=0.34)
+    assert pets.train.classes == ("Aal", "cat", "dog")
+    assert {name: len(split) for name, split in pets.splits.items()} == {"train": 18, "test": 9}
+    check_loaders(load(divided, labels=str(labels), test_share=0.1).train.part(slice(24)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("file,", "path,"), r"labels\.csv:1: has no column file, only path, label, split"),
+        (("train/cat/0.png,cat,train", "train/cat/0.png,,train"), r":\d+: the column label is empty"),
+        (("train/cat/0.png,cat,train", ",cat,train"), r":\d+: the column file is empty"),
+        (("0.png,cat,train", "0.png,cat,exam"), r":\d+: split=exam: must be train, val or test"),
+        (("train/cat/0.png", "train/cat/no\x1b.png"), r":\d+: there is no file .*no\\x1b\.png"),
+        (("train/cat/0.png", "train/cat/1.png"), r":\d+: train/cat/1\.png is in line \d+ already"),
+        (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be relative to data\.dataset\.path"),
+        (("test/eel/0.png,eel", "test/eel/0.png,fly"), "labels.csv: the test split has classes .*: fly"),
+        ((",train", ",test"), "two or more labels of training pictures are expected"),
+    ],
+)
+def test_errors_of_a_table_name_its_line(divided: Path, change: tuple[str, str], message: str) -> None:
+    labels = divided.parent / "labels.csv"
+    text = "\n".join(table(divided))
+    assert change[0] in text
+    labels.write_text(text.replace(*change))
+    with pytest.raises(DataError, match=message) as caught:
+        load(divided, labels=str(labels))
+    assert "\x1b" not in str(caught.value)
+    number = next((n for n, line in enumerate(text.splitlines(), 1) if change[0] in line), 0)
+    assert r":\d+: " not in message or f"labels.csv:{number}: " in str(caught.value) or "already" in message
+    if "there is no file" in message:
+        assert load(divided, labels=str(labels), skip_unreadable=True).skipped == 1
+
+
+def test_a_table_that_cannot_be_read_is_named(divided: Path) -> None:
+    labels = divided.parent / "labels.csv"
+    for content in (b"file,label\n\xff\xfe,cat", b""):
+        labels.write_bytes(content)
+        with pytest.raises(DataError, match=r"labels\.csv"):
+            load(divided, labels=str(labels))
+    labels.unlink()
+    with pytest.raises(DataError, match=r"data\.dataset\.labels=.*labels\.csv: cannot be read"):
+        load(divided, labels=str(labels))
+
+
+def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
+    draw(folder / "rare" / "only.png", 1)
+    pets = load(folder, mode="rgb", test_share=0.1)
+    apart = pets.held_out(0.3, seed=1)
+    assert apart.validation.labels.bincount(minlength=4).tolist() == [3, 3, 3, 0]
+    assert apart.train.labels.bincount().tolist() == [6, 6, 6, 1]
+    assert sorted([*apart.train.files, *apart.validation.files]) == sorted(pets.train.files)
+    by_name = dict(zip(pets.train.files, pets.train.images, strict=True))
+    for split in (apart.train, apart.validation):
+        for index, name in enumerate(split.files):
+            assert torch.equal(split.images[index], by_name[name])
+            assert torch.equal(pil_to_tensor(split.reader[index]), by_name[name])
+    for split in apart.splits.values():
+        assert (split.mean, split.std) == channel_statistics(apart.train.images)
+    check_loaders(apart.train.part(slice(24)))
+    assert apart.validation.files == pets.held_out(0.3, seed=1).validation.files
+    assert apart.validation.files != pets.held_out(0.3, seed=2).validation.files
+
+
+def test_a_hold_out_that_cannot_be_drawn_is_refused(divided: Path) -> None:
+    pets = load(divided)
+    with pytest.raises(ConfigError, match=r"data\.holdout=0\.1: the dataset has a validation split of 9 images; "):
+        pets.held_out(0.1, seed=0)
+    shutil.rmtree(divided / "val")
+    pets = load(divided)
+    with pytest.raises(ConfigError, match=r"data\.holdout=0\.01: no class has enough of the 12 training images"):
+        pets.held_out(0.01, seed=0)
+    with pytest.raises(ConfigError, match=r"data\.holdout=1\.5: must be a whole number of images, or a share below 1"):
+        pets.held_out(1.5, seed=0)
+
+
+def test_epochs_are_evaluated_on_val_and_the_test_split_once(
+    divided: Path, train_here: Train, refuse: Printed, tmp_path: Path
+) -> None:
+    data = ["data/dataset=image_folder", f"data.dataset.path={divided}", f"data.root={tmp_path / 'root'}", "model=cnn"]
+    ended = train_here(*data, "epochs=2", "hydra.run.dir=run")
+    assert ended.returncode == 0, ended.stderr
+    assert "evaluated on the validation split, 9 images" in ended.stdout
+    result = result_of(tmp_path / "run")
+    assert result["eval_split"] == "validation"
+    assert {key: result["dataset"][f"{key}_size"] for key in ("train", "validation", "test")} == {
+        "train": 12,
+        "validation": 9,
+        "test": 6,
+    }
+    assert result["test"]["weights"] == "best"
+    assert "the dataset has a validation split of 9 images" in refuse(*data, "data.holdout=2")
+    shutil.rmtree(divided / "val")
+    shutil.rmtree(divided / "test")
+    alone = [*data, "data.dataset.test_share=0", "epochs=1"]
+    assert "pictures: has neither validation nor test images; type data.holdout=0.1" in refuse(*alone)
+    ended = train_here(*alone, "data.holdout=0.25", "hydra.run.dir=alone")
+    assert ended.returncode == 0, ended.stderr
+    assert (result_of(tmp_path / "alone")["eval_split"], result_of(tmp_path / "alone")["test"]) == ("validation", None)
+
+
+def test_all_of_another_folder_is_evaluated(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
+    sizes = ["data.dataset.train_size=20", "data.dataset.test_size=4", "data.holdout=5"]
+    assert train_here(*data, *sizes, "epochs=1", "hydra.run.dir=run").returncode == 0
+    for name in CLASSES:
+        draw(tmp_path / "other" / name / "only.png", 5)
+        draw(tmp_path / "other" / name / "second.png", 6)
+
+    def evaluated(*overrides: str) -> dict:
+        ended = call_here(evaluate_main, "run", "--json", f"data.root={tmp_path / 'root'}", *overrides)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    for overrides, images, split in (
+        ([], 5, "validation"),
+        (["data.dataset.path=other"], 6, "all"),
+        (["data.dataset.path=other", "data.dataset.test_share=0.5"], 3, "test"),
+    ):
+        printed = evaluated(*overrides)
+        assert (printed["images"], printed["split"]) == (images, split)
