@@ -47,11 +47,10 @@ def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "data.loader.num_workers"}
     run(tmp_path / "3", distributed={"ranks": 2}, environment={"torch": "2.14.0", "git_commit": "b" * 40})
     assert the_only(tmp_path).columns[-3:] == ["torch", "git commit", "processes"]
-    first, *_, last = rows(the_only(tmp_path))
-    assert [(row["processes"], row["torch"], row["git commit"]) for row in (first, last)] == [
+    assert {(row["processes"], row["torch"], row["git commit"]) for row in rows(the_only(tmp_path))} == {
         ("–", "2.15.0", "a" * 12),
         ("2", "2.14.0", "b" * 12),
-    ]
+    }
 
 
 def test_trainers_are_named_by_their_member_and_its_changed_options(tmp_path: Path) -> None:
@@ -95,6 +94,30 @@ def test_repeats_and_seeds_are_one_row(tmp_path: Path) -> None:
     ram, disk = rows(the_only(tmp_path))
     assert (ram["epoch, s"], ram["spread"]) == ("3.00", "range 2.00–6.00, n=3")
     assert (disk["spread"], disk["× fastest"]) == ("–", "4.00 (single round)")
+
+
+def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:
+    """Each run counts with its best epoch by the monitored metric."""
+    for number, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):
+        epochs = [epoch(10.0 - depth, eval_macro_f1=value, eval_acc=value + 1) for value in (50.0, best, 55.0)]
+        config = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}
+        run(tmp_path / str(number), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
+    found = rows(the_only(tmp_path))
+    assert list(found[0])[:5] == ["model.depth", "macro F1, %", "over seeds", "test accuracy, %", "epoch, s"]
+    assert [(row["model.depth"], row["macro F1, %"], row["accuracy, %"]) for row in found] == [
+        ("6", "85.00", "86.00"),
+        ("3", "70.00", "71.00"),
+        ("9", "60.00", "61.00"),
+    ]
+    assert [(row["over seeds"], row["test accuracy, %"]) for row in found[:2]] == [
+        ("80.00–90.00, n=2", "83.00"),
+        ("–", "68.00"),
+    ]
+    assert [row["test_acc"] for row in csv.DictReader(io.StringIO(as_csv(compared(tmp_path))))] == [
+        "68.0",
+        "83.0",
+        "58.0",
+    ]
 
 
 def unfinished(folder: Path, left: str) -> None:

@@ -67,20 +67,36 @@ def test_phases_never_exceed_the_epoch(tmp_path: Path) -> None:
     assert sum(widths) == pytest.approx(4.0)
 
 
+def test_a_quality_that_differs_has_a_panel_of_its_own_with_rows_in_the_same_order(tmp_path: Path) -> None:
+    for number, (depth, seed, accuracy) in enumerate([(3, 1, 91.0), (6, 1, 97.0), (6, 2, 95.0), (9, 1, 93.0)]):
+        epochs = [epoch(1.0 + depth, eval_acc=accuracy) for _ in range(2)]
+        run(tmp_path / str(number), epochs=epochs, config={"seed": seed, "model.depth": depth})
+    quality, time = chart(compared(tmp_path)).axes
+    assert [text.get_text() for text in quality.texts] == ["6", "96.00%", "9", "93.00%", "3", "91.00%"]
+    assert [sorted(line.get_xdata()) for line in quality.lines] == [[95.0, 97.0], [93.0], [91.0]]
+    assert [text.get_text() for text in time.texts[::2]] == ["6", "9", "3"]
+    assert quality.get_title(loc="left").startswith("Accuracy by model.depth")
+
+
 @pytest.mark.parametrize("number", [1, 12, 24])
 def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(number: int, tmp_path: Path) -> None:
     for size in range(number):
         loader, time = ("disk", 12.0) if size % 3 else ("prefetch", 3.0)
-        run(tmp_path / str(size), loader, 5000 + size, (9.0, time), config={"model.name": "a long name " * 20})
+        config = {"model.name": "a long name " * 20}
+        epochs = [epoch(time, eval_acc=90.0 + size) for time in (9.0, time)]
+        run(tmp_path / str(size), loader, 5000 + size, config=config, epochs=epochs)
     run(tmp_path / "failed", status="failed", error="m" * 200)
     figure = chart(compared(tmp_path))
     figure.canvas.draw()
-    axis, (legend,) = figure.axes[0], figure.legends
-    texts = [*axis.texts, axis.xaxis.label, *legend.texts, axis._left_title]
+    (legend,), axes = figure.legends, figure.axes
+    assert len(axes) == (2 if number > 1 else 1)
+    texts = [text for axis in axes for text in (*axis.texts, axis.xaxis.label, axis._left_title)]
+    texts += legend.texts
     boxes = [text.get_window_extent() for text in texts]
-    pairs = [*combinations(boxes, 2), *product(boxes, [bar.get_window_extent() for bar in axis.patches])]
+    bars = [bar.get_window_extent() for axis in axes for bar in (*axis.patches, *axis.lines)]
+    pairs = [*combinations(boxes, 2), *product(boxes, bars)]
     assert not any(box.overlaps(other) for box, other in pairs)
     assert all(figure.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
     inches = figure.get_size_inches()[0]
     assert min(text.get_fontsize() for text in texts) / 72 * 360 / inches >= 9  # pixels of a picture 360 pixels wide
-    assert axis.get_position().width > 0.9
+    assert all(axis.get_position().width > 0.9 for axis in axes)

@@ -6,7 +6,7 @@ slows a whole round down cancels in the ratio.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +14,22 @@ from statistics import median
 from typing import Any
 
 from vitmnist.report.statistics import Ratio, Spread, compare_all
-from vitmnist.tracking.runs import METRIC_BY_NAME, Run
+from vitmnist.tracking.epoch_table import Metric
+from vitmnist.tracking.runs import METRIC_BY_NAME, Run, monitored
 
 LOADER = "data/loader"
 OPTION = "data.loader."
 NOTHING = "–"  # not measured, or not applicable
+
+
+def quality_title(metric: Metric) -> str:
+    """`accuracy`: a metric without its unit; by its name if it has no column."""
+    return (metric.column or metric.name).partition(",")[0]
+
+
+def quality_text(metric: Metric, value: float) -> str:
+    """`97.10%` or `0.1234`."""
+    return f"{value:.{4 if metric.digits is None else metric.digits}f}{'%' * (metric.unit == '%')}"
 
 
 def overrides(values: Mapping[str, Any]) -> str:
@@ -50,8 +61,8 @@ class Configuration:
 
     def spread(self, name: str) -> Spread | None:
         """A metric over the ranked runs (over all runs, if none is ranked), or its final value over the seeds."""
-        if METRIC_BY_NAME[name].over_epochs == "last" and (by_seed := self.by_seed(name)):
-            return Spread.of(list(by_seed.values()))
+        if METRIC_BY_NAME[name].over_epochs == "last" and (quality := self.quality(name)):
+            return quality
         ranked = [run for runs in self.rounds.values() for run in runs]
         return Spread.of(_values(ranked or self.runs, name))
 
@@ -61,9 +72,13 @@ class Configuration:
         return self.spread("epoch_s")
 
     def by_seed(self, name: str) -> dict[str, float]:
-        """The final value of a metric by seed. Runs with the same seed are not independent: the first one counts."""
+        """A metric of quality by seed. Runs with the same seed are not independent: the first one counts."""
         runs = [run for run in reversed(self.runs) if run.status == "completed"]
-        return {str(run.config.get("seed")): value for run in runs if (value := run.value(name)) is not None}
+        return {str(run.config.get("seed")): value for run in runs if (value := run.quality(name)) is not None}
+
+    def quality(self, name: str) -> Spread | None:
+        """A metric of quality over the seeds."""
+        return Spread.of(list(self.by_seed(name).values()))
 
     @property
     def status(self) -> str:
@@ -104,6 +119,45 @@ class Comparison:
     def to_fastest(self, row: Configuration) -> Ratio | None:
         """The ratio of a row to the one with the lowest median; None for that row, and without a common round."""
         return self.ratios.get((row, self.ranked[0])) if self.ranked else None
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The metric that the runs monitor."""
+        return monitored(run for row in self.rows for run in row.runs)
+
+    @cached_property
+    def by_quality(self) -> list[list[Configuration]]:
+        """The rows with a value of the metric, best median over the seeds first.
+
+        Rows with equal values are together: loaders deliver identical batches, and do not repeat a quality.
+        """
+        groups: dict[tuple[tuple[str, float], ...], list[Configuration]] = defaultdict(list)
+        for row in self.rows:
+            if by_seed := row.by_seed(self.metric.name):
+                groups[tuple(sorted(by_seed.items()))].append(row)
+        is_reversed = self.metric.direction == "max"
+        return sorted(groups.values(), key=lambda rows: self.median_quality(rows[0]), reverse=is_reversed)
+
+    def median_quality(self, row: Configuration) -> float:
+        """The median of the metric over the seeds of a row that has it."""
+        return median(row.by_seed(self.metric.name).values())
+
+    @property
+    def differs(self) -> bool:
+        """Whether the metric differs between rows."""
+        return len(self.by_quality) > 1
+
+    @cached_property
+    def ordered(self) -> list[Configuration]:
+        """The rows as table and chart show them: by quality, batch size, whether they are ranked, and time."""
+        rank = {row: number for number, rows in enumerate(self.by_quality) for row in rows} if self.differs else {}
+
+        def key(row: Configuration) -> tuple[float, ...]:
+            size, time = row.values.get("batch_size"), row.epoch_s
+            known = not time, size if isinstance(size, int) else 0, not row.rounds, time.median if time else 0.0
+            return rank.get(row, len(rank)), *known
+
+        return sorted(self.rows, key=key)
 
     @property
     def machine_and_data(self) -> str:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitmnist.config.labels import value_text
-from vitmnist.report.compare import Comparison, Configuration
+from vitmnist.report.compare import Comparison, Configuration, quality_text, quality_title
 from vitmnist.report.statistics import seconds
 
 # Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
@@ -44,33 +44,28 @@ def draw(comparisons: Sequence[Comparison]) -> tuple[bytes, str]:
 
 def chart(comparisons: Sequence[Comparison]) -> Figure:
     """All plots of each comparison that has times, one below the other, with one legend."""
-    shown = [(comparison, rows) for comparison in comparisons if (rows := _timed(comparison))]
-    heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown for _ in PLOTS]
+    shown = [
+        (comparison, rows, plot)
+        for comparison in comparisons
+        if (rows := [row for row in comparison.ordered if row.epoch_s])
+        for plot in PLOTS
+        if comparison.differs or plot is not qualities  # equal qualities show nothing
+    ]
+    heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows, _ in shown]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
     FigureCanvasAgg(figure)
     if not shown:
         figure.text(0.02, 0.5, "no epoch has been measured yet", va="center")
         return figure
-    loaders = dict.fromkeys(_loader(row) for comparison, _ in shown for row in comparison.rows)
+    loaders = dict.fromkeys(_loader(row) for comparison, *_ in shown for row in comparison.rows)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(loaders)}
     legend: dict[object, Patch] = {}
     axes = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat)
-    for comparison, rows in shown:
-        for plot in PLOTS:
-            handles = plot(next(axes), comparison, rows, colours)
-            legend |= {handle.get_label(): handle for handle in handles}
+    for comparison, rows, plot in shown:
+        handles = plot(next(axes), comparison, rows, colours)
+        legend |= {handle.get_label(): handle for handle in handles}
     figure.legend(handles=[*legend.values()], loc="outside upper left", ncols=3, frameon=False, **NARROW)
     return figure
-
-
-def _timed(comparison: Comparison) -> list[Configuration]:
-    """The rows with a time: by batch size; within a batch size the ranked rows first, then by time."""
-    timed = [
-        (size if isinstance(size := row.values.get("batch_size"), int) else 0, not row.rounds, row.epoch_s.median, row)
-        for row in comparison.rows
-        if row.epoch_s
-    ]
-    return [row for *_, row in sorted(timed, key=lambda entry: entry[:3])]
 
 
 def epoch_times(
@@ -86,24 +81,51 @@ def epoch_times(
         if time.n > 1:
             errors = [[time.median - time.low], [time.high - time.median]]
             axis.errorbar(time.median, y, xerr=errors, color="black", linewidth=1, capsize=3)
-        # Above the bar, so that the texts have the whole width and the bar does too.
-        for x, side, text in ((0, "left", _label(comparison, row)), (1, "right", _figures(comparison, row))):
-            position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "ha": side, "va": "bottom"}
-            axis.text(x, y - 0.25, text, fontsize=FONT, **position)
-    axis.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
+        _write_above(axis, y, _label(comparison, row), _figures(comparison, row))
     axis.set_xlim(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s))
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(labelsize=FONT)
-    axis.set_xlabel(AXIS, fontsize=FONT, loc="left")
-    titles = [f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
-    lines = [line for title in titles for line in textwrap.wrap(title, LINE, max_lines=3, placeholder=" …")]
-    axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
+    _finish(axis, comparison, len(rows), "Time per epoch", AXIS)
     grey = {"facecolor": "#777777", "edgecolor": "#777777"}
     return [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
 
 
+def qualities(
+    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]
+) -> list[Patch]:
+    """A line for each row: the monitored metric of each seed, and above it their median."""
+    metric = comparison.metric
+    for y, row in enumerate(rows):
+        values = sorted(row.by_seed(metric.name).values())
+        axis.plot(values, [y] * len(values), "o-", color=colours[_loader(row)], markersize=7, linewidth=2)
+        text = quality_text(metric, comparison.median_quality(row)) if values else "not completed"
+        _write_above(axis, y, _label(comparison, row), text)
+    axis.margins(x=0.03)
+    best = "highest" if metric.direction == "max" else "lowest"
+    title = quality_title(metric)
+    label = f"{metric.column or metric.name} (a point for each seed, above it the median)\nthe {best} is the best"
+    _finish(axis, comparison, len(rows), title[0].upper() + title[1:], label)
+    return []
+
+
+def _write_above(axis: Axes, y: float, left: str, right: str) -> None:
+    """Write above a bar, so that the texts have the whole width and the bar does too."""
+    for x, side, text in ((0, "left", left), (1, "right", right)):
+        position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "ha": side, "va": "bottom"}
+        axis.text(x, y - 0.25, text, fontsize=FONT, **position)
+
+
+def _finish(axis: Axes, comparison: Comparison, rows: int, title: str, label: str) -> None:
+    """Set title and label of a plot, and the height of its rows."""
+    axis.set(yticks=[], ylim=(rows - 0.6, -0.8))
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(labelsize=FONT)
+    axis.set_xlabel(label, fontsize=FONT, loc="left")
+    titles = [f"{title} by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
+    lines = [line for title in titles for line in textwrap.wrap(title, LINE, max_lines=3, placeholder=" …")]
+    axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
+
+
 Plot = Callable[[Axes, Comparison, Sequence[Configuration], Mapping[str, str]], list[Patch]]
-PLOTS: list[Plot] = [epoch_times]
+PLOTS: list[Plot] = [qualities, epoch_times]
 """Each draws the timed rows of a comparison, with the colours of the loaders, and returns its entries of the legend."""
 
 

@@ -1,4 +1,4 @@
-"""How many times as long one configuration takes as another, and how certain that is."""
+"""How much configurations differ, and how certain that is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 NEGLIGIBLE = 1.01  # factors closer to 1 than this are not called a difference
 ERROR = 0.05  # probability that a table names a false difference, or that an interval misses the true value
-MIN_ROUNDS = 3  # two rounds do not tell noise from a difference
+MIN_ROUNDS = 3  # two rounds, or seeds, do not tell noise from a difference
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,22 @@ class Spread:
 
     def __str__(self) -> str:
         return "single run" if self.n == 1 else f"range {seconds(self.low)}–{seconds(self.high)}, n={self.n}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The value of one configuration less that of another.
+
+    Args:
+        mean: over the blocks that both have.
+        blocks: number of these.
+        low, high: simultaneous 95% interval; None with fewer than three blocks.
+    """
+
+    mean: float
+    blocks: int
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -67,43 +83,57 @@ class Ratio:
 
 
 def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Ratio]:
-    """The ratio of each pair of configurations that have a round in common.
-
-    A two-way analysis of the log times: configurations are treatments, rounds are blocks. Each pair is compared over
-    its common rounds, with Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments,
-    2017, 3.5 and 4.1). The variance of a configuration is estimated from its differences from the others (Grubbs, JASA
-    43, 1948), and is at least the pooled one: a noisy configuration widens its own intervals.
+    """The ratio of each pair of configurations that have a round in common: `differences` of the log times.
 
     Args:
         times: seconds by round, for each configuration.
     """
-    if len(times) < 2:
-        return {}
-    names, rounds = list(times), list(dict.fromkeys(key for by_round in times.values() for key in by_round))
-    logs = np.log([[by_round.get(key, math.nan) for key in rounds] for by_round in times.values()])
-    differences = logs[:, None] - logs[None]  # [configuration, configuration, round]
-    common = np.isfinite(differences)
-    counts = common.sum(-1)
-    means = np.where(common, differences, 0).sum(-1) / np.maximum(counts, 1)
-    squares = (np.where(common, differences - means[..., None], 0) ** 2).sum(-1)
-    margins = _margins(np.isfinite(logs), squares, counts)
+    logs = {name: {key: math.log(time) for key, time in row.items() if time > 0} for name, row in times.items()}
     ratios = {}
-    for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
-        mean, margin = float(means[one, other]), float(margins[one, other])
-        low, high = (math.exp(mean - margin), math.exp(mean + margin)) if math.isfinite(margin) else (None, None)
-        shared = logs[[one, other]][:, common[one, other]]
-        overlap = bool(shared.min(1).max() <= shared.max(1).min())
-        ratios[names[one], names[other]] = Ratio(math.exp(mean), int(counts[one, other]), low, high, overlap)
+    for (one, other), found in differences(logs).items():
+        shared = [[logs[name][key] for key in logs[one].keys() & logs[other].keys()] for name in (one, other)]
+        overlap = max(map(min, shared)) <= min(map(max, shared))
+        low, high = (None if bound is None else math.exp(bound) for bound in (found.low, found.high))
+        ratios[one, other] = Ratio(math.exp(found.mean), found.blocks, low, high, overlap)
     return ratios
 
 
-def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Half the widths of the simultaneous intervals of the mean log ratios; infinite with too few rounds.
+def differences(values: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Difference]:
+    """The difference of each pair of configurations that have a block in common: a round, or a seed.
+
+    A two-way analysis: configurations are treatments, in blocks. Each pair is compared over its common blocks, with
+    Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments, 2017, 3.5 and 4.1). The
+    variance of a configuration is estimated from its differences from the others (Grubbs, JASA 43, 1948), and is at
+    least the pooled one: a noisy configuration widens its own intervals.
 
     Args:
-        present: whether a configuration (rows) has a time in a round.
+        values: by block, for each configuration.
+    """
+    if len(values) < 2:
+        return {}
+    names, blocks = list(values), list(dict.fromkeys(key for by_block in values.values() for key in by_block))
+    table = np.array([[by_block.get(key, math.nan) for key in blocks] for by_block in values.values()])
+    pairs = table[:, None] - table[None]  # [configuration, configuration, block]
+    common = np.isfinite(pairs)
+    counts = common.sum(-1)
+    means = np.where(common, pairs, 0).sum(-1) / np.maximum(counts, 1)
+    squares = (np.where(common, pairs - means[..., None], 0) ** 2).sum(-1)
+    margins = _margins(np.isfinite(table), squares, counts)
+    found = {}
+    for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
+        mean, margin = float(means[one, other]), float(margins[one, other])
+        low, high = (mean - margin, mean + margin) if math.isfinite(margin) else (None, None)
+        found[names[one], names[other]] = Difference(mean, int(counts[one, other]), low, high)
+    return found
+
+
+def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Half the widths of the simultaneous intervals of the mean differences; infinite with too few blocks.
+
+    Args:
+        present: whether a configuration (rows) has a value in a block.
         squares: of each pair, squared deviations of the differences from their mean, summed.
-        counts: of each pair, common rounds.
+        counts: of each pair, common blocks.
     """
     number, freedoms = len(present), np.maximum(counts - 1, 0)
     np.fill_diagonal(freedoms, 0)
@@ -127,14 +157,6 @@ def _studentized_range(number: int, freedom: int) -> float:
     from scipy.stats import studentized_range  # takes half a second
 
     return float(studentized_range.ppf(1 - ERROR, number, freedom))
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """95% interval of a binomial proportion (Wilson, 1927, doi:10.1080/01621459.1927.10502953)."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(round(share * count), count).proportion_ci(1 - ERROR, method="wilson")
-    return float(interval.low), float(interval.high)
 
 
 def seconds(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Summarises a comparison in a few sentences: which loader, and does it matter; losses; accuracy.
+"""Summarises a comparison in a few sentences: which configuration is best, which loader is fastest; losses.
 
 A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison,
 and spells out the overrides of one configuration at most: the table has the others.
@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
-from statistics import median
 
-from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides
-from vitmnist.report.statistics import MIN_ROUNDS, seconds, wilson
+from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides, quality_text, quality_title
+from vitmnist.report.statistics import MIN_ROUNDS, differences, seconds
+from vitmnist.tracking.epoch_table import steady_epochs
 from vitmnist.tracking.runs import Run
 
+BUSY = 1.5  # times as long as another epoch of the same configuration
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
 
 
 def summary(comparison: Comparison) -> list[str]:
     """The sentences, the most important one first."""
+    quality = best_quality(comparison)
     sentences = [
+        quality if comparison.differs else "",
         *fastest(comparison),
+        busy(comparison),
         not_ranked(comparison),
         *loss_sentences(comparison),
-        highest_accuracy(comparison),
+        "" if comparison.differs else quality,
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -144,27 +148,54 @@ def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
     return f"{', '.join(loaders[:-1])} and {loaders[-1]} {same} {epochs}"
 
 
-def highest_accuracy(comparison: Comparison) -> str:
-    """The highest median accuracy over the seeds, with a binomial interval and the range of the seeds.
-
-    Loaders deliver identical batches, so several configurations often share it; none of them is singled out.
-    """
-    by_row = {row: by_seed for row in comparison.rows if (by_seed := row.by_seed("eval_acc"))}
-    medians = {row: median(by_seed.values()) for row, by_seed in by_row.items()}
-    highest = max(medians.values(), default=0.0)
-    best = [row for row, value in medians.items() if value == highest]
-    images = best and best[0].runs[0].section("dataset").get("test_size")
-    if len(medians) < 2 or not images:
+def best_quality(comparison: Comparison) -> str:
+    """Which configuration is the best by the monitored metric, and whether that is more than noise over the seeds."""
+    groups, metric = comparison.by_quality, comparison.metric
+    medians = [comparison.median_quality(rows[0]) for rows in groups]
+    rows = [row for rows, value in zip(groups, medians, strict=True) if value == medians[0] for row in rows]
+    if len(comparison.rows) < 2 or not rows:
         return ""
-    title = "Highest median accuracy" if len(best) < len(medians) else "The same median accuracy"
-    first, *others = (row.values for row in best)
-    label = overrides({key: value for key, value in first.items() if all(one.get(key) == value for one in others)})
-    if others:
-        label = f"{len(best)} of {len(comparison.rows)} configurations" + f" ({label})" * bool(label)
-    values = [value for row in best for value in by_row[row].values()]
-    seeds = len({seed for row in best for seed in by_row[row]})
-    over = f"{min(values):.2f}–{max(values):.2f} over {seeds} seeds" if seeds > 1 else "one seed"
-    # All seeds evaluate the same images, so more seeds do not narrow this interval.
-    low, high = (100 * bound for bound in wilson(min(highest / 100, 1.0), images))
-    interval = f"95% interval {low:.2f}–{high:.2f} for {images:,} images"
-    return f"{title}: {label}, {highest:.2f}% ({interval}; {over})."
+    count, value = f"{len(rows)} of {len(comparison.rows)} configurations", quality_text(metric, medians[0])
+    if medians[0] == medians[-1]:
+        return f"The same {quality_title(metric)} in {count}: {value}."
+    by_seed = [item for row in rows for item in row.by_seed(metric.name).items()]
+    low, high = (quality_text(metric, bound(one for _, one in by_seed)) for bound in (min, max))
+    seeds = len({seed for seed, _ in by_seed})
+    over = f" ({low} to {high} over {seeds} seeds)" if seeds > 1 else ""
+    first, *others = (row.values for row in rows)
+    label = overrides({key: one for key, one in first.items() if all(other.get(key) == one for other in others)})
+    is_one = len(rows) == len(groups[0])  # apart from the loader
+    best = f"Best {quality_title(metric)}: {label if is_one and label else count}, {value}{over}."
+    return f"{best} {_certainty(comparison)}" if is_one else best
+
+
+def _certainty(comparison: Comparison) -> str:
+    """Whether the best configuration differs from all others by more than noise."""
+    groups, metric = comparison.by_quality, comparison.metric
+    found = differences({rows[0]: rows[0].by_seed(metric.name) for rows in groups})
+    leads = [found.get((groups[0][0], rows[0])) for rows in groups[1:]]
+    if any(lead is None or lead.low is None for lead in leads):
+        few = min(lead.blocks if lead else 0 for lead in leads)
+        seeds = {0: "Runs with different seeds", 1: "One seed"}.get(few, f"{few} seeds")
+        return f"{seeds} cannot tell whether that is more than noise; type seed=1,2,3."
+    low = [lead.low if metric.direction == "max" else -lead.high for lead in leads]  # type: ignore[union-attr,operator]
+    unsure = sum(bound <= 0 for bound in low)
+    if unsure:
+        return f"That may be noise: {unsure} of {len(low)} others cannot be told apart from it; more seeds may tell."
+    points = quality_text(metric, min(low)).replace("%", " percentage points")
+    return f"That is more than noise: by at least {points} (95% interval)."
+
+
+def busy(comparison: Comparison) -> str:
+    """Says that the machine was busy if a configuration needed much longer at one time than at another."""
+    times = {
+        row: [epoch["epoch_s"] for runs in row.rounds.values() for run in runs for epoch in steady_epochs(run.epochs)]
+        for row in comparison.ranked
+    }
+    row, known = max(times.items(), key=lambda entry: max(entry[1]) / (min(entry[1]) or 1), default=(None, [1.0]))
+    if row is None or max(known) <= BUSY * min(known):
+        return ""
+    return (
+        f"The machine was busy: epochs of {row.label or 'the same run'} took {seconds(min(known))} to "
+        f"{seconds(max(known))} s. Measure again when nothing else runs."
+    )

@@ -6,34 +6,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitmnist.config.labels import value_text
-from vitmnist.report.compare import NOTHING, Comparison, Configuration
+from vitmnist.report.compare import NOTHING, Comparison, Configuration, quality_text
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.epoch_table import EPOCH_METRICS
+from vitmnist.tracking.runs import TEST_ACC
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
 
 
 def table(comparison: Comparison) -> Table:
-    """A row for each configuration, in the order in which they ran. Columns without a value are left out.
+    """A row for each configuration, in the order of the chart. Columns without a value are left out.
 
     So is the status if all runs completed.
     """
-    measured = [_measured(comparison, row) for row in comparison.rows]
+    measured = [_measured(comparison, row) for row in comparison.ordered]
     titles = [title for title in measured[0] if {values[title] for values in measured} - {NOTHING, "completed"}]
     rows = [
         [value_text(row.values.get(column, NOTHING)) for column in comparison.columns]
         + [values[title] for title in titles]
-        for row, values in zip(comparison.rows, measured, strict=True)
+        for row, values in zip(comparison.ordered, measured, strict=True)
     ]
     return [*comparison.columns, *titles], rows
 
 
 def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
-    """The measured values of a row by the title of their column."""
-    cells: dict[str, str] = {}
+    """The measured values of a row by the title of their column: quality, time, and the rest."""
+    monitored = comparison.metric
+    quality, seeds = row.quality(monitored.name), NOTHING
+    if quality and quality.n > 1:
+        low, high = (quality_text(monitored, bound).rstrip("%") for bound in (quality.low, quality.high))
+        seeds = f"{low}–{high}, n={quality.n}"
+    cells = {
+        monitored.column or monitored.name: _median(row.spread(monitored.name), monitored.digits),
+        "over seeds": seeds,
+        "test accuracy, %": _median(row.quality(TEST_ACC), 2),
+    }
     for metric in EPOCH_METRICS:
-        if metric.column:
+        if metric.column and metric != monitored:
             cells[metric.column] = _median(row.spread(metric.name), metric.digits)
         if metric.name == "epoch_s":
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else NOTHING
@@ -72,4 +82,5 @@ def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
         spread = row.spread(metric.name)
         for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
             values[f"{metric.name}{column}"] = getattr(spread, part, None)
-    return values | {"status": row.status}
+    test = row.quality(TEST_ACC)
+    return values | {TEST_ACC: test and test.median, "status": row.status}

@@ -20,12 +20,14 @@ from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.runs import find_runs, read_run
 
 CHART = "![Seconds per epoch](report.png)"  # in Markdown
+FACTS = "machine, software and data"  # folded in Markdown and on the page
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with its median epoch, without the first one after
 each start. × fastest: geometric mean of the ratios to the row with the lowest median, over the rounds that both have,
 with intervals that hold for all pairs at once with a probability of 95% (Tukey's studentised range, rounds as blocks);
-a difference lies outside 0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Accuracy: after
-the last epoch, median over the seeds. Memory: peak resident memory (host), peak tensor memory (GPU).
+a difference lies outside 0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Accuracy, F1 and
+other quality: after the best epoch if there is a validation split, else after the last one; median over the seeds.
+Memory: peak resident memory (host), peak tensor memory (GPU).
 """
 
 
@@ -65,7 +67,7 @@ def as_markdown(comparisons: Sequence[Comparison], with_chart: bool = True) -> s
 
 def as_html(text: str, svg: str | None) -> str:
     """The Markdown report as a page that needs no other file, with `svg` in place of the chart."""
-    body = markdown(text, extensions=["tables"], output_format="html")
+    body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box, which the keyboard can reach.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     if svg:
@@ -90,14 +92,17 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
         yield from summary(comparison)
         yield table(comparison)
         if with_facts and comparison.facts:
-            yield ["machine, software and data", ""], [list(fact) for fact in comparison.facts.items()]
+            yield [FACTS, ""], [list(fact) for fact in comparison.facts.items()]
 
 
 def _rendered(block: str | Table, clean: Callable[[str], str], table_format: str) -> str:
     if isinstance(block, str):
         return clean(block)
     header, *rows = ([clean(cell) for cell in row] for row in (block[0], *block[1]))
-    return str(tabulate(rows, header, tablefmt=table_format, disable_numparse=True))
+    table = str(tabulate(rows, header, tablefmt=table_format, disable_numparse=True))
+    if header[0] != FACTS:
+        return table
+    return f'<details markdown="1"><summary>{FACTS}</summary>\n\n{table}\n\n</details>'
 
 
 def _line(text: str) -> str:

@@ -11,20 +11,23 @@ from typing import Any
 
 from vitmnist.config.earlier import with_current_keys
 from vitmnist.config.values import flatten
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
 from vitmnist.tracking.epoch_table import (
     EPOCH_METRICS,
     EpochRecord,
+    Metric,
     check_epoch,
     check_numbers,
     steady_epochs,
     summarize,
 )
+from vitmnist.tracking.monitor import Monitor, find_metric
 
-SECTIONS = ("choices", "config", "dataset", "distributed", "environment")
+SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "test")
 METRIC_BY_NAME = {metric.name: metric for metric in EPOCH_METRICS}
+TEST_ACC = "test_acc"  # in the section `test`
 MAX_REASON = 2000  # characters
 
 
@@ -83,6 +86,27 @@ class Run:
         """A metric of the run, over its epochs as `EPOCH_METRICS` says; None if it was not measured."""
         return summarize(self.epochs, METRIC_BY_NAME[name])
 
+    def quality(self, name: str) -> float | None:
+        """A metric after the best epoch if there was a validation split to choose it by, else after the last.
+
+        A name such as `test_acc` is of the test split, evaluated once at the end.
+        """
+        if name.startswith("test_"):
+            return self.section("test").get(name)
+        best = None
+        if self.result.get("eval_split") == "validation":
+            best = Monitor(monitored([self])).best_epoch(self.epochs)
+        return summarize(self.epochs if best is None else self.epochs[: best + 1], METRIC_BY_NAME[name])
+
+
+def monitored(runs: Iterable[Run]) -> Metric:
+    """The metric that runs monitor; the accuracy if they monitor several, or one that is unknown here."""
+    names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
+    with suppress(ConfigError, ValueError):
+        (name,) = names
+        return find_metric(name, "monitor")
+    return METRIC_BY_NAME["eval_acc"]
+
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
     """The folders of all runs in or below some folders, each once, in the order of their job numbers.
@@ -131,6 +155,7 @@ def check_result(result: Any) -> None:
         if not isinstance(result.get(key) or {}, dict):
             raise ValueError(f"{key} is not an object")
     check_numbers(result, required=["began_at", "ended_at"])
+    check_numbers(result.get("test") or {}, [TEST_ACC])
     if not isinstance(result.get("epochs"), list):
         raise ValueError("epochs is not a list")
     for number, epoch in enumerate(result["epochs"], 1):
