@@ -10,15 +10,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image
 
 from tests.conftest import CallHere
 from tests.support.pages import blocks
+from tests.support.pictures import smooth
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.export import main
 from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.image_io import Mode, Resize, to_tensor
 from vitmnist.export import FORMATS, Exported, export_model
 from vitmnist.models.base import MODELS
 
@@ -35,7 +39,12 @@ def trained(tmp_path: Path, runs: Path) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_does(
-    name: str, trained: Path, tiny: Dataset, call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    trained: Path,
+    tiny: Dataset,
+    call_here: CallHere,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for package in FORMATS[name].packages:
         pytest.importorskip(package)
@@ -67,15 +76,46 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
     for module in [module for module in sys.modules if module.partition(".")[0] == "vitmnist"]:
         monkeypatch.setitem(sys.modules, module, None)  # an import of it raises
     monkeypatch.chdir(trained)
+    Image.fromarray(tiny.test.images[3, 0].numpy()).save("picture.jpg", format="PNG")
     (usage,) = blocks("python", Path(file.name + ".md"))
-    exec(usage, {})
+    exec(usage, namespace := {})
+    assert torch.equal(torch.from_numpy(namespace["images"]), tiny.test.images[3:4])
+    with torch.inference_mode():
+        label = int(predict(tiny.test.images[3:4]).argmax())
+    assert capsys.readouterr().out == {"onnx": f"[{label}]\n", "torch": f"tensor([{label}])\n"}[name]
 
 
 @pytest.mark.parametrize("draft", [False, True])
-def test_the_card_says_how_jpegs_are_decoded(trained: Path, draft: bool) -> None:
-    model = replace(load_inference_model(trained, torch.device("cpu")), draft=draft)
+@pytest.mark.parametrize("resize", Resize)
+@pytest.mark.parametrize("mode", Mode)
+def test_the_card_reads_every_file_as_predict_does(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: bool, resize: str, mode: str
+) -> None:
+    options = {"name": "image_folder", "size": 20, "mode": mode, "resize": resize, "draft": draft}
+    shape = (1 if mode == "grey" else 3, 20, 20)
+    model = replace(load_inference_model(trained, torch.device("cpu")), dataset=options, shape=shape)
     card = Exported(FORMATS["torch"], b"", model, "").card("model.pt2", [])
     assert ("**Image files**: JPEG decoded at the smallest of the scales" in card) == draft
+    (tmp_path / "card.md").write_text(card)
+    (usage,) = blocks("python", tmp_path / "card.md")
+    code, is_whole, _ = usage.partition("import torch\n\nmodel = ")
+    assert is_whole, "the rest loads the model, which there is none of"
+    monkeypatch.chdir(tmp_path)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    deep = np.random.default_rng(0).integers(0, 65_536, (90, 70), dtype=np.uint16)
+    for picture, saved in (
+        (smooth(1, (130, 90)), {"format": "JPEG", "exif": exif}),
+        (smooth(2, (90, 231), 4), {"format": "PNG"}),
+        (Image.fromarray(deep), {"format": "PNG"}),
+        (Image.fromarray(deep.astype(np.float32) / 65_535), {"format": "TIFF"}),
+    ):
+        picture.save("picture.jpg", **saved)
+        exec(code, namespace := {})
+        expected = to_tensor(model.reader()(Path("picture.jpg")))
+        assert expected.shape == shape
+        assert expected.float().std() > 10, "not black, nor clipped to white"
+        assert torch.equal(torch.from_numpy(namespace["images"]), expected[None])
 
 
 @pytest.mark.usefixtures("trained")

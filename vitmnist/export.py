@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import json
 import shlex
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import vitmnist
-from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel
+from vitmnist.data import picture
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.errors import ExportError
+from vitmnist.data.image_io import PictureReader
+from vitmnist.errors import ConfigError, ExportError
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Format:
 
     Args:
         packages: those of the extra `export` that it needs.
-        usage: Python code that loads the file `{name}` and classifies a batch of the shape `{shape}`.
+        usage: Python code that loads the file `{name}` and classifies `images`, a NumPy array.
         load: turns the content of the file into a function from uint8 `[B, C, H, W]` to logits.
     """
 
@@ -61,19 +63,26 @@ def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
     return torch.export.load(io.BytesIO(content)).module()
 
 
-ONNX_USAGE = """\
+FILE_USAGE = """\
+{source}
+
+opened = Image.open("picture.jpg")  # your picture
+pixels = np.array(to_image(opened, {arguments}))
+images = pixels.reshape(1, {height}, {width}, {channels}).transpose(0, 3, 1, 2)"""
+IMAGES_USAGE = """\
 import numpy as np
+
+images = np.zeros({shape}, dtype=np.uint8)  # your images"""
+ONNX_USAGE = """\
 import onnxruntime
 
 session = onnxruntime.InferenceSession({name})
-images = np.zeros({shape}, dtype=np.uint8)  # your images
-print(session.run(None, {{"images": images}})[0].argmax(axis=1))"""
+print(session.run(None, {{"images": images}})[0].argmax(axis=1))  # their classes, from 0"""
 TORCH_USAGE = """\
 import torch
 
 model = torch.export.load({name}).module()
-images = torch.zeros({shape}, dtype=torch.uint8)  # your images
-print(model(images).argmax(dim=1))"""
+print(model(torch.from_numpy(images)).argmax(dim=1))  # their classes, from 0"""
 FORMATS = {
     "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), ONNX_USAGE, _to_onnx, _load_onnx),
     "torch": Format(".pt2", (), TORCH_USAGE, _to_pt2, _load_pt2),
@@ -97,14 +106,14 @@ class Exported:
     def card(self, name: str, overrides: Sequence[str]) -> str:
         """The model card in Markdown, for a file name and the overrides of the run."""
         channels, height, width = self.trained.shape
-        draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
+        files, reading = _describe_files(self.trained)
+        crop = "" if self.trained.size in (None, (height, width)) else ", and takes the centre of each image"
         return f"""# Model card: {name}
 
 An image classifier, trained with vitmnist {vitmnist.__version__}, exported with torch {torch.__version__}.
 
-- **Input**: `images`, uint8 `[B, {channels}, {height}, {width}]`, any B. The normalisation is in the model.
-- **Image files**: {draft * self.trained.draft}upright, transparent pixels on white, converted to \
-{"grey" if channels == 1 else "RGB"}, resized to {width}×{height} by a bilinear filter with antialiasing
+- **Input**: `images`, uint8 `[B, {channels}, {height}, {width}]`, any B. The model normalises them{crop}.
+- **Image files**: {files}
 - **Output**: `logits`, float32 `[B, {len(self.trained.classes)}]`
 - **Check**: {self.summary}
 - **Classes**: `{json.dumps(self.trained.classes, ensure_ascii=False)}`
@@ -112,9 +121,33 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported with
 - **SHA-256**: `{hashlib.sha256(self.content).hexdigest()}`
 
 ```python
-{self.kind.usage.format(name=json.dumps(name), shape=(1, *self.trained.shape))}
+{reading}
+{self.kind.usage.format(name=json.dumps(name))}
 ```
 """
+
+
+def _describe_files(trained: InferenceModel) -> tuple[str, str]:
+    """How a picture file becomes an image of the model: in words, and as Python code that ends with `images`."""
+    channels, height, width = shape = trained.shape
+    try:
+        reader = trained.reader()
+    except ConfigError:
+        reader = None
+    if not isinstance(reader, PictureReader):
+        words = f"as the dataset {trained.dataset.get('name')} reads them"
+        return words, IMAGES_USAGE.format(shape=(1, *shape))
+    draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
+    mode, resize = reader.mode.value, reader.resize.value
+    framing = {"stretch": "", "crop": ", shorter side and centre", "pad": ", longer side, padded with black"}[resize]
+    words = (
+        f"{draft * reader.draft}upright, transparent pixels on white, converted to "
+        f"{'grey' if channels == 1 else 'RGB'}, resized to {width}×{height} by a bilinear filter with antialiasing"
+        f"{framing}"
+    )
+    arguments = f"size={reader.size}, mode={mode!r}, resize={resize!r}, draft={reader.draft}".replace("'", '"')
+    parts = {"height": height, "width": width, "channels": channels, "arguments": arguments}
+    return words, FILE_USAGE.format(source=inspect.getsource(picture).strip(), **parts)
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:
@@ -125,7 +158,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
         ExportError: the exported model predicts another class for some image.
     """
     split = trained.normalized(dataset.evaluated)
-    original = nn.Sequential(Preprocess(split), trained.model).eval()
+    original = nn.Sequential(trained.preprocess(), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from tests.augment.test_operations import keys, operation
 from vitmnist import make_loader
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.augment.compose import Compose, build_augment
+from vitmnist.augment.compose import Compose, build_augment, input_size
 from vitmnist.augment.keys import operation_keys
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config import CONF
@@ -21,7 +21,6 @@ from vitmnist.config.validation import validate
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.training.setup import check_augment
 
 PRESETS = sorted(file.stem for file in (CONF / "data" / "augment").glob("*.yaml"))
 
@@ -163,9 +162,10 @@ def test_operations_that_do_not_fit_the_images_are_refused() -> None:
     augment = Compose(values)
     with pytest.raises(ConfigError, match=r"data\.augment\.operations\.1\.pixels=9: must be below .* 8"):
         augment.output_size(28, 28)
-    smaller = Compose(values[:1])
-    with pytest.raises(ConfigError, match=r"makes images of 8×8, but the model takes .* 28×28"):
-        check_augment(smaller, 28, 28)
+    crop = Compose(values[:1])
+    assert (input_size(None, 28, 20), input_size(crop, 28, 20)) == ((28, 20), (8, 8))
+    with pytest.raises(ConfigError, match=r"makes images of 8×8 from those of the dataset, 7×28; set the size"):
+        input_size(crop, 7, 28)
 
 
 def test_an_augmentation_that_mixes_needs_labels(pictures: TensorSet) -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from torchvision import transforms
+from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.pictures import smooth
 from vitmnist.data.image_io import read_picture
+from vitmnist.errors import DataError
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
 
@@ -79,3 +82,45 @@ def test_without_a_draft_a_jpeg_is_what_pillow_makes_of_all_its_pixels(
     found = read_picture(tmp_path / "photo.jpg", size, "rgb" if mode == "RGB" else "grey")
     assert (found.mode, found.size) == (expected.mode, expected.size)
     assert np.abs(np.asarray(found, dtype=int) - np.asarray(expected, dtype=int)).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("sides", [(371, 243), (243, 371), (50, 300), (30, 20), (64, 64)])
+def test_a_crop_is_that_of_torchvision(tmp_path: Path, sides: tuple[int, int], orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    save(tmp_path / "photo.png", smooth(0, sides), exif=exif)
+    with Image.open(tmp_path / "photo.png") as image:
+        pixels = pil_to_tensor(ImageOps.exif_transpose(image))
+    shorter = transforms.Resize(64, antialias=True)(pixels)
+    expected = transforms.CenterCrop(64)(shorter)
+    found = pil_to_tensor(read_picture(tmp_path / "photo.png", (64, 64), "rgb", "crop"))
+    assert (found.int() - expected.int()).abs().max() <= (0 if orientation == 1 else 1)
+
+
+@pytest.mark.parametrize(("sides", "box"), [((90, 45), (0, 15, 60, 45)), ((30, 60), (15, 0, 45, 60))])
+def test_a_padded_picture_is_whole_and_its_margin_black(
+    tmp_path: Path, sides: tuple[int, int], box: tuple[int, int, int, int]
+) -> None:
+    picture = smooth(0, sides).point(lambda value: max(value, 9))
+    save(tmp_path / "photo.png", picture)
+    found = read_picture(tmp_path / "photo.png", (60, 60), "rgb", "pad")
+    whole = picture.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BILINEAR)
+    assert np.abs(np.asarray(found.crop(box), dtype=int) - np.asarray(whole, dtype=int)).max() <= 1
+    assert found.getbbox() == box
+
+
+@pytest.mark.parametrize("resize", ["crop", "pad"])
+def test_a_cropped_or_padded_jpeg_at_a_smaller_scale_looks_the_same(tmp_path: Path, resize: str) -> None:
+    save(tmp_path / "photo.jpg", smooth(0, (371, 243)), quality=90)
+    full, draft = (
+        np.asarray(read_picture(tmp_path / "photo.jpg", (40, 40), "rgb", resize, draft), dtype=float)
+        for draft in (False, True)
+    )
+    assert 0 < np.abs(draft - full).mean() < 0.5
+
+
+def test_a_picture_that_is_too_narrow_to_be_cropped_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "line.png", Image.new("L", (3000, 1)))
+    with pytest.raises(DataError, match=r"line\.png: cannot be read as a picture: 3000×1 pixels are more than 65535"):
+        read_picture(tmp_path / "line.png", (64, 64), "rgb", "crop")

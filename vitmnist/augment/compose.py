@@ -43,6 +43,21 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
     return Compose(options.operations) if options.operations else None
 
 
+def input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
+    """Height and width of what the model sees of images of this size: a smaller crop in training and evaluation alike.
+
+    Raises:
+        ConfigError: images of this size cannot be augmented, or would grow, which no evaluation repeats.
+    """
+    found = augment.output_size(height, width) if augment else (height, width)
+    if found[0] > height or found[1] > width:
+        raise ConfigError(
+            f"data.augment: makes images of {found[0]}×{found[1]} from those of the dataset, {height}×{width}; set the "
+            "size of its random_resized_crop to null or less, or read larger images (data.dataset.size of a folder)"
+        )
+    return found
+
+
 class Compose(nn.Module):
     """Applies operations in order; each draws random numbers of its own, by its index in the list.
 

@@ -26,6 +26,8 @@ class Preprocess(nn.Module):
     Images of a floating-point dtype are taken to be normalised, and pass through; their values are not looked at. To be
     augmented, they are converted back to uint8 if `data` is given, so that all loaders give the same augmented images.
 
+    Where the augmentation makes smaller images, of those that are not augmented the centre of that size is taken.
+
     Args:
         data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
             map-style dataset, are computed from its uint8 images, each of which is read once.
@@ -33,6 +35,7 @@ class Preprocess(nn.Module):
         classes: number of classes, for an augmentation that mixes images; that of a split is known.
         mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
         std: likewise.
+        size: height and width of what the model sees; by default those of the augmented images of `data`.
 
     Raises:
         ConfigError: neither `data` nor `mean` and `std`, or both, or impossible values.
@@ -51,12 +54,13 @@ class Preprocess(nn.Module):
         classes: int | None = None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
+        size: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
         if augment is not None and isinstance(data, TensorSet):
-            augment.output_size(*data.images.shape[-2:])
+            size = size or augment.output_size(*data.images.shape[-2:])
         channel_mean, channel_std = (mean, std) if data is None else loadable(data).channel_statistics()
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
@@ -68,7 +72,7 @@ class Preprocess(nn.Module):
             )
         # A tensor and not the number 255: CUDA divides by a scalar by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
-        self.augment = augment
+        self.augment, self.size = augment, size
         self._are_bytes = data is not None  # whose statistics are those of uint8 images
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
@@ -95,10 +99,18 @@ class Preprocess(nn.Module):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
         if self.augment is None or keys is None:
-            return images, None
+            return self._centre(images), None
         if self._are_bytes and images.is_floating_point():
             images = self._unit_range(images).mul_(self.white).round_().to(torch.uint8)
         return (self._in_parts(images, keys), None) if self.augment.number_on_bytes(images) else (images, keys)
+
+    def _centre(self, images: Tensor) -> Tensor:
+        """The centre of images that are larger than what the model sees, as torchvision's `CenterCrop`."""
+        if self.size is None or (images.shape[2] <= self.size[0] and images.shape[3] <= self.size[1]):
+            return images
+        starts = [max(0, round((side - to) / 2)) for side, to in zip(images.shape[2:], self.size, strict=True)]
+        rows, columns = (slice(start, start + to) for start, to in zip(starts, self.size, strict=True))
+        return images[:, :, rows, columns].contiguous()
 
     def on_floats(self, images: Tensor, keys: Tensor | None) -> Tensor:
         """The second part: the remaining operations, and normalising."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from vitmnist.augment.compose import build_augment, input_size
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint import storage
-from vitmnist.config.schema import Config
-from vitmnist.data.datasets.base import DATASETS, Split
+from vitmnist.config.schema import Config, may_change
+from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, DataError, UserError
 from vitmnist.models.base import MODELS
 from vitmnist.runtime.failures import classify
@@ -27,10 +29,14 @@ WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A model in evaluation mode on its device, its input shape `(C, H, W)`, classes, and channel statistics.
+    """A model in evaluation mode on its device, with all that its use needs.
 
     Args:
-        draft: the `draft` of `read_picture` with which the training images were read.
+        shape: `(C, H, W)` of the images.
+        mean: per channel, with which images are normalised.
+        std: likewise.
+        size: height and width of what the model sees of an image, at its centre; None: all.
+        dataset: the options of the dataset, apart from those that may change.
     """
 
     model: nn.Module
@@ -39,7 +45,16 @@ class InferenceModel:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    draft: bool = False
+    size: tuple[int, ...] | None = None
+    dataset: Mapping[str, Any] = field(default_factory=dict)
+
+    def preprocess(self) -> Preprocess:
+        """What normalises images for the model, on the CPU."""
+        return Preprocess(mean=self.mean, std=self.std, size=self.size)
+
+    def reader(self) -> FileReader:
+        """How a file becomes an image; raises `ConfigError` if only the dataset knows, and is not registered."""
+        return file_reader(self.dataset, self.shape)
 
     def normalized(self, split: Split) -> Split:
         """`split` with the channel statistics of the model's training data.
@@ -56,11 +71,19 @@ class InferenceModel:
 
 
 def model_info(config: Config, train: Split) -> dict[str, Any]:
-    """What is needed to use the weights: model, image shape, classes, statistics and draft, as JSON values."""
-    shape = list(train.images.shape[1:])
-    draft = DATASETS.complete(config.data.dataset).get("draft") is True
-    info = {"model": config.model, "shape": shape, "classes": train.classes, "mean": train.mean, "std": train.std}
-    as_json: dict[str, Any] = json.loads(json.dumps({**info, "draft": draft}))
+    """What is needed to use the weights, as JSON values: model and images, and how files become such images."""
+    values = config.data.dataset
+    changing = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
+    info = {
+        "model": config.model,
+        "shape": train.images.shape[1:],
+        "classes": train.classes,
+        "mean": train.mean,
+        "std": train.std,
+        "size": input_size(build_augment(config.data.augment), *train.images.shape[2:]),
+        "dataset": {key: value for key, value in values.items() if key not in changing},
+    }
+    as_json: dict[str, Any] = json.loads(json.dumps(info))
     return as_json
 
 
@@ -81,10 +104,12 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         refuse_control_characters(json.dumps(info))
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
-        model = _build(path, info["model"], shape, len(classes))
+        size = tuple(map(int, info.get("size", shape[1:])))  # 0.1 had no crop
+        dataset = dict(info.get("dataset") or {"draft": info["draft"]})
+        model = _build(path, info["model"], (shape[0], *size), len(classes))
         model.load_state_dict(tensors)
         _check_finite(tensors)
-        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, info["draft"])
+        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)
 
 
 def read_initial_weights(init: str) -> dict[str, torch.Tensor]:

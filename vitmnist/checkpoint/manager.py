@@ -16,7 +16,7 @@ from safetensors.torch import save as to_safetensors
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
 from vitmnist.checkpoint.rng import rng_state, set_rng_state
-from vitmnist.config.earlier import with_current_keys
+from vitmnist.config.earlier import completed
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
@@ -127,7 +127,9 @@ class CheckpointManager:
                 checksums = {name: value for name, value in checksums.items() if name in known}
             if differing := [name for name, value in checksums.items() if known.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
-            if checkpoint.model_info != self._model_info:
+            # The options of the dataset have been compared, and a file of 0.1 has fewer keys.
+            info = {**checkpoint.model_info, "dataset": self._model_info["dataset"]}
+            if any(info.get(key, value) != value for key, value in self._model_info.items()):
                 raise ValueError("model_info differs from that of this run")
             step, progress = self._setup.step, None
             step.load_state_dict(checkpoint.step)
@@ -252,7 +254,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
         return None
     with storage.reporting_damage(folder / storage.FOLDER):
         fields = {name: value for name, value in state.items() if name != "format"}
-        checkpoint = Checkpoint(**fields | {"config": with_current_keys(fields["config"])})
+        checkpoint = Checkpoint(**fields | {"config": completed(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
     done = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < done:

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset
+from vitmnist.data.preparation import prepare
 from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics.base import METRICS, confusion_metrics
@@ -103,8 +103,7 @@ def load_run(
     is_own = "data.root" in typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
     with nullcontext() if is_own else only_reading(root):
         dataset = build_dataset(config.data.dataset, root)
-    if config.data.holdout:
-        dataset = dataset.held_out(config.data.holdout, config.seed)
+    dataset = prepare(dataset, config.data, config.seed)
     if not any(one.startswith("data") and key_of(one) != "data.root" for one in overrides):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset
@@ -121,7 +120,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
-        _, predictions = loop.evaluate(trained.model, loader, Preprocess(split).to(device))
+        _, predictions = loop.evaluate(trained.model, loader, trained.preprocess().to(device))
     return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions)
 
 

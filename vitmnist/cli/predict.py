@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from PIL import ImageOps
 
-from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run
-from vitmnist.data.image_io import Mode, find_pictures, has_alpha, read_picture, to_tensor
+from vitmnist.data.image_io import PictureReader, find_pictures, has_alpha, to_tensor
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 
@@ -37,18 +36,16 @@ def predict(
 
     Of a file that cannot be read as an image: file and error. A warning, if it has transparent pixels.
     """
-    preprocess = Preprocess(mean=trained.mean, std=trained.std).to(device)
-    channels, height, width = trained.shape
-    mode = Mode.grey if channels == 1 else Mode.rgb
+    preprocess, read = trained.preprocess().to(device), trained.reader()
     for start in range(0, len(paths), BATCH_SIZE):
         rows: dict[Path, dict[str, Any]] = {}
         images = {}
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                image = read_picture(path, (width, height), mode, trained.draft)
+                image = read(path)
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
-                if has_alpha(path):
+                if isinstance(read, PictureReader) and has_alpha(path):
                     rows[path]["warning"] = "transparent pixels become white, so that white ink on them disappears"
             except DataError as error:
                 rows[path]["error"] = str(error)

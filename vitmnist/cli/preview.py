@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from vitmnist.augment.compose import build_augment
+from vitmnist.augment.compose import build_augment, input_size
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.cli.command import command
 from vitmnist.cli.overrides import searchpath
@@ -22,7 +22,7 @@ from vitmnist.data.datasets.base import Split, build_dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.images import GRID_COLUMNS, grid, model_inputs
-from vitmnist.training.setup import check_augment, check_config
+from vitmnist.training.setup import check_config
 
 IMAGES = 8
 LEAST_SIDE = 96  # pixels; smaller images are enlarged
@@ -48,7 +48,7 @@ def preview(overrides: list[str], output: Path) -> None:
     check_config(config)
     train = build_dataset(config.data.dataset, config.data.root).train
     augment = build_augment(config.data.augment)
-    check_augment(augment, *train.images.shape[-2:])
+    input_size(augment, *train.images.shape[-2:])
     output.parent.mkdir(parents=True, exist_ok=True)
     draw(train, Preprocess(train, augment), config.seed).save(output, "PNG")
 

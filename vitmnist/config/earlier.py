@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
+
+from omegaconf import MISSING
+
+from vitmnist.config.schema import registries
 
 CURRENT_KEYS: dict[str, str | None] = {
     # 0.1
@@ -23,6 +28,7 @@ ADDED_KEYS: dict[str, Any] = {
     "loss.class_weights": None,
     "trainer.clip_norm": None,
     "logger": ["tensorboard"],
+    "data.normalize": "dataset",
     "monitor": "eval_acc",
     "patience": None,
     "init": None,
@@ -46,6 +52,24 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
                 _set_default(current, new, value)
     for key, value in deepcopy(ADDED_KEYS).items() if current else ():
         _set_default(current, key, value)
+    return current
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`with_current_keys`, and the options that a member has been given since, with their defaults.
+
+    The default of an option that is added must therefore say what the member did without it.
+    """
+    current = with_current_keys(values)
+    for key, registry in registries():
+        *sections, name = key.split(".")
+        parent: Any = current
+        for section in sections:
+            parent = parent.get(section) if isinstance(parent, dict) else None
+        if isinstance(parent, dict) and isinstance(member := parent.get(name), dict):
+            defaults = registry.complete({"name": member.get("name")})
+            known = {option: value for option, value in defaults.items() if value != MISSING}
+            parent[name] = {**json.loads(json.dumps(known)), **member}
     return current
 
 

@@ -40,6 +40,7 @@ class DataConfig:
     shuffle: Shuffle = MISSING
     holdout: int | float | None = bounded(above=0)
     drop_last: bool = MISSING
+    normalize: Any = MISSING
     dataset: dict[str, Any] = group("vitmnist.data.datasets.base:DATASETS")
     loader: dict[str, Any] = group("vitmnist.loaders.base:LOADERS", affects="timing")
     augment: dict[str, Any] = MISSING

@@ -11,6 +11,7 @@ import torch
 
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset, build_dataset
+from vitmnist.data.preparation import prepare
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.world import World
@@ -51,8 +52,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
-    if config.data.holdout:
-        dataset = dataset.held_out(config.data.holdout, config.seed)
+    dataset = prepare(dataset, config.data, config.seed)
     if world.size == 1:
         return dataset
     found = [one for one in world.all_gather_object(None if world.local_rank else dataset.sha256) if one]

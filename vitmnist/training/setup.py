@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.augment.compose import Compose, build_augment
+from vitmnist.augment.compose import build_augment, input_size
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
+from vitmnist.data.preparation import given_statistics
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
@@ -170,11 +171,11 @@ def build_step(
     """Build model, optimizer, schedule, EMA, and the step that uses them."""
     _, channels, height, width = split.images.shape
     augment = build_augment(config.data.augment)
-    check_augment(augment, height, width)
+    size = input_size(augment, height, width)
     preprocess = Preprocess(split, augment).to(device)
     # Weights are initialised on the CPU, so they are identical on every device.
     torch.manual_seed(config.seed)
-    model = MODELS.build(config.model, (channels, height, width), len(split.classes))
+    model = MODELS.build(config.model, (channels, *size), len(split.classes))
     if weights is not None:
         load_initial_weights(model, weights, config.init_skip)
     optimizer = OPTIMIZERS.build(config.optimizer, model.to(device), step_config.fused)
@@ -244,18 +245,7 @@ def check_config(config: Config) -> None:
         registry.member(attrgetter(key)(config))
     augment = build_augment(config.data.augment)
     _, options = DATASETS.member(config.data.dataset)
-    if shape := getattr(options, "shape", None):
-        MODELS.build(config.model, shape, 2)  # the number of classes is not known yet
-        check_augment(augment, *shape[1:])
-
-
-def check_augment(augment: Compose | None, height: int, width: int) -> None:
-    """Raise `ConfigError` if images of this size cannot be augmented, or would not keep their size."""
-    if augment is None:
-        return
-    found = augment.output_size(height, width)
-    if found != (height, width):
-        raise ConfigError(
-            f"data.augment: makes images of {found[0]}×{found[1]}, but the model takes the size of the dataset, "
-            f"{height}×{width}; set size: null in its random_resized_crop"
-        )
+    shape = getattr(options, "shape", None)
+    given_statistics(config.data.normalize, shape and shape[0])
+    if shape:  # the number of classes is not known yet
+        MODELS.build(config.model, (shape[0], *input_size(augment, *shape[1:])), 2)

@@ -19,6 +19,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_io import find_pictures, read_picture
+from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
 CLASSES = ("cat", "dog", "eel")
@@ -215,13 +216,13 @@ def test_colour_that_grey_drops_is_announced_also_when_it_is_decoded_already(
 
 def test_images_know_their_files(folder: Path) -> None:
     pets = load(folder, mode="rgb", size=8, test_size=5)
-    held_out = pets.held_out(4, seed=0)
-    for split in (pets.train, pets.test, held_out.train, held_out.test):
+    apart = held_out(pets, 4, seed=0)
+    for split in (pets.train, pets.test, apart.train, apart.test):
         assert len(split.files) == len(split)
         last = len(split) - 1
         read = read_picture(folder / split.name(last), (8, 8), "rgb")
         assert torch.equal(pil_to_tensor(read), split.images[last])
-    assert (pets.eval_split, held_out.eval_split) == ("test", "validation")
+    assert (pets.eval_split, apart.eval_split) == ("test", "validation")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, draw, folder, load
 from tests.support.processes import fork
 from vitmnist.cli import evaluate, predict
+from vitmnist.data import image_io
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_io import read_picture
@@ -55,13 +56,13 @@ def assert_equal(one: Dataset, other: Dataset) -> None:
 
 
 def test_a_killed_decoding_starts_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_or_die(path: Path, *parts: object) -> Image.Image:
+    def read_or_die(path: Path, *parts: object, **options: object) -> Image.Image:
         if path.name == "9.png":
             os.kill(os.getpid(), signal.SIGKILL)
-        return read_picture(path, *parts)
+        return read_picture(path, *parts, **options)
 
     def decode() -> None:
-        monkeypatch.setattr(image_folder, "read_picture", read_or_die)
+        monkeypatch.setattr(image_io, "read_picture", read_or_die)
         load(many, skip_unreadable=True)
 
     killed = fork(decode)
@@ -78,15 +79,15 @@ def test_pictures_are_decoded_on_all_cores_in_the_same_order(many: Path, monkeyp
     shutil.rmtree(many.parent / "root")
     together, seen = threading.Barrier(3), set()
 
-    def read(path: Path, *parts: object) -> Image.Image:
+    def read(path: Path, *parts: object, **options: object) -> Image.Image:
         name = threading.current_thread().name
         if len(seen) < 3 and name not in seen:  # with its first picture a thread waits for the others
             seen.add(name)
             together.wait(timeout=60)
-        return read_picture(path, *parts)
+        return read_picture(path, *parts, **options)
 
     monkeypatch.setattr(image_folder, "available_cores", lambda: 3)
-    monkeypatch.setattr(image_folder, "read_picture", read)
+    monkeypatch.setattr(image_io, "read_picture", read)
     assert_equal(load(many, skip_unreadable=True), expected)
     assert len(seen) == 3
     assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())

@@ -21,6 +21,7 @@ from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.idx import read_idx
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
+from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -187,7 +188,7 @@ def test_statistics_are_those_of_the_definition() -> None:
 
 
 def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None:
-    apart = tiny.held_out(5, seed=0)
+    apart = held_out(tiny, 5, seed=0)
     assert torch.equal(apart.train.images, tiny.train.images[:18])
     assert torch.equal(apart.validation.images, tiny.train.images[18:])
     assert torch.equal(apart.validation.labels, tiny.train.labels[18:])
@@ -203,4 +204,4 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
             assert torch.equal(pil_to_tensor(pictures[index]), split.images[index])
     for size in (23, 100):
         with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
-            tiny.held_out(size, seed=0)
+            held_out(tiny, size, seed=0)

@@ -16,6 +16,7 @@ from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, 
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
 __all__ = ["folder"]  # a fixture
@@ -151,7 +152,7 @@ def test_a_table_that_cannot_be_read_is_named(divided: Path) -> None:
 def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     draw(folder / "rare" / "only.png", 1)
     pets = load(folder, mode="rgb", test_share=0.1)
-    apart = pets.held_out(0.3, seed=1)
+    apart = held_out(pets, 0.3, seed=1)
     assert apart.validation.labels.bincount(minlength=4).tolist() == [3, 3, 3, 0]
     assert apart.train.labels.bincount().tolist() == [6, 6, 6, 1]
     assert sorted([*apart.train.files, *apart.validation.files]) == sorted(pets.train.files)
@@ -163,20 +164,20 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     for split in apart.splits.values():
         assert (split.mean, split.std) == channel_statistics(apart.train.images)
     check_loaders(apart.train.part(slice(24)))
-    assert apart.validation.files == pets.held_out(0.3, seed=1).validation.files
-    assert apart.validation.files != pets.held_out(0.3, seed=2).validation.files
+    assert apart.validation.files == held_out(pets, 0.3, seed=1).validation.files
+    assert apart.validation.files != held_out(pets, 0.3, seed=2).validation.files
 
 
 def test_a_hold_out_that_cannot_be_drawn_is_refused(divided: Path) -> None:
     pets = load(divided)
     with pytest.raises(ConfigError, match=r"data\.holdout=0\.1: the dataset has a validation split of 9 images; "):
-        pets.held_out(0.1, seed=0)
+        held_out(pets, 0.1, seed=0)
     shutil.rmtree(divided / "val")
     pets = load(divided)
     with pytest.raises(ConfigError, match=r"data\.holdout=0\.01: no class has enough of the 12 training images"):
-        pets.held_out(0.01, seed=0)
+        held_out(pets, 0.01, seed=0)
     with pytest.raises(ConfigError, match=r"data\.holdout=1\.5: must be a whole number of images, or a share below 1"):
-        pets.held_out(1.5, seed=0)
+        held_out(pets, 1.5, seed=0)
 
 
 def test_epochs_are_evaluated_on_val_and_the_test_split_once(

@@ -6,12 +6,14 @@ file in `conf/data/dataset/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Subset
@@ -19,11 +21,11 @@ from torch.utils.data import Subset
 from vitmnist.config.validation import bounded
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.decoding import DatasetSource
+from vitmnist.data.image_io import Mode, PictureReader
 from vitmnist.data.tensors import SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 from vitmnist.runtime.files import home_expanded
-from vitmnist.runtime.memory import Memory, check_fits
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Split(TensorSet):
 class Dataset:
     """Splits of the same classes and image shape; epochs are evaluated on `validation` if there is one, else on `test`.
 
-    A dataset with neither can be evaluated, but training needs `held_out`.
+    A dataset with neither can be evaluated, but training needs a hold-out.
 
     Args:
         skipped: unreadable images that were left out because the user allowed it.
@@ -154,58 +156,16 @@ class Dataset:
             for part, checksum in (("images", split.sha256 or digest(split.images)), ("labels", digest(split.labels)))
         }
 
-    def held_out(self, size: int | float, seed: int) -> Dataset:
-        """Make some training images the validation split, and train on the others.
-
-        The channel statistics become those of the remaining training images.
-
-        Args:
-            size: a number of images, the last ones; or a share of each class, drawn by `seed` and copied.
-
-        Raises:
-            ConfigError: no image would be left to train on, or there is a validation split already.
-            DoesNotFitError: there is too little memory for the copy.
-        """
-        key, total = f"data.holdout={size}", len(self.train)
-        if self.validation is not None:
-            raise ConfigError(
-                f"{key}: the dataset has a validation split of {len(self.validation):,} images; type data.holdout=null"
-            )
-        if isinstance(size, int):
-            left = total - size
-            if left < 1:
-                raise ConfigError(f"{key}: the set has {total} training images; leave some of them")
-            train, validation = self.train.part(slice(left)), self.train.part(slice(left, None))
-        elif size < 1:
-            check_fits(key, Memory(host=self.train.nbytes), torch.device("cpu"))
-            drawn = _stratified(self.train.labels, size, seed)
-            if not drawn.any():
-                raise ConfigError(f"{key}: no class has enough of the {total} training images; type a larger share")
-            train, validation = (self.train.taken(rows.nonzero().flatten()) for rows in (~drawn, drawn))
-        else:
-            raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
-        mean, std = channel_statistics(train.images)
-        train, validation = (replace(split, mean=mean, std=std) for split in (train, validation))
-        test = self.test and replace(self.test, mean=mean, std=std)
-        return replace(self, train=train, validation=validation, test=test)
-
-
-def _stratified(labels: Tensor, share: float, seed: int) -> Tensor:
-    """Which samples are drawn, bool `[N]`: `share` of each class, rounded; one of each stays."""
-    generator, drawn = torch.Generator().manual_seed(seed), torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        rows = (labels == label).nonzero().flatten()
-        count = min(round(len(rows) * share), len(rows) - 1)
-        drawn[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
-    return drawn
-
 
 DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
 DEFAULT_ROOT = "~/.cache/vitmnist"
 """Functions of (options, root) that return a `Dataset`.
 
 Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
+They may have `reader`, a function that makes an image of a file as the dataset does, or raises `DataError`; `predict`
+and the model card then do the same.
 """
+FileReader = Callable[[Path], Image.Image]
 
 
 @dataclass
@@ -261,6 +221,30 @@ def dataset_in_memory(
         for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
+
+
+def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
+    """How a file becomes an image of the dataset that a configuration chose.
+
+    Args:
+        values: its recorded options; those that may change may be missing, such as its folder.
+        shape: `[C, H, W]` of the images; files of a dataset whose options have no `reader` are stretched to it.
+
+    Raises:
+        ConfigError: the dataset is not registered, or images of its kind are not read from files.
+    """
+    if "name" in values:  # files of 0.1 have only `draft`
+        complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
+        if reader := getattr(DATASETS.member(complete)[1], "reader", None):
+            return reader  # type: ignore[no-any-return]
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise ConfigError(
+            f"the images of {values.get('name', 'the dataset')} have {channels} channels, so its options need a "
+            "`reader`, which makes an image of a file"
+        )
+    mode = Mode.grey if channels == 1 else Mode.rgb
+    return PictureReader((width, height), mode, draft=values.get("draft") is True)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:

@@ -22,7 +22,7 @@ from vitmnist.data.channels import ChannelSums, channel_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
-from vitmnist.data.image_io import Mode, is_colour, read_picture, to_tensor
+from vitmnist.data.image_io import Mode, PictureReader, Resize, is_colour, to_tensor
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
@@ -45,6 +45,7 @@ class ImageFolderOptions(SizeOptions):
     labels: str | None = described(None, may_change=True)
     size: int = bounded(28, at_least=1)
     mode: Mode = Mode.grey
+    resize: Resize = Resize.stretch
     test_share: float = bounded(0.2, at_least=0, below=1)
     skip_unreadable: bool = False
     draft: bool = True
@@ -54,9 +55,10 @@ class ImageFolderOptions(SizeOptions):
         """`[C, H, W]` of the images."""
         return (1 if self.mode == Mode.grey else 3), self.size, self.size
 
-    def read(self, path: Path) -> Image.Image:
-        """The image in a file, resized and converted."""
-        return read_picture(path, (self.size, self.size), self.mode, self.draft)
+    @property
+    def reader(self) -> PictureReader:
+        """How a file becomes an image."""
+        return PictureReader((self.size, self.size), self.mode, self.resize, self.draft)
 
 
 @dataclass
@@ -64,10 +66,10 @@ class FolderImageReader:
     """Reads image i of a list of files."""
 
     paths: list[Path]
-    options: ImageFolderOptions
+    reader: PictureReader
 
     def __getitem__(self, index: int) -> Image.Image:
-        return self.options.read(self.paths[index])
+        return self.reader(self.paths[index])
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -113,7 +115,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         files=[str(path.relative_to(folder)) for path in paths],
     )
     splits = {
-        split: whole.part(span, reader=FolderImageReader(paths[span], options), sha256=sha256)
+        split: whole.part(span, reader=FolderImageReader(paths[span], options.reader), sha256=sha256)
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
     splits["train"] = splits["train"].part(train_span)
@@ -168,7 +170,10 @@ class FolderDecoder:
                 stat = path.stat()
                 size, time = stat.st_size, stat.st_mtime_ns
             files.append((str(path.relative_to(self.folder)), label, size, time))
-        options = VERSION, *self.starts[1:-1], self.options.size, self.options.mode.value, self.options.draft
+        reader = self.options.reader
+        options = [VERSION, *self.starts[1:-1], self.options.size, reader.mode.value, reader.draft]
+        if reader.resize != Resize.stretch:  # caches from before there was a choice stay valid
+            options.append(reader.resize.value)
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
 
@@ -209,7 +214,7 @@ class FolderDecoder:
         for index in indices:
             path, label = self.samples[index]
             try:
-                picture = to_tensor(self.options.read(path))[None]
+                picture = to_tensor(self.options.reader(path))[None]
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
                     coloured += is_colour(path)
                 parts.append(picture)

@@ -1,0 +1,118 @@
+"""Images that are kept larger than what the model sees: a random crop in training, the centre everywhere else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import CenterCrop
+
+from tests.conftest import CallHere, Printed, Train, result_of
+from tests.data.datasets.test_image_folder import draw, folder, load
+from vitmnist import make_loader
+from vitmnist.augment.compose import Compose
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.checkpoint.inference import load_inference_model
+from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import main as export_main
+from vitmnist.cli.predict import main as predict_main
+from vitmnist.cli.preview import main as preview_main
+from vitmnist.export import FORMATS
+
+__all__ = ["folder"]  # a fixture
+
+CROP = "data.augment.operations=[{name: random_resized_crop, size: 12}, {name: horizontal_flip}]"
+
+
+@pytest.fixture
+def smaller(folder: Path, tmp_path: Path) -> list[str]:
+    """Overrides: pictures kept at 20×20, for a model of 12×12."""
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}"]
+    options = ["data.dataset.size=20", "data.dataset.mode=rgb", "data.dataset.resize=crop", "data.normalize=imagenet"]
+    model = ["model=vit", "model.patch_size=6", "model.dim=8", "model.depth=1", "model.heads=2", "model.head_dim=4"]
+    return [*data, *options, *model, "data/augment=compose", CROP, "batch_size=8", "epochs=2"]
+
+
+@pytest.mark.parametrize("loader", ["ram", "gpu_slice", "cache", "prefetch", "disk"])
+def test_every_loader_gives_the_model_the_centre_in_evaluation_and_the_same_crops(folder: Path, loader: str) -> None:
+    pets = load(folder, mode="rgb", size=21, resize="crop")
+    preprocess = Preprocess(pets.train, Compose([{"name": "random_resized_crop", "size": 12}]))
+    options = {"num_workers": 0} if loader == "disk" else {}
+    with make_loader(loader, pets.train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as opened:
+        ((images, _),) = opened.epoch(0)
+        keys = next(preprocess.keys(opened.sampler, 0))
+    centre = CenterCrop(12)(pets.train.images)
+    assert torch.equal(preprocess(images), Preprocess(pets.train)(centre))
+    assert torch.equal(preprocess(images, keys), preprocess(pets.train.images, keys))
+    assert preprocess(images, keys).shape == centre.shape
+
+
+@pytest.mark.parametrize(
+    "trainer", [[], ["data/loader=auto", "data.loader.candidates=[ram,disk]"], ["trainer.compile=true"]]
+)
+def test_a_model_of_the_crops_size_is_trained_and_used(
+    smaller: list[str], trainer: list[str], train_here: Train, call_here: CallHere, tmp_path: Path, folder: Path
+) -> None:
+    ended = train_here(*smaller, *trainer, "data.holdout=0.25", "hydra.run.dir=run")
+    assert ended.returncode == 0, ended.stderr
+    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
+    assert (model.shape, model.size) == ((3, 20, 20), (12, 12))
+    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+    def printed(program: Any, *arguments: str) -> Any:
+        ended = call_here(program, "run", *arguments)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    evaluation = printed(evaluate_main, "--json", "--predictions", "--weights=last", "--split=validation")
+    assert evaluation["accuracy"] == pytest.approx(result_of(tmp_path / "run")["epochs"][-1]["eval_acc"])
+    files = [str(folder / row["image"]) for row in evaluation["predictions"]]
+    for row, found in zip(
+        evaluation["predictions"], printed(predict_main, "--json", "--weights=last", *files), strict=True
+    ):
+        assert found["probability"] == pytest.approx(row["probability"], abs=1e-6)
+    if trainer:
+        return
+    assert call_here(export_main, "run", "--format=torch", "--output=model.pt2").returncode == 0
+    assert ", and takes the centre of each image" in (tmp_path / "model.pt2.md").read_text()
+    images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
+    exported = FORMATS["torch"].load((tmp_path / "model.pt2").read_bytes())
+    with torch.inference_mode():
+        torch.testing.assert_close(exported(images), model.model(model.preprocess()(images)))
+    assert train_here("resume=run", "epochs=3").returncode == 0
+    assert len(result_of(tmp_path / "run")["epochs"]) == 3
+
+
+def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
+    smaller: list[str], refuse: Printed, tmp_path: Path
+) -> None:
+    assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
+    assert "makes images of 12×12 from those of the dataset, 9×9" in refuse(*smaller, "data.dataset.size=9")
+    assert not (tmp_path / "root").exists()
+
+
+def test_the_preview_shows_the_centre_and_the_crops(smaller: list[str], call_here: CallHere, tmp_path: Path) -> None:
+    ended = call_here(preview_main, *smaller, "--output=preview.png")
+    assert ended.returncode == 0, ended.stderr
+    with Image.open(tmp_path / "preview.png") as image:
+        assert image.size == (8 * (96 + 2), 8 * (96 + 2))
+
+
+def test_one_16_bit_picture_is_predicted_as_it_was_evaluated(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
+    for path in folder.glob("*/*.png"):
+        pixels = np.random.default_rng(int(path.stem)).integers(0, 65_536, (14, 20), dtype=np.uint16)
+        Image.fromarray(pixels).save(path)
+    draw(folder / "cat" / "plain.png", 3)
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
+    assert train_here(*data, "data.dataset.resize=pad", "epochs=1", "hydra.run.dir=run").returncode == 0
+    ended = call_here(evaluate_main, "run", "--json", "--predictions")
+    for row in json.loads(ended.stdout.splitlines()[-1])["predictions"]:
+        ended = call_here(predict_main, "run", "--json", str(folder / row["image"]))
+        assert json.loads(ended.stdout)[0]["probability"] == pytest.approx(row["probability"], abs=1e-6)
