@@ -69,3 +69,13 @@ def test_a_key_that_has_moved_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -
     assert with_current_keys(recorded) == expected
     assert with_current_keys({"a": 5, "b": 1}) == {"a": 5, "b": 1, "c": {"added": 4}, "top": 5}
     assert with_current_keys({}) == {}
+
+
+def test_keys_that_were_added_to_a_member_are_not_added_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(earlier, "ADDED_KEYS", {"loss.name": "ours", "loss.added": 1})
+    for recorded, added in (
+        ({}, {"name": "ours", "added": 1}),
+        ({"name": "ours"}, {"added": 1}),
+        ({"name": "own"}, {}),
+    ):
+        assert with_current_keys({"loss": recorded})["loss"] == {**recorded, **added}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, allowed_names, described
+
+INSTALLED = "vitmnist.members"
+"""The group of entry points by which an installed package names the modules that register its members."""
+
+log = logging.getLogger(__name__)
 
 Built = TypeVar("Built")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -24,6 +31,7 @@ class Registry(Generic[Built]):
     """The members of one config group.
 
     A configuration chooses by `name`, so it can build only what was registered: no value of it is ever imported.
+    Installed packages register more; they are imported when a name is unknown, or all names are asked for.
 
     Args:
         group: the config group.
@@ -62,7 +70,14 @@ class Registry(Generic[Built]):
 
     def names(self) -> list[str]:
         """The registered names, sorted."""
+        import_installed()
         return sorted(self._members)
+
+    def _find(self, name: Any) -> tuple[Any, Callable[..., Built]] | None:
+        """The options and the builder of a member; None if there is none of this name."""
+        if name not in self._members:
+            import_installed()
+        return self._members.get(name)
 
     def options_of(self, name: str) -> Any:
         """What `name` was registered with: its options dataclass."""
@@ -74,7 +89,7 @@ class Registry(Generic[Built]):
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values`, with the defaults of missing options; what names no member is left for `build` to refuse."""
-        member = self._members.get(str(values.get("name")))
+        member = self._find(str(values.get("name")))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
     def member(self, values: Mapping[str, Any], key: str | None = None) -> tuple[Callable[..., Built], Any]:
@@ -89,15 +104,15 @@ class Registry(Generic[Built]):
         from vitmnist.config.validation import join, validate  # imports OmegaConf, which a script may not need
 
         key = self.group.replace("/", ".") if key is None else key
-        if isinstance(values, str) and values in self._members:
+        if isinstance(values, str) and self._find(values):
             raise ConfigError(f"{key}={values}: must have its name as a key; type {{name: {values}}}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{key}={'null' if values is None else values}: must be one of {', '.join(self.names())}")
         options = dict(values)
         name = options.pop("name", None)
-        if not isinstance(name, str) or name not in self._members:
-            raise ConfigError(f"{join(key, 'name')}={name}: not known; {allowed_names(str(name), self._members)}")
-        schema, builder = self._members[name]
+        if not (member := self._find(str(name))):
+            raise ConfigError(f"{join(key, 'name')}={name}: not known; {allowed_names(str(name), self.names())}")
+        schema, builder = member
         return builder, validate(schema, options, key)
 
     def build(self, values: Mapping[str, Any], *parts: Any, key: str | None = None) -> Built:
@@ -111,3 +126,14 @@ def import_members(package: str) -> None:
     """Import every module of a package, so that a new member is registered by its file being there."""
     for module in iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
+
+
+@cache
+def import_installed() -> None:
+    """Import what installed packages declare; one that fails is named in a warning."""
+    for module in entry_points(group=INSTALLED):
+        try:
+            module.load()
+        except Exception as error:
+            package = module.dist.name if module.dist else module.name
+            log.warning("%s of the package %s cannot be imported: %s", module.value, package, described(error))

@@ -278,7 +278,7 @@ def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(
         assert ended.stderr == f"{error}cannot be built: {reason}; put back what it was trained with\n"
     del MODELS._registered["pretrained"]
     ended = call_here(predict_main, "run", "nothing.png")
-    what_to_do = "put the module that registers it back into vitmnist/models"
+    what_to_do = "install the package that registers it, or put its module back into vitmnist/models"
     assert ended.stderr == f"{error}'pretrained' is not registered, only cnn, vit; {what_to_do}\n"
 
 

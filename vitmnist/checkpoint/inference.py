@@ -147,8 +147,8 @@ def _build(path: Path, options: dict[str, Any], shape: tuple[int, ...], classes:
     """Build the model of an undamaged file; raises `DataError` if something is missing that it was trained with."""
     if options["name"] not in (names := MODELS.names()):
         raise DataError(
-            f"{path}: its model {options['name']!r} is not registered, only {', '.join(names)}; put the module that "
-            "registers it back into vitmnist/models"
+            f"{path}: its model {options['name']!r} is not registered, only {', '.join(names)}; install the package "
+            "that registers it, or put its module back into vitmnist/models"
         )
     try:
         return MODELS.build(options, shape, classes)

@@ -35,7 +35,10 @@ ADDED_KEYS: dict[str, Any] = {
     "init_skip": [],
     "lr_scale": {},
 }
-"""Keys that a record of an earlier version lacks, with the value that says what it did."""
+"""Keys that a record of an earlier version lacks, with the value that says what it did.
+
+Where they name a member, as `loss.name` does, the other keys of its section are not added to another member.
+"""
 
 
 def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +54,11 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
             if new:
                 _set_default(current, new, value)
     for key, value in deepcopy(ADDED_KEYS).items() if current else ():
-        _set_default(current, key, value)
+        section = key.rpartition(".")[0]
+        recorded = current.get(section)
+        name = recorded.get("name") if isinstance(recorded, dict) else None
+        if name in (None, ADDED_KEYS.get(f"{section}.name", name)):
+            _set_default(current, key, value)
     return current
 
 

@@ -1,0 +1,194 @@
+"""Code in an installed package: the project of docs/own-project.md, and what is found where nobody names it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.conftest import PLAIN, REPOSITORY, result_of
+from tests.support.pages import blocks, write_block
+from tests.support.pictures import write_pictures
+
+PAGE = REPOSITORY / "docs" / "own-project.md"
+EXTRA = """
+import sys
+from dataclasses import dataclass
+
+from torch import nn
+
+from vitmnist.augment.base import OPERATIONS, Operation
+from vitmnist.metrics.base import METRICS, BatchMetric, ConfusionMetric
+from vitmnist.registry import NoOptions
+
+print("extra is imported", file=sys.stderr)
+
+
+@METRICS.register("top2", BatchMetric("%", tag="top2", column="top-2 accuracy, %"))
+def top2(logits, labels):
+    return (logits.topk(2, dim=1).indices == labels[:, None]).sum()
+
+
+@METRICS.register("images", ConfusionMetric("", tag="images"))
+def images(matrix):
+    return matrix.sum()
+
+
+@OPERATIONS.register("nothing")
+class Nothing(Operation):
+    def __init__(self, options):
+        super().__init__()
+
+    def draw(self, keys, height, width):
+        return ()
+
+    def forward(self, images):
+        return images
+"""
+
+
+COMMANDS = """
+import json, sys
+from vitmnist.__main__ import main
+
+for typed in json.loads(sys.argv[1]):
+    print(*typed, file=sys.stderr)
+    sys.argv = ["vitmnist", *typed]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+"""  # one process, because importing torch and timm takes most of the time
+
+
+def program(folder: Path, site: Path, *arguments: str, module: str = "vitmnist") -> subprocess.CompletedProcess[str]:
+    """Run the program in a folder, with what is installed in `site`."""
+    path = f"{REPOSITORY}{os.pathsep}{site}"
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project of the page, installed into its folder `site`."""
+    pytest.importorskip("timm")
+    folder = tmp_path_factory.mktemp("leaves")
+    for name in ("leaves", "conf/model", "conf/loss"):
+        (folder / name).mkdir(parents=True)
+    for language in ("toml", "python", "yaml"):
+        for block in blocks(language, PAGE):
+            write_block(folder, block)
+    install = ["pip", "install", "--no-deps", "--no-build-isolation", "--target", folder / "site", folder]
+    subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
+    for name in ("oak", "elm"):
+        write_pictures(folder / "pictures" / name, 15)
+    return folder
+
+
+def test_the_documented_project_trains_sweeps_resumes_evaluates_predicts_and_exports(project: Path) -> None:
+    (lines,) = blocks("sh", PAGE)
+    commands = [shlex.split(line)[1:] for line in lines.splitlines()]
+    for typed in commands:
+        if "--config-dir" in typed:
+            typed.extend(["epochs=1", "batch_size=12", PLAIN, f"data.root={project / 'data'}"])
+            typed.extend([] if "-m" in typed else ["model.variant=test_resnet"])
+    (project / "commands.py").write_text(COMMANDS)
+    ended = program(project, project / "site", json.dumps(commands), module="commands")
+    assert ended.returncode == 0, ended.stderr
+    assert "cannot be imported" not in ended.stderr
+    first = result_of(project / "runs" / "first")
+    assert (first["choices"]["model"], first["choices"]["loss"], len(first["epochs"])) == ("resnet", "focal", 7)
+    rows = list(csv.DictReader((project / "runs" / "sweep" / "report.csv").read_text().splitlines()))
+    assert [row["status"].partition(",")[0] for row in rows] == ["completed"] * 4
+
+
+def test_its_members_are_listed_and_a_wrong_name_is_one_message(project: Path) -> None:
+    listed = program(project, project / "site", "train", "--config-dir", "conf", "--help").stdout
+    assert "model: cnn, resnet, vit" in listed
+    ended = program(project, project / "site", "--config-dir", "conf", "model=resnet", "model.name=resent")
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "error: model.name=resent: not known; did you mean 'resnet'? allowed: cnn, resnet, vit" in ended.stderr
+
+
+def test_the_focal_loss_is_its_formula(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(project))
+    from leaves.focal import LOSSES, focal_loss  # type: ignore[import-not-found]
+
+    monkeypatch.delitem(LOSSES._registered, "focal")
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 2, 1, -100])
+    p = logits.softmax(dim=1)[range(3), labels[:3]]
+    expected = -((1 - p) ** 2 * p.log()).sum()
+    assert torch.allclose(focal_loss(logits, labels, 2.0), expected)
+    probabilities = F.one_hot(labels[:3], 3).float()
+    assert torch.allclose(focal_loss(logits[:3], probabilities, 2.0), expected)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with two installed packages, of which one cannot be imported."""
+    folder = tmp_path / "site"
+    for name, content in (("extra", EXTRA), ("broken", "import nowhere\n")):
+        (folder / f"{name}_package-1.dist-info").mkdir(parents=True)
+        (folder / f"{name}.py").write_text(content)
+        (folder / f"{name}_package-1.dist-info" / "METADATA").write_text(f"Name: {name}-package\nVersion: 1\n")
+        points = f"[vitmnist.members]\n{name} = {name}\n"
+        (folder / f"{name}_package-1.dist-info" / "entry_points.txt").write_text(points)
+    return folder
+
+
+def test_what_nobody_names_is_found_too_and_a_broken_package_is_named(
+    quick: list[str], site: Path, tmp_path: Path
+) -> None:
+    operations = ["data/augment=compose", "data.augment.operations=[{name: nothing}]"]
+    ended = program(tmp_path, site, *quick, *operations, "monitor=top2", "hydra.run.dir=run")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("extra is imported") == 1
+    warning = "broken of the package broken-package cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
+    assert ended.stderr.count(warning) == 1
+    (epoch, _) = result_of(tmp_path / "run")["epochs"]
+    assert {"train_top2", "eval_top2", "eval_images"} <= epoch.keys()
+    assert epoch["eval_images"] == 7
+    assert "eval_top2" in (tmp_path / "run" / "epochs.csv").read_text()
+    assert "images 7.00" in program(tmp_path, site, "evaluate", "run").stdout
+    assert "top-2 accuracy" in program(tmp_path, site, "report", "run", "--output", "out").stdout
+    without = program(tmp_path, tmp_path, "report", "run", "--output", "other")
+    assert without.returncode == 0, without.stderr
+
+
+def test_nothing_is_imported_before_it_is_needed(site: Path, tmp_path: Path) -> None:
+    for statement in ("import vitmnist", "from vitmnist import make_loader, load_dataset"):
+        (tmp_path / "script.py").write_text(statement)
+        ended = program(tmp_path, site, module="script")
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ranks", "jobs"])
+def test_ranks_and_jobs_of_launchers_find_it(how: str, quick: list[str], site: Path, tmp_path: Path) -> None:
+    if how == "ranks":
+        start = ["--standalone", "--nproc-per-node=2", str(REPOSITORY / "train.py"), *quick, "hydra.run.dir=run"]
+        ended = program(tmp_path, site, *start, module="torch.distributed.run")
+    else:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+        start = ["-m", "hydra/launcher=parallel", *quick, "seed=1,2", "hydra.sweep.dir=run"]
+        ended = program(tmp_path, site, *start)
+    assert ended.returncode == 0, ended.stderr
+    results = [result_of(file.parent) for file in (tmp_path / "run").rglob("result.json")]
+    assert len(results) == (1 if how == "ranks" else 2)
+    assert all("eval_top2" in epoch for result in results for epoch in result["epochs"])
