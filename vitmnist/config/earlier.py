@@ -56,8 +56,8 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in deepcopy(ADDED_KEYS).items() if current else ():
         section = key.rpartition(".")[0]
         recorded = current.get(section)
-        name = recorded.get("name") if isinstance(recorded, dict) else None
-        if name in (None, ADDED_KEYS.get(f"{section}.name", name)):
+        member = recorded.get("name") if isinstance(recorded, dict) else None
+        if member in (None, ADDED_KEYS.get(f"{section}.name", member)):
             _set_default(current, key, value)
     return current
 
