@@ -172,15 +172,17 @@ def best_quality(comparison: Comparison) -> str:
 def _certainty(comparison: Comparison) -> str:
     """Whether the best configuration differs from all others by more than noise."""
     groups, metric = comparison.by_quality, comparison.metric
-    found = differences({rows[0]: rows[0].by_seed(metric.name) for rows in groups})
+    sign = 1 if metric.direction == "max" else -1
+    found = differences(
+        {rows[0]: {seed: sign * value for seed, value in rows[0].by_seed(metric.name).items()} for rows in groups}
+    )
     leads = [found.get((groups[0][0], rows[0])) for rows in groups[1:]]
-    if any(lead is None or lead.low is None for lead in leads):
+    low = [lead.low for lead in leads if lead and lead.low is not None]
+    if len(low) < len(leads):
         few = min(lead.blocks if lead else 0 for lead in leads)
         seeds = {0: "Runs with different seeds", 1: "One seed"}.get(few, f"{few} seeds")
         return f"{seeds} cannot tell whether that is more than noise; type seed=1,2,3."
-    low = [lead.low if metric.direction == "max" else -lead.high for lead in leads]  # type: ignore[union-attr,operator]
-    unsure = sum(bound <= 0 for bound in low)
-    if unsure:
+    if unsure := sum(bound <= 0 for bound in low):
         return f"That may be noise: {unsure} of {len(low)} others cannot be told apart from it; more seeds may tell."
     points = quality_text(metric, min(low)).replace("%", " percentage points")
     return f"That is more than noise: by at least {points} (95% interval)."
