@@ -15,7 +15,7 @@ from vitmnist.config import CONF
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
     """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
 
-    In a name above 80 characters the longest parts lose their middles, so that it still has every key.
+    In a name above 80 characters the longest parts lose their middles, so that it still has every key and number.
     """
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
@@ -36,9 +36,11 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
 
 
 def _shortened(part: str, length: int) -> str:
-    """A part cut to `length` characters, of which most are its end, where values differ."""
+    """A part cut to `length` characters, of which most are its end, where values differ; but a number is not cut."""
+    number = re.search(r"[-+\d.e]*$", part)[0]  # type: ignore[index]  # it may be empty
     head = length // 3
-    return part if len(part) <= length else f"{part[:head]}_{part[len(part) - length + head + 1 :]}"
+    short = f"{part[:head]}_{part[-max(length - head - 1, len(number)) :]}"
+    return short if len(short) < len(part) else part
 
 
 def value_text(value: Any) -> str:

@@ -157,5 +157,5 @@ def _figures(comparison: Comparison, row: Configuration) -> str:
     if not row.rounds:
         return f"{time}, not ranked"
     if ratio:
-        return f"{time}, {'' if ratio.is_difference else '≈'}{ratio.ratio:.2f}×"
+        return f"{time}, {'' if ratio.is_difference else '≈'}{ratio.mean:.2f}×"
     return f"{time}, 1×" if row is comparison.ranked[0] else time

@@ -52,22 +52,11 @@ class Difference:
     high: float | None
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How many times as long one configuration takes as another.
+class Ratio(Difference):
+    """How many times as long one configuration takes as another: a difference of log times, as factors.
 
-    Args:
-        ratio: geometric mean of the ratios of the rounds that both have.
-        rounds: number of these.
-        low, high: simultaneous 95% interval; None with fewer than three rounds.
-        overlap: whether the ranges of the two overlap in these rounds.
+    The blocks are rounds, and the mean is geometric.
     """
-
-    ratio: float
-    rounds: int
-    low: float | None
-    high: float | None
-    overlap: bool
 
     @property
     def is_difference(self) -> bool:
@@ -76,26 +65,24 @@ class Ratio:
 
     def __str__(self) -> str:
         if self.low is None:
-            ranges = f"{self.rounds} rounds, ranges {'overlap' if self.overlap else 'do not overlap'}"
-            return f"{self.ratio:.2f} ({'single round' if self.rounds == 1 else ranges})"
+            return f"{self.mean:.2f} ({'single round' if self.blocks == 1 else f'{self.blocks} rounds'})"
         remark = "" if self.is_difference else ", not distinguishable"
-        return f"{self.ratio:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
+        return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
 
 def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Ratio]:
-    """The ratio of each pair of configurations that have a round in common: `differences` of the log times.
+    """The ratio of each pair of configurations that have a round in common.
 
     Args:
         times: seconds by round, for each configuration.
     """
     logs = {name: {key: math.log(time) for key, time in row.items() if time > 0} for name, row in times.items()}
-    ratios = {}
-    for (one, other), found in differences(logs).items():
-        shared = [[logs[name][key] for key in logs[one].keys() & logs[other].keys()] for name in (one, other)]
-        overlap = max(map(min, shared)) <= min(map(max, shared))
-        low, high = (None if bound is None else math.exp(bound) for bound in (found.low, found.high))
-        ratios[one, other] = Ratio(math.exp(found.mean), found.blocks, low, high, overlap)
-    return ratios
+    return {
+        pair: Ratio(
+            math.exp(one.mean), one.blocks, *(None if end is None else math.exp(end) for end in (one.low, one.high))
+        )
+        for pair, one in differences(logs).items()
+    }
 
 
 def differences(values: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Difference]:

@@ -79,12 +79,12 @@ def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, wh
     elif all(ratio and ratio.low is not None for ratio in pairs):
         verdict = f"No difference between {noun}s is distinguishable from noise{where}"
     known = [(row, ratio) for row in others if (ratio := comparison.ratios.get((row, best)))]
-    slower = [ratio for _, ratio in known if ratio.is_difference and ratio.ratio > 1]
+    slower = [ratio for _, ratio in known if ratio.is_difference and ratio.mean > 1]
     is_fastest = len(slower) == len(others)
     name, *names = loader_names([best, *(row for row, _ in known)])
     relative = ", ".join(f"{other} {ratio}" for other, (_, ratio) in zip(names, known, strict=True))
     if noun == "configuration":
-        ratios = sorted((ratio for _, ratio in known), key=lambda ratio: ratio.ratio)
+        ratios = sorted((ratio for _, ratio in known), key=lambda ratio: ratio.mean)
         name, relative = best.label, " to ".join(map(str, dict.fromkeys([*ratios[:1], *ratios[-1:]])))
     answer = f"{verdict}: {name} {'is the fastest' if is_fastest else 'has the lowest median'}, {_time(best)}"
     return f"{answer} Relative to it: {relative}." if relative else answer
@@ -183,7 +183,8 @@ def _certainty(comparison: Comparison) -> str:
         seeds = {0: "Runs with different seeds", 1: "One seed"}.get(few, f"{few} seeds")
         return f"{seeds} cannot tell whether that is more than noise; type seed=1,2,3."
     if unsure := sum(bound <= 0 for bound in low):
-        return f"That may be noise: {unsure} of {len(low)} others cannot be told apart from it; more seeds may tell."
+        others = f"{unsure} of {len(low)} others" if len(low) > 1 else "the other"
+        return f"That may be noise: {others} cannot be told apart from it; more seeds may tell."
     points = quality_text(metric, min(low)).replace("%", " percentage points")
     return f"That is more than noise: by at least {points} (95% interval)."
 

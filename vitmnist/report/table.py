@@ -74,7 +74,7 @@ def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
     values: dict[str, Any] = {"runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
     ratio = comparison.to_fastest(row)
     values |= {
-        "ratio_to_fastest": ratio and ratio.ratio,
+        "ratio_to_fastest": ratio and ratio.mean,
         "ratio_low": ratio and ratio.low,
         "ratio_high": ratio and ratio.high,
     }
