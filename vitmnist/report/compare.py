@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -126,8 +127,8 @@ class Comparison:
         return monitored(run for row in self.rows for run in row.runs)
 
     @cached_property
-    def by_quality(self) -> list[list[Configuration]]:
-        """The rows with a value of the metric, best median over the seeds first.
+    def by_quality(self) -> list[tuple[float, list[Configuration]]]:
+        """The medians of the metric over the seeds, the best first, and the rows that have them.
 
         Rows with equal values are together: loaders deliver identical batches, and do not repeat a quality.
         """
@@ -135,12 +136,8 @@ class Comparison:
         for row in self.rows:
             if by_seed := row.by_seed(self.metric.name):
                 groups[tuple(sorted(by_seed.items()))].append(row)
-        is_reversed = self.metric.direction == "max"
-        return sorted(groups.values(), key=lambda rows: self.median_quality(rows[0]), reverse=is_reversed)
-
-    def median_quality(self, row: Configuration) -> float:
-        """The median of the metric over the seeds of a row that has it."""
-        return median(row.by_seed(self.metric.name).values())
+        medians = [(median(dict(by_seed).values()), rows) for by_seed, rows in groups.items()]
+        return sorted(medians, key=itemgetter(0), reverse=self.metric.direction == "max")
 
     @property
     def differs(self) -> bool:
@@ -150,7 +147,7 @@ class Comparison:
     @cached_property
     def ordered(self) -> list[Configuration]:
         """The rows as table and chart show them: by quality, batch size, whether they are ranked, and time."""
-        rank = {row: number for number, rows in enumerate(self.by_quality) for row in rows} if self.differs else {}
+        rank = {row: number for number, (_, rows) in enumerate(self.by_quality) for row in rows} if self.differs else {}
 
         def key(row: Configuration) -> tuple[float, ...]:
             size, time = row.values.get("batch_size"), row.epoch_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from matplotlib import rc_context
@@ -96,7 +97,7 @@ def qualities(
     for y, row in enumerate(rows):
         values = sorted(row.by_seed(metric.name).values())
         axis.plot(values, [y] * len(values), "o-", color=colours[_loader(row)], markersize=7, linewidth=2)
-        text = quality_text(metric, comparison.median_quality(row)) if values else "not completed"
+        text = quality_text(metric, median(values)) if values else "not completed"
         _write_above(axis, y, _label(comparison, row), text)
     axis.margins(x=0.03)
     best = "highest" if metric.direction == "max" else "lowest"

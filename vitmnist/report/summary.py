@@ -151,12 +151,11 @@ def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
 def best_quality(comparison: Comparison) -> str:
     """Which configuration is the best by the monitored metric, and whether that is more than noise over the seeds."""
     groups, metric = comparison.by_quality, comparison.metric
-    medians = [comparison.median_quality(rows[0]) for rows in groups]
-    rows = [row for rows, value in zip(groups, medians, strict=True) if value == medians[0] for row in rows]
-    if len(comparison.rows) < 2 or not rows:
+    if len(comparison.rows) < 2 or not groups:
         return ""
-    count, value = f"{len(rows)} of {len(comparison.rows)} configurations", quality_text(metric, medians[0])
-    if medians[0] == medians[-1]:
+    rows = [row for median, rows in groups if median == groups[0][0] for row in rows]
+    count, value = f"{len(rows)} of {len(comparison.rows)} configurations", quality_text(metric, groups[0][0])
+    if groups[0][0] == groups[-1][0]:
         return f"The same {quality_title(metric)} in {count}: {value}."
     by_seed = [item for row in rows for item in row.by_seed(metric.name).items()]
     low, high = (quality_text(metric, bound(one for _, one in by_seed)) for bound in (min, max))
@@ -164,27 +163,27 @@ def best_quality(comparison: Comparison) -> str:
     over = f" ({low} to {high} over {seeds} seeds)" if seeds > 1 else ""
     first, *others = (row.values for row in rows)
     label = overrides({key: one for key, one in first.items() if all(other.get(key) == one for other in others)})
-    is_one = len(rows) == len(groups[0])  # apart from the loader
+    is_one = len(rows) == len(groups[0][1])  # apart from the loader
     best = f"Best {quality_title(metric)}: {label if is_one and label else count}, {value}{over}."
     return f"{best} {_certainty(comparison)}" if is_one else best
 
 
 def _certainty(comparison: Comparison) -> str:
     """Whether the best configuration differs from all others by more than noise."""
-    groups, metric = comparison.by_quality, comparison.metric
+    metric, (best, *others) = comparison.metric, [rows[0] for _, rows in comparison.by_quality]
     sign = 1 if metric.direction == "max" else -1
     found = differences(
-        {rows[0]: {seed: sign * value for seed, value in rows[0].by_seed(metric.name).items()} for rows in groups}
+        {row: {seed: sign * value for seed, value in row.by_seed(metric.name).items()} for row in (best, *others)}
     )
-    leads = [found.get((groups[0][0], rows[0])) for rows in groups[1:]]
+    leads = [found.get((best, other)) for other in others]
     low = [lead.low for lead in leads if lead and lead.low is not None]
     if len(low) < len(leads):
         few = min(lead.blocks if lead else 0 for lead in leads)
         seeds = {0: "Runs with different seeds", 1: "One seed"}.get(few, f"{few} seeds")
         return f"{seeds} cannot tell whether that is more than noise; type seed=1,2,3."
     if unsure := sum(bound <= 0 for bound in low):
-        others = f"{unsure} of {len(low)} others" if len(low) > 1 else "the other"
-        return f"That may be noise: {others} cannot be told apart from it; more seeds may tell."
+        equal = f"{unsure} of {len(low)} others" if len(low) > 1 else "the other"
+        return f"That may be noise: {equal} cannot be told apart from it; more seeds may tell."
     points = quality_text(metric, min(low)).replace("%", " percentage points")
     return f"That is more than noise: by at least {points} (95% interval)."
 
