@@ -194,6 +194,13 @@ QUALITY: dict[str, tuple[Records, str]] = {
     ),
     "all equal that ended": ([a("disk", 8.0), a("ram", 2.0), BROKEN], SAME_ACCURACY),
     "equal with each loader": (BY_LOADER, f"Best accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
+    "equal with each loader, of which one lacks a seed": (
+        [
+            {"loader": loader, "epochs": [epoch(2.0, eval_acc=90.0 + seed)], "config": {"seed": seed}}
+            for loader, seed in (("disk", 1), ("disk", 2), ("ram", 1), ("ram", 2), ("ram", 3))
+        ],
+        "The same accuracy in 2 of 2 configurations: 92.00%.",
+    ),
     "equal by chance": (BY_CHANCE, f"Best accuracy: 2 of 3 configurations, 97.10%. {ONE_SEED}"),
     "the lowest loss is the best": (
         [

@@ -38,6 +38,8 @@ def describe(error: BaseException) -> Failure:
         return Failure(_unknown_member(error.missing_cfg_file or "", error.options or ()) or text)
     if isinstance(error, OverrideParseException):
         return Failure(_unreadable(str(error.override)))
+    if "${experiment}_${model}" in text:  # in the defaults of conf/config.yaml
+        return Failure("model is missing; type model=NAME")
     if isinstance(error, HydraException):
         return Failure(_refused_override(cause) if isinstance(cause, OmegaConfBaseException) else text)
     if isinstance(error, OmegaConfBaseException):

@@ -6,11 +6,10 @@ slows a whole round down cancels in the ratio.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -127,17 +126,24 @@ class Comparison:
         return monitored(run for row in self.rows for run in row.runs)
 
     @cached_property
-    def by_quality(self) -> list[tuple[float, list[Configuration]]]:
-        """The medians of the metric over the seeds, the best first, and the rows that have them.
+    def by_quality(self) -> list[tuple[dict[str, float], list[Configuration]]]:
+        """The values of the metric by seed, the best median first, and the rows that have them.
 
-        Rows with equal values are together: loaders deliver identical batches, and do not repeat a quality.
+        Rows that agree in their common seeds are together: loaders deliver identical batches, and repeat no quality.
         """
-        groups: dict[tuple[tuple[str, float], ...], list[Configuration]] = defaultdict(list)
+        groups: list[tuple[dict[str, float], list[Configuration]]] = []
         for row in self.rows:
-            if by_seed := row.by_seed(self.metric.name):
-                groups[tuple(sorted(by_seed.items()))].append(row)
-        medians = [(median(dict(by_seed).values()), rows) for by_seed, rows in groups.items()]
-        return sorted(medians, key=itemgetter(0), reverse=self.metric.direction == "max")
+            values = row.by_seed(self.metric.name)
+            for known, rows in groups:
+                common = known.keys() & values.keys()
+                if common and all(known[seed] == values[seed] for seed in common):
+                    known.update(values)
+                    rows.append(row)
+                    break
+            else:
+                groups += [(values, [row])] if values else []
+        best_first = self.metric.direction == "max"
+        return sorted(groups, key=lambda group: median(group[0].values()), reverse=best_first)
 
     @property
     def differs(self) -> bool:

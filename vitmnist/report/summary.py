@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from statistics import median
 
 from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides, quality_text, quality_title
 from vitmnist.report.statistics import MIN_ROUNDS, differences, seconds
@@ -153,9 +154,10 @@ def best_quality(comparison: Comparison) -> str:
     groups, metric = comparison.by_quality, comparison.metric
     if len(comparison.rows) < 2 or not groups:
         return ""
-    rows = [row for median, rows in groups if median == groups[0][0] for row in rows]
-    count, value = f"{len(rows)} of {len(comparison.rows)} configurations", quality_text(metric, groups[0][0])
-    if groups[0][0] == groups[-1][0]:
+    medians = [median(values.values()) for values, _ in groups]
+    rows = [row for one, (_, alike) in zip(medians, groups, strict=True) if one == medians[0] for row in alike]
+    count, value = f"{len(rows)} of {len(comparison.rows)} configurations", quality_text(metric, medians[0])
+    if medians[0] == medians[-1]:
         return f"The same {quality_title(metric)} in {count}: {value}."
     by_seed = [item for row in rows for item in row.by_seed(metric.name).items()]
     low, high = (quality_text(metric, bound(one for _, one in by_seed)) for bound in (min, max))
@@ -170,12 +172,10 @@ def best_quality(comparison: Comparison) -> str:
 
 def _certainty(comparison: Comparison) -> str:
     """Whether the best configuration differs from all others by more than noise."""
-    metric, (best, *others) = comparison.metric, [rows[0] for _, rows in comparison.by_quality]
-    sign = 1 if metric.direction == "max" else -1
-    found = differences(
-        {row: {seed: sign * value for seed, value in row.by_seed(metric.name).items()} for row in (best, *others)}
-    )
-    leads = [found.get((best, other)) for other in others]
+    metric, sign = comparison.metric, 1 if comparison.metric.direction == "max" else -1
+    values = [{seed: sign * value for seed, value in by_seed.items()} for by_seed, _ in comparison.by_quality]
+    found = differences(dict(enumerate(values)))
+    leads = [found.get((0, other)) for other in range(1, len(values))]
     low = [lead.low for lead in leads if lead and lead.low is not None]
     if len(low) < len(leads):
         few = min(lead.blocks if lead else 0 for lead in leads)
