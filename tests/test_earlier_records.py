@@ -7,15 +7,21 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import REPOSITORY, CallHere, Train, result_of
+from tests.data.datasets.test_image_folder import folder
+from vitmnist.checkpoint import storage
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.report import main as report_main
 from vitmnist.config import earlier
 from vitmnist.config.earlier import with_current_keys
+from vitmnist.tracking.result import CONFIG
 from vitmnist.tracking.runs import read_run
+
+__all__ = ["folder"]  # a fixture
 
 FOLDER = REPOSITORY / "tests" / "records_of_0_1"
 EVALUATION = json.loads((FOLDER / "evaluation.json").read_text())  # what 0.1 printed
@@ -79,3 +85,24 @@ def test_keys_that_were_added_to_a_member_are_not_added_to_another(monkeypatch: 
         ({"name": "own"}, {}),
     ):
         assert with_current_keys({"loss": recorded})["loss"] == {**recorded, **added}
+
+
+def test_a_record_without_the_options_that_a_member_has_now_is_that_of_their_defaults(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
+    assert train_here(*data, "epochs=1", "hydra.run.dir=run").returncode == 0
+    run = tmp_path / "run"
+    state = storage.load(run)
+    for config in (state["config"], recorded := yaml.safe_load((run / CONFIG).read_text())):
+        del config["data"]["normalize"], config["data"]["dataset"]["resize"], config["data"]["dataset"]["labels"]
+    state["model_info"] |= {"draft": True}
+    del state["model_info"]["size"], state["model_info"]["dataset"]
+    storage.save(run, {key: value for key, value in state.items() if key != "format"})
+    (run / CONFIG).write_text(yaml.safe_dump(recorded))
+    for program, *arguments in ((evaluate_main,), (evaluate_main, "--weights=last"), (predict_main, str(folder))):
+        ended = call_here(program, "run", *arguments)
+        assert ended.returncode == 0, ended.stderr
+    ended = train_here("resume=run", "epochs=2")
+    assert ended.returncode == 0, ended.stderr
+    assert len(result_of(run)["epochs"]) == 2

@@ -45,11 +45,8 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """The nested values of a record of any version, by the keys of this one; empty if they are unknown."""
     current = deepcopy(dict(values))
     for old, new in CURRENT_KEYS.items():
-        *sections, name = old.split(".")
-        parent: Any = current
-        for section in sections:
-            parent = parent.get(section) if isinstance(parent, dict) else None
-        if isinstance(parent, dict) and name in parent:
+        parent, name = _section_of(current, old)
+        if name in parent:
             value = parent.pop(name)
             if new:
                 _set_default(current, new, value)
@@ -69,15 +66,21 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     current = with_current_keys(values)
     for key, registry in registries():
-        *sections, name = key.split(".")
-        parent: Any = current
-        for section in sections:
-            parent = parent.get(section) if isinstance(parent, dict) else None
-        if isinstance(parent, dict) and isinstance(member := parent.get(name), dict):
-            defaults = registry.complete({"name": member.get("name")})
-            known = {option: value for option, value in defaults.items() if value != MISSING}
-            parent[name] = {**json.loads(json.dumps(known)), **member}
+        parent, name = _section_of(current, key)
+        if isinstance(member := parent.get(name), dict):
+            for option, value in registry.complete({"name": member.get("name")}).items():
+                if value != MISSING:
+                    member.setdefault(option, json.loads(json.dumps(value)))
     return current
+
+
+def _section_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The section of a key, empty if there is none, and its name there."""
+    *sections, name = key.split(".")
+    found: Any = values
+    for section in sections:
+        found = found.get(section) if isinstance(found, dict) else None
+    return (found if isinstance(found, dict) else {}), name
 
 
 def _set_default(values: dict[str, Any], key: str, value: Any) -> None:

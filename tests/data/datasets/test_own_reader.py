@@ -1,0 +1,89 @@
+"""A dataset of one's own says how a file becomes an image, and every command follows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import CallHere, Train
+from vitmnist.checkpoint.inference import load_inference_model
+from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import main as export_main
+from vitmnist.cli.predict import main as predict_main
+from vitmnist.config.validation import described
+from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, dataset_in_memory, file_reader
+from vitmnist.data.image_io import Mode, PictureReader, to_tensor
+from vitmnist.errors import ConfigError, DataError
+
+
+@dataclass
+class ScansOptions(SizeOptions):
+    """Files of NumPy, of twice the side."""
+
+    path: str = described(may_change=True)
+    side: int = 14
+
+    @property
+    def reader(self) -> FileReader:
+        """Which averages blocks of pixels, and only knows one kind of file."""
+
+        def read(path: Path) -> Image.Image:
+            if path.suffix != ".npy":
+                raise DataError(f"{path}: is no scan")
+            blocks = np.load(path).reshape(self.side, 2, self.side, 2)
+            return Image.fromarray(255 - blocks.mean(axis=(1, 3)).astype(np.uint8))
+
+        return read
+
+
+def scans(options: ScansOptions, root: Path) -> Dataset:
+    files = sorted(Path(options.path).glob("*.npy"))
+    images = torch.stack([to_tensor(options.reader(file)) for file in files])
+    pair = images, torch.arange(len(files)) % 2
+    return dataset_in_memory("scans", pair, pair, ("even", "odd"), options)
+
+
+def test_predict_and_the_card_read_files_as_the_dataset_does(
+    tmp_path: Path, train_here: Train, call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DATASETS, "_registered", {**DATASETS._members})
+    DATASETS.register("scans", ScansOptions)(scans)
+    (tmp_path / "scans").mkdir()
+    for number in range(6):
+        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
+        np.save(tmp_path / "scans" / f"{number}.npy", pixels)
+    data = ["+data.dataset={name:scans,path:scans,side:14,train_size:null,test_size:null}", "~data/dataset"]
+    typed = [data[1], data[0], "model=cnn", "epochs=1", "batch_size=3", "hydra.run.dir=run"]
+    ended = train_here(*typed)
+    assert ended.returncode == 0, ended.stderr
+    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
+    assert model.dataset["side"] == 14
+    assert "path" not in model.dataset, "a folder of this machine is none of the weights' business"
+    evaluated = json.loads(call_here(evaluate_main, "run", "--json", "--predictions").stdout.splitlines()[-1])
+    files = [f"scans/{number}.npy" for number in range(6)]
+    predicted = json.loads(call_here(predict_main, "run", "--json", *files).stdout)
+    for row, found in zip(evaluated["predictions"], predicted, strict=True):
+        assert found["probability"] == pytest.approx(row["probability"], abs=1e-6)
+    Image.new("L", (28, 28)).save(tmp_path / "other.png")
+    assert "other.png: is no scan" in call_here(predict_main, "run", "other.png").stderr
+    assert call_here(export_main, "run", "--format=torch", "--output=model.pt2").returncode == 0
+    assert "- **Image files**: as the dataset scans reads them" in (tmp_path / "model.pt2.md").read_text()
+    assert train_here("resume=run", "epochs=2").returncode == 0
+    del DATASETS._registered["scans"]
+    ended = call_here(predict_main, "run", *files)
+    assert (ended.returncode, "data.dataset.name=scans: not known" in ended.stderr) == (1, True)
+
+
+def test_a_dataset_without_files_of_its_own_reads_any_picture_in_its_shape() -> None:
+    assert file_reader({"name": "mnist"}, (1, 20, 30)) == PictureReader((30, 20), Mode.grey)
+    assert file_reader({"draft": True}, (3, 20, 20)) == PictureReader((20, 20), Mode.rgb, draft=True), "of 0.1"
+    recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
+    assert file_reader(recorded, (3, 9, 9)) == PictureReader((9, 9), "rgb", "pad")
+    with pytest.raises(ConfigError, match="the images of cifar10 have 4 channels, so its options need a `reader`"):
+        file_reader({"name": "cifar10"}, (4, 32, 32))

@@ -1,0 +1,79 @@
+"""Channel statistics that are given instead of those of the training images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import Printed, Train
+from vitmnist import make_loader
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.checkpoint.inference import load_inference_model
+from vitmnist.config.schema import DataConfig
+from vitmnist.config.validation import validate
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.preparation import IMAGENET, given_statistics, prepare
+from vitmnist.errors import ConfigError
+
+
+def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> None:
+    own = {"mean": [0.25], "std": [0.5]}
+    dataset = prepare(tiny, DataConfig(holdout=5, normalize=own), seed=0)
+    assert list(dataset.splits) == ["train", "validation", "test"]
+    for split in dataset.splits.values():
+        assert (split.mean, split.std) == ((0.25,), (0.5,))
+    expected = (tiny.train.images[:18].float() / 255 - 0.25) / 0.5
+    torch.testing.assert_close(Preprocess(dataset.train)(dataset.train.images), expected)
+    with make_loader("disk", dataset.train, batch_size=18, device="cpu", seed=0, shuffle="none", num_workers=0) as disk:
+        ((images, _),) = disk.epoch(0)
+    assert torch.equal(images, Preprocess(dataset.train)(dataset.train.images))
+
+
+def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
+    assert prepare(tiny, DataConfig(holdout=None, normalize="dataset"), seed=0) is tiny
+    assert given_statistics("imagenet", 3) == IMAGENET
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("cifar", r"data\.normalize=cifar: must be dataset, imagenet, or \{mean: \[\.\.\], std: \[\.\.\]\}"),
+        (0.5, r"data\.normalize=0\.5: must be dataset"),
+        ("imagenet", r"data\.normalize=imagenet: has 3 means and 3 deviations; the images have 1"),
+        ({"mean": [0.5]}, r"data\.normalize\.std is missing"),
+        ({"mean": 0.5, "std": 0.5}, r"data\.normalize\.mean"),
+        ({"mean": [0.5], "std": [0.5], "var": 1}, r"data\.normalize\.var: there is no such key"),
+        ({"mean": [0.5], "std": [0.0]}, "must be those of images scaled to 0…1"),
+        ({"mean": [127], "std": [60]}, "must be those of images scaled to 0…1"),
+        ({"mean": [0.5], "std": [0.5, 0.5]}, "has 1 means and 2 deviations"),
+    ],
+)
+def test_statistics_that_cannot_be_used_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        given_statistics(value, 1)
+
+
+def test_statistics_are_typed_recorded_and_may_not_change(
+    quick: list[str], train_here: Train, refuse: Printed, tmp_path: Path
+) -> None:
+    typed = "data.normalize={mean:[0.25],std:[0.5]}"
+    assert train_here(*quick, typed, "epochs=1", "hydra.run.dir=run").returncode == 0
+    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
+    assert (model.mean, model.std) == ((0.25,), (0.5,))
+    assert train_here("resume=run", "epochs=2").returncode == 0
+    assert "data.normalize.std=[0.4] (it was [0.5])" in refuse("resume=run", "data.normalize.std=[0.4]")
+    assert "data.normalize=imagenet: has 3 means" in refuse(*quick, "data.normalize=imagenet")
+
+
+def test_a_share_or_a_number_is_held_out(quick: list[str], refuse: Printed) -> None:
+    assert validate(DataConfig, {**BASE, "holdout": 5}).holdout == 5
+    assert validate(DataConfig, {**BASE, "holdout": 0.1}).holdout == 0.1
+    assert "data.holdout=0: must be above 0" in refuse(*quick, "data.holdout=0")
+    assert "data.holdout=some: must be a whole number" in refuse(*quick, "data.holdout=some")
+
+
+GROUPS = {"dataset": {}, "loader": {}, "augment": {}}
+BASE = {"root": ".", "shuffle": "none", "drop_last": False, "normalize": "dataset", **GROUPS}
