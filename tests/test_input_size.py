@@ -52,6 +52,19 @@ def test_every_loader_gives_the_model_the_centre_in_evaluation_and_the_same_crop
     assert preprocess(images, keys).shape == centre.shape
 
 
+def test_a_random_crop_that_resizes_nothing_is_a_plain_one() -> None:
+    plain = Compose([{"name": "random_resized_crop", "size": 224, "scale": [0.765625] * 2, "ratio": [1, 1]}])
+    images = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
+    preprocess = Preprocess((images, torch.zeros(4, dtype=torch.int64)), plain)
+    drawn = plain.draw(torch.arange(4), 256, 256)
+    cropped = plain(images, drawn)
+    for image, crop, (top, left, bottom, right) in zip(images, cropped, torch.stack(drawn[0], 1).tolist(), strict=True):
+        assert (bottom - top, right - left) == (224, 224)
+        assert torch.equal(crop, image[:, top:bottom, left:right])
+    assert len({*map(tuple, torch.stack(drawn[0], 1).tolist())}) == 4
+    assert torch.equal(preprocess(images), preprocess(CenterCrop(224)(images)))
+
+
 @pytest.mark.parametrize(
     "trainer", [[], ["data/loader=auto", "data.loader.candidates=[ram,disk]"], ["trainer.compile=true"]]
 )

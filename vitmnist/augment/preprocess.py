@@ -59,9 +59,10 @@ class Preprocess(nn.Module):
         super().__init__()
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
-        if augment is not None and isinstance(data, TensorSet):
-            size = size or augment.output_size(*data.images.shape[-2:])
-        channel_mean, channel_std = (mean, std) if data is None else loadable(data).channel_statistics()
+        source = None if data is None else loadable(data)
+        channel_mean, channel_std = (mean, std) if source is None else source.channel_statistics()
+        if augment is not None and isinstance(source, TensorSet):
+            size = size or augment.output_size(*source.images.shape[-2:])
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
         is_possible = (self.mean >= 0).all() & (self.mean <= 1).all() & (self.std > 0).all() & (self.std <= 1).all()

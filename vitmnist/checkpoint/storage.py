@@ -2,7 +2,7 @@
 
 checkpoints/last.pt            the newest
 checkpoints/previous.pt        the one before it
-checkpoints/best.pt            with a hold-out, the one with the highest accuracy on it
+checkpoints/best.pt            with a validation split, the one with the best monitored metric
 checkpoints/final.safetensors  the weights at the end
 
 A `.pt` file is what `torch.save` writes, followed by the SHA-256 of it. `torch.load` ignores these 32 bytes.

@@ -45,6 +45,9 @@ def predict(
             try:
                 image = read(path)
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
+                if (found := tuple(images[path].shape)) != trained.shape:  # by a reader of one's own
+                    del images[path]
+                    raise DataError(f"{printable(path)}: is read as {found}, and the model takes {trained.shape}")
                 if isinstance(read, PictureReader) and has_alpha(path):
                     rows[path]["warning"] = "transparent pixels become white, so that white ink on them disappears"
             except DataError as error:
