@@ -22,7 +22,6 @@ from vitmnist.runtime.failures import Failure, classify
 
 # Members of Hydra's own groups that come with a plugin, and the extra that installs it.
 PLUGINS = {
-    "hydra/sweeper=optuna": "search",
     "hydra/launcher=joblib": "launchers",
     "hydra/launcher=submitit_local": "launchers",
     "hydra/launcher=submitit_slurm": "launchers",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,17 @@ from vitmnist.cli.command import program
 from vitmnist.cli.invocation import Invocation
 from vitmnist.cli.messages import describe
 from vitmnist.cli.overrides import key_of, quoted
-from vitmnist.cli.search import remaining_trials
 from vitmnist.cli.start import RECORDS, Start, import_run
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
-from vitmnist.errors import ConfigError, ExitCode, TrainingError
+from vitmnist.errors import ConfigError, ExitCode, MissingExtraError, TrainingError
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
+from vitmnist.tracking.monitor import searched_metric
 from vitmnist.tracking.result import Result, choices_of
-from vitmnist.tracking.runs import Run, find_runs, read_run
+from vitmnist.tracking.runs import JOURNAL, Run, find_runs, read_run
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +61,18 @@ def prepare_sweep(
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
-    is_auto, is_search = composed.resume == "auto", composed.hydra.runtime.choices["hydra/sweeper"] != "basic"
-    if is_auto and is_search:
-        raise ConfigError("resume=auto: a search continues by hydra.sweeper.storage=sqlite:///FILE instead")
+    searched_metric(composed)  # raises an error for another name
     folder, given = Path(composed.hydra.sweep.dir), _repeats(composed)
     overrides = [*invocation.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
-    if is_search:
-        if given > 1:
+    if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
+        raise MissingExtraError("hydra/sweeper=optuna", "search")
+    if given > 1:
+        if _is_search(composed.hydra):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
-        if (n_trials := remaining_trials(composed.hydra.sweeper, start.held)) == 0:
-            return None
-        overrides += [] if n_trials is None else [f"hydra.sweeper.n_trials={n_trials}"]
-    elif given > 1:
         overrides = [f"repeat={','.join(map(str, range(1, given + 1)))}", *overrides, ROUNDS]
-    refused = () if is_auto else tuple(f"**/{pattern}" for pattern in RECORDS)
+    refused = () if composed.resume == "auto" else (JOURNAL, *(f"**/{pattern}" for pattern in RECORDS))
     start.hold(folder, "hydra.sweep.dir", refused)
-    start.hint = partial(_hint, folder, None if is_search else invocation.arguments)
+    start.hint = partial(_hint, folder, invocation.arguments)
     if _is_parallel(composed.hydra):
         start.stop.lead()
     job = Job(start.stop)
@@ -91,18 +88,21 @@ def _repeats(composed: DictConfig) -> int:
     return int(composed.repeats)
 
 
-def _hint(folder: Path, typed: list[str] | None) -> str:
-    """The end of a message about an interruption: how the same command continues; None: a search, by its storage."""
-    if typed is None:
-        return "; a search with hydra.sweeper.storage=sqlite:///FILE continues when it is started again"
+def _hint(folder: Path, typed: list[str]) -> str:
+    """The end of a message about an interruption: how the same command continues."""
     shown = display_path(folder)
     kept = [one for one in typed if key_of(one) not in ("resume", "hydra.sweep.dir")]
     same = shlex.join([*kept, f"hydra.sweep.dir={shown}", "resume=auto"])
     return f"; results: {shown}, resume with\n    {program()} {same}"
 
 
+def _is_search(hydra: Any) -> bool:
+    """Whether the sweeper proposes jobs from the results of others; `hydra` is its own configuration."""
+    return bool(hydra.runtime.choices["hydra/sweeper"] != "basic")
+
+
 def _is_parallel(hydra: Any) -> bool:
-    """Whether joblib runs the jobs, in processes of its own; the argument is Hydra's part of the configuration."""
+    """Whether joblib runs the jobs, in processes of its own."""
     return str(hydra.launcher._target_).endswith("JoblibLauncher")
 
 
@@ -132,7 +132,9 @@ class Job:
         differing = _differing_keys(before, composed)
         if before.status == "completed" and not differing:
             log.info("completed before")
-            return before.value("eval_acc")
+            return before.quality(searched_metric(composed).name)
+        if before.status == "failed" and not differing and _is_search(job):  # so does its trial, which counts
+            return None
         overrides = [one for one in job.overrides.task if key_of(one) != "resume"]
         try:
             gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
@@ -147,8 +149,9 @@ class Job:
                 if not has_checkpoint(folder):
                     (folder / "result.json").unlink(missing_ok=True)
                 resume = str(folder) if has_checkpoint(folder) else None
-                done = run(replace(validate(Config, composed), resume=resume), folder, overrides, stop)
-                return float(done.epochs[-1]["eval_acc"])
+                config = replace(validate(Config, composed), resume=resume)
+                run(config, folder, overrides, stop)
+            return read_run(folder).quality(searched_metric(config).name)
         except RunInterrupted as error:
             if not isinstance(error, TimeLimitReached) and not _is_parallel(job):  # joblib would kill the other jobs
                 raise

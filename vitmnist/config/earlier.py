@@ -15,7 +15,7 @@ CURRENT_KEYS: dict[str, str | None] = {
     # 0.1
     "data.loader.resident": None,
     "data.loader.base.resident": None,
-    "sweep": None,
+    "sweep.target_acc": None,
     "trainer.cuda_graph": None,
     "label_smoothing": "loss.label_smoothing",
     "tensorboard": "log",
@@ -34,6 +34,7 @@ ADDED_KEYS: dict[str, Any] = {
     "init": None,
     "init_skip": [],
     "lr_scale": {},
+    "sweep.objective": None,
 }
 """Keys that a record of an earlier version lacks, with the value that says what it did.
 

@@ -89,6 +89,13 @@ class DistributedConfig:
 
 
 @dataclass
+class SweepConfig:
+    """`sweep`: what a hyperparameter search looks for."""
+
+    objective: str | None = described()
+
+
+@dataclass
 class Config:
     """The whole configuration. Defaults and the meaning of each key are in `conf/`."""
 
@@ -114,6 +121,7 @@ class Config:
     resume: str | None = described(affects="nothing")
     repeats: int = bounded(at_least=1, affects="nothing")
     repeat: int = bounded(at_least=1, affects="nothing")
+    sweep: SweepConfig = section(SweepConfig, affects="nothing")
     logger: list[Any] = described(affects="nothing")
     log: LogConfig = section(LogConfig, affects="nothing")
     profile: bool = described(affects="timing", in_hparams=False)

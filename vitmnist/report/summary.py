@@ -1,7 +1,7 @@
 """Summarises a comparison in a few sentences: which configuration is best, which loader is fastest; losses.
 
 A difference is stated only where its interval excludes equality. Each sentence is a pure function of the comparison,
-and spells out the overrides of one configuration at most: the table has the others.
+but for the best trial of a search, and spells out the overrides of one configuration at most: the table has the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides, quality_text, quality_title
 from vitmnist.report.statistics import MIN_ROUNDS, differences, seconds
 from vitmnist.tracking.epoch_table import steady_epochs
-from vitmnist.tracking.runs import Run
+from vitmnist.tracking.runs import Run, search_summary
 
 BUSY = 1.5  # times as long as another epoch of the same configuration
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
@@ -23,7 +23,9 @@ LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
 def summary(comparison: Comparison) -> list[str]:
     """The sentences, the most important one first."""
     quality = best_quality(comparison)
+    sweeps = dict.fromkeys(run.folder.parent for row in comparison.rows for run in row.runs)
     sentences = [
+        *map(search_summary, sweeps),
         quality if comparison.differs else "",
         *fastest(comparison),
         busy(comparison),

@@ -29,6 +29,7 @@ SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "test"
 METRIC_BY_NAME = {metric.name: metric for metric in EPOCH_METRICS}
 TEST_ACC = "test_acc"  # in the section `test`
 MAX_REASON = 2000  # characters
+JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"  # in the folder of a sweep that searches
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,14 @@ class Run:
         if self.result.get("eval_split") == "validation":
             best = Monitor(monitored([self])).best_epoch(self.epochs)
         return summarize(self.epochs if best is None else self.epochs[: best + 1], METRIC_BY_NAME[name])
+
+
+def search_summary(folder: Path) -> str:
+    """The sentence about the best trial in the folder of a search; empty if there is none."""
+    with suppress(FileNotFoundError, UnreadableError):
+        found = read_yaml(folder / SEARCH_RESULT)
+        return str(found.get("summary") or "")[:MAX_REASON] if isinstance(found, dict) else ""
+    return ""
 
 
 def monitored(runs: Iterable[Run]) -> Metric:
