@@ -28,6 +28,7 @@ from torch import nn
 from vitmnist.augment.base import OPERATIONS, Operation
 from vitmnist.metrics.base import METRICS, BatchMetric, ConfusionMetric
 from vitmnist.registry import NoOptions
+from vitmnist.tracking.loggers.base import LOGGERS, Logger
 
 print("extra is imported", file=sys.stderr)
 
@@ -40,6 +41,16 @@ def top2(logits, labels):
 @METRICS.register("images", ConfusionMetric("", tag="images"))
 def images(matrix):
     return matrix.sum()
+
+
+@LOGGERS.register("lines")
+class Lines(Logger):
+    def __init__(self, options, folder, result):
+        self.path = folder / "lines.txt"
+
+    def add_epoch(self, record):
+        with self.path.open("a") as file:
+            print(sorted(record), file=file)
 
 
 @OPERATIONS.register("nothing")
@@ -156,14 +167,15 @@ def test_what_nobody_names_is_found_too_and_a_broken_package_is_named(
     quick: list[str], site: Path, tmp_path: Path
 ) -> None:
     operations = ["data/augment=compose", "data.augment.operations=[{name: nothing}]"]
-    ended = program(tmp_path, site, *quick, *operations, "monitor=top2", "hydra.run.dir=run")
+    ended = program(tmp_path, site, *quick, *operations, "monitor=top2", "logger=[lines]", "hydra.run.dir=run")
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("extra is imported") == 1
     warning = "broken of the package broken-package cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
-    assert ended.stderr.count(warning) == 1
+    assert (ended.stdout + ended.stderr).count(warning) == 1
     (epoch, _) = result_of(tmp_path / "run")["epochs"]
     assert {"train_top2", "eval_top2", "eval_images"} <= epoch.keys()
     assert epoch["eval_images"] == 7
+    assert (tmp_path / "run" / "lines.txt").read_text().count("eval_top2") == 2
     assert "eval_top2" in (tmp_path / "run" / "epochs.csv").read_text()
     assert "images 7.00" in program(tmp_path, site, "evaluate", "run").stdout
     assert "top-2 accuracy" in program(tmp_path, site, "report", "run", "--output", "out").stdout

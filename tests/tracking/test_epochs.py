@@ -9,8 +9,8 @@ import pandas
 
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode
-from vitmnist.tracking.epoch_table import EPOCH_METRICS
-from vitmnist.tracking.result import COLUMNS, Result
+from vitmnist.tracking.epoch_table import epoch_metrics
+from vitmnist.tracking.result import Result, epoch_columns
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -26,12 +26,15 @@ def assert_same_epochs(folder: Path) -> None:
 
 
 def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
-    epoch = {metric.name: 0.1 for metric in EPOCH_METRICS} | {"gpu_util_pct": None, "ended_at": 1700000000.25}
+    epoch = dict.fromkeys(epoch_metrics(), 0.1) | {
+        "gpu_util_pct": None,
+        "ended_at": 1700000000.25,
+    }
     epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
     Result(overrides=[], choices={}, epochs=epochs).write_epochs(tmp_path)
     assert [row["gpu_util_pct"] for row in rows(tmp_path)] == ["", ""]
     table = pandas.read_csv(tmp_path / "epochs.csv")
-    assert list(table.columns) == list(COLUMNS)
+    assert list(table.columns) == list(epoch_columns())
     assert table["gpu_util_pct"].isna().all()
     assert (table["epoch"].tolist(), table["first_of_start"].tolist()) == ([0, 1], [True, False])
     assert table["ended_at"].tolist() == [1700000000.25] * 2

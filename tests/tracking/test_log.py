@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import PLAIN, REPOSITORY
 from vitmnist.runtime.cpu import Cores, available_cores
-from vitmnist.tracking.epoch_table import EPOCH_METRICS
+from vitmnist.tracking.epoch_table import epoch_metrics
 from vitmnist.tracking.log import log_shared_cores, log_verdict
 from vitmnist.tracking.result import Result
 
@@ -38,7 +38,7 @@ ADVICE = "; data/loader=auto measures which loader helps"
 def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
     waiting_pct: float, cores_busy: float, train_size: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = {metric.name: 1.0 for metric in EPOCH_METRICS} | {"epoch": 0, "data_wait_pct": waiting_pct}
+    record = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
     result = Result(overrides=[], choices={}, epochs=[record | {"cores_busy": cores_busy}], batch_size=50)
     result.dataset, result.environment = {"train_size": train_size}, {"cpu_count": 2}
     with caplog.at_level(logging.INFO):

@@ -21,9 +21,9 @@ from vitmnist.errors import DataError
 from vitmnist.report.grouping import compare
 from vitmnist.report.table import as_csv
 from vitmnist.report.write import as_markdown, as_text
-from vitmnist.tracking.epoch_table import summarize
+from vitmnist.tracking.epoch_table import epoch_metrics, summarize
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.runs import METRIC_BY_NAME, Run, find_runs, read_run
+from vitmnist.tracking.runs import Run, find_runs, read_run
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_medians_are_those_of_the_steady_epochs() -> None:
     for number in range(1, 51):
         steady = [one["epoch_s"] for one in epochs[:number] if not one["first_of_start"]]
         names = ("epoch_s", "gpu_peak_mib", "save_s", "eval_s")
-        found = [summarize(epochs[:number], METRIC_BY_NAME[name]) for name in names]
+        found = [summarize(epochs[:number], epoch_metrics()[name]) for name in names]
         assert found == [median(steady or [epochs[0]["epoch_s"]]), 7.0, None if steady else 3.0, None]
 
 

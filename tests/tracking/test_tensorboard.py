@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams import metadata
 from tests.conftest import PLAIN, Printed, result_of
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.signals import RunInterrupted
-from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord
+from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summary_metrics
 from vitmnist.tracking.loggers.tensorboard import TensorBoard
 from vitmnist.tracking.result import Result
 
@@ -61,10 +61,12 @@ def test_a_run_shows_its_row_of_hparams_metrics_steps_images_and_configuration(
     assert (row["data/loader"], row["batch_size"], row["data.drop_last"]) == ("gpu_slice", 6, "false")
     assert row["optimizer.lr"] == 0.00109
     assert is_success
-    assert {f"summary/{key}" for key in SUMMARY if "gpu" not in key} <= set(events(tmp_path / "here").Tags()["scalars"])
+    assert {f"summary/{key}" for key in summary_metrics() if "gpu" not in key} <= set(
+        events(tmp_path / "here").Tags()["scalars"]
+    )
     assert [path.name for path in (tmp_path / "here").rglob("*tfevents*") if path.parent.name != "here"] == []
     shown, epochs = events(tmp_path / "here"), result_of(tmp_path / "here")["epochs"]
-    for metric in EPOCH_METRICS:
+    for metric in epoch_metrics().values():
         values = [epoch[metric.name] for epoch in epochs]
         if None in values:
             assert metric.tag not in shown.Tags()["scalars"]
@@ -116,7 +118,7 @@ def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(
     tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(epoch: int, attempt: int) -> EpochRecord:
-        return {metric.name: float(attempt) for metric in EPOCH_METRICS} | {
+        return {metric.name: float(attempt) for metric in epoch_metrics().values()} | {
             "epoch": epoch,
             "ended_at": 1e9 + epoch,
             "steps": [

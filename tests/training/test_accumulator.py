@@ -20,7 +20,7 @@ from tests.support.processes import TrainProcess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.metrics.base import METRICS
-from vitmnist.tracking.epoch_table import EPOCH_METRICS, epoch_record
+from vitmnist.tracking.epoch_table import epoch_metrics, epoch_record
 from vitmnist.training.accumulator import MetricAccumulator
 
 
@@ -87,7 +87,7 @@ def test_an_epoch_is_not_resumed_with_other_metrics(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
     """Or the run could be neither resumed nor reported."""
-    metrics = {metric.name: 1.0 for metric in EPOCH_METRICS} | {"eval_acc": value}
+    metrics = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"eval_acc": value}
     with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
         epoch_record(0, metrics, [], first_of_start=True)
 
@@ -97,7 +97,7 @@ def test_a_metric_does_not_take_the_name_of_another(name: str) -> None:
     code = (
         "from vitmnist.metrics.base import METRICS, BatchMetric\n"
         f"METRICS.register({name!r}, BatchMetric('%', tag='other'))(max)\n"
-        "import vitmnist.tracking.epoch_table"
+        "from vitmnist.tracking.epoch_table import epoch_metrics\nepoch_metrics()"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"two metrics are called eval_{name}, train_{name}; choose another name" in process.stderr

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from vitmnist.report.statistics import Ratio, Spread, compare_all
-from vitmnist.tracking.epoch_table import Metric
-from vitmnist.tracking.runs import METRIC_BY_NAME, Run, monitored
+from vitmnist.tracking.epoch_table import Metric, epoch_metrics
+from vitmnist.tracking.runs import Run, monitored
 
 LOADER = "data/loader"
 OPTION = "data.loader."
@@ -61,7 +61,7 @@ class Configuration:
 
     def spread(self, name: str) -> Spread | None:
         """A metric over the ranked runs (over all runs, if none is ranked), or its final value over the seeds."""
-        if METRIC_BY_NAME[name].over_epochs == "last" and (quality := self.quality(name)):
+        if epoch_metrics()[name].over_epochs == "last" and (quality := self.quality(name)):
             return quality
         ranked = [run for runs in self.rounds.values() for run in runs]
         return Spread.of(_values(ranked or self.runs, name))

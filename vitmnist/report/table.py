@@ -9,7 +9,7 @@ from vitmnist.config.labels import value_text
 from vitmnist.report.compare import NOTHING, Comparison, Configuration, quality_text
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.runtime.records import csv_text
-from vitmnist.tracking.epoch_table import EPOCH_METRICS
+from vitmnist.tracking.epoch_table import epoch_metrics
 from vitmnist.tracking.runs import TEST_ACC
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
@@ -42,7 +42,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
         "over seeds": seeds,
         "test accuracy, %": _median(row.quality(TEST_ACC), 2),
     }
-    for metric in EPOCH_METRICS:
+    for metric in epoch_metrics().values():
         if metric.column and metric != monitored:
             cells[metric.column] = _median(row.spread(metric.name), metric.digits)
         if metric.name == "epoch_s":
@@ -78,7 +78,7 @@ def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
         "ratio_low": ratio and ratio.low,
         "ratio_high": ratio and ratio.high,
     }
-    for metric in EPOCH_METRICS:
+    for metric in epoch_metrics().values():
         spread = row.spread(metric.name)
         for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
             values[f"{metric.name}{column}"] = getattr(spread, part, None)

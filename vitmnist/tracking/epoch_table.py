@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from vitmnist.errors import TrainingError
 from vitmnist.metrics.base import METRICS, ConfusionMetric
 
 EpochRecord = dict[str, Any]
-"""An epoch in `result.json`: `epoch` (counted from 0), a value for each of `EPOCH_METRICS` (None: this machine cannot
+"""An epoch in `result.json`: `epoch` (counted from 0), a value for each of `epoch_metrics()` (None: this machine cannot
 measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
 
 
@@ -44,40 +45,57 @@ class Metric:
     direction: Literal["max", "min"] = "min"
 
 
-_METRICS = {name: METRICS.options_of(name) for name in METRICS.names()}
-EPOCH_METRICS = (
-    Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
-    Metric("train_s", "s", "time/train_s", "training, s"),
-    Metric("eval_s", "s", "time/eval_s"),
-    Metric("save_s", "s", "time/save_s", "saving, s"),
-    Metric("first_batch_s", "s", "time/first_batch_s", "first batch, s"),
-    Metric("data_wait_s", "s", "time/data_wait_s", "waiting, s"),
-    Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1),
-    Metric("compute_s", "s", "time/compute_s"),
-    Metric("train_loss", "", "train/loss", over_epochs="last"),
-    *(
-        Metric(f"train_{name}", metric.unit, f"train/{metric.tag}", over_epochs="last", direction=metric.direction)
-        for name, metric in _METRICS.items()
-        if not isinstance(metric, ConfusionMetric)
-    ),
-    Metric("eval_loss", "", "eval/loss", over_epochs="last"),
-    *(
-        Metric(
-            *(f"eval_{name}", metric.unit, f"eval/{metric.tag}", metric.column, metric.digits, "last"),
-            direction=metric.direction,
-        )
-        for name, metric in _METRICS.items()
-    ),
-    Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"),
-    Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
-    Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
-    Metric("cores_busy", "cores", "cpu/cores_busy", over_epochs="last", direction="max"),
-    Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0, over_epochs="last", direction="max"),
-)
+@cache
+def epoch_metrics() -> dict[str, Metric]:
+    """The metrics of an epoch, by name.
 
-_names = [metric.name for metric in EPOCH_METRICS]
-if twice := {name for name in _names if _names.count(name) > 1}:
-    raise ValueError(f"two metrics are called {', '.join(sorted(twice))}; choose another name in vitmnist/metrics")
+    Not built when this module is imported: a package that registers a metric may import it.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    own = {name: METRICS.options_of(name) for name in METRICS.names()}
+    table = (
+        Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
+        Metric("train_s", "s", "time/train_s", "training, s"),
+        Metric("eval_s", "s", "time/eval_s"),
+        Metric("save_s", "s", "time/save_s", "saving, s"),
+        Metric("first_batch_s", "s", "time/first_batch_s", "first batch, s"),
+        Metric("data_wait_s", "s", "time/data_wait_s", "waiting, s"),
+        Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1),
+        Metric("compute_s", "s", "time/compute_s"),
+        Metric("train_loss", "", "train/loss", over_epochs="last"),
+        *(
+            Metric(f"train_{name}", metric.unit, f"train/{metric.tag}", over_epochs="last", direction=metric.direction)
+            for name, metric in own.items()
+            if not isinstance(metric, ConfusionMetric)
+        ),
+        Metric("eval_loss", "", "eval/loss", over_epochs="last"),
+        *(
+            Metric(
+                *(f"eval_{name}", metric.unit, f"eval/{metric.tag}", metric.column, metric.digits, "last"),
+                direction=metric.direction,
+            )
+            for name, metric in own.items()
+        ),
+        Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"),
+        Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
+        Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
+        Metric("cores_busy", "cores", "cpu/cores_busy", over_epochs="last", direction="max"),
+        Metric("gpu_util_pct", "%", "gpu/util_pct", "GPU busy, %", digits=0, over_epochs="last", direction="max"),
+    )
+    by_name = {metric.name: metric for metric in table}
+    if twice := {metric.name for metric in table if metric is not by_name[metric.name]}:
+        raise ValueError(f"two metrics are called {', '.join(sorted(twice))}; choose another name in vitmnist/metrics")
+    return by_name
+
+
+@cache
+def summary_metrics() -> dict[str, Metric]:
+    """The metrics that also describe a run as a whole, by their keys in its summary."""
+    best = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max", direction="max")
+    shown = {f"{metric.name}_{metric.over_epochs}": metric for metric in epoch_metrics().values() if metric.column}
+    return {**shown, "eval_acc_best": best}
 
 
 def epoch_record(
@@ -92,8 +110,8 @@ def epoch_record(
         KeyError: a metric of the table was not measured, or one that was is not in the table.
         TrainingError: a value that no record may have.
     """
-    if differing := metrics.keys() ^ {metric.name for metric in EPOCH_METRICS}:
-        raise KeyError(f"measured metrics and EPOCH_METRICS differ: {', '.join(sorted(differing))}")
+    if differing := metrics.keys() ^ epoch_metrics().keys():
+        raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
     record = {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
     try:
         check_epoch(record)
@@ -110,7 +128,7 @@ def check_epoch(epoch: Any) -> None:
     """
     if not isinstance(epoch, dict):
         raise ValueError("it is not an object")
-    check_numbers(epoch, [metric.name for metric in EPOCH_METRICS], required=["epoch_s", "train_s", "ended_at"])
+    check_numbers(epoch, epoch_metrics(), required=["epoch_s", "train_s", "ended_at"])
 
 
 def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: Iterable[str] = ()) -> None:
@@ -120,11 +138,6 @@ def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: I
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e15
         if not is_number and (value is not None or key in required):
             raise ValueError(f"{key} is {'missing' if value is None else str(value)[:40]}")
-
-
-SUMMARY = {f"{metric.name}_{metric.over_epochs}": metric for metric in EPOCH_METRICS if metric.column}
-SUMMARY["eval_acc_best"] = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max", direction="max")
-"""The metrics that also describe a run as a whole, by their keys in its summary."""
 
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:

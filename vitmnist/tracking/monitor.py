@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.tracking.epoch_table import EPOCH_METRICS, EpochRecord, Metric
+from vitmnist.tracking.epoch_table import EpochRecord, Metric, epoch_metrics
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def find_metric(name: str, key: str) -> Metric:
     Raises:
         ConfigError: there is none.
     """
-    by_name = {metric.name: metric for metric in EPOCH_METRICS}
+    by_name = epoch_metrics()
     if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {allowed_names(name, by_name)}")

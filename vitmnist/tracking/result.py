@@ -17,10 +17,9 @@ from vitmnist.errors import printable
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
-from vitmnist.tracking.epoch_table import EPOCH_METRICS, SUMMARY, EpochRecord, summarize
+from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summarize, summary_metrics
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
-COLUMNS = ("epoch", *(metric.name for metric in EPOCH_METRICS), "first_of_start", "ended_at")  # of `epochs.csv`
 
 
 @dataclass(kw_only=True)
@@ -55,9 +54,9 @@ class Result:
     environment: dict[str, Any] | None = None
 
     def summary(self) -> dict[str, float | None]:
-        """The run as a whole: `SUMMARY` over its epochs, and the seconds before the first; None: not measured."""
+        """The run as a whole: `summary_metrics` of its epochs, and the seconds before the first; None: not measured."""
         return {
-            **{key: summarize(self.epochs, metric) for key, metric in SUMMARY.items()},
+            **{key: summarize(self.epochs, metric) for key, metric in summary_metrics().items()},
             "setup_s": self.setup_s,
             "compile_s": self.compile_s,
         }
@@ -86,13 +85,18 @@ class Result:
 
     def write_epochs(self, folder: Path) -> None:
         """Write `epochs.csv`, for spreadsheets and pandas: a row for each epoch; raises `OSError`."""
-        write_atomic(folder / "epochs.csv", csv_text(COLUMNS, self.epochs).encode())
+        write_atomic(folder / "epochs.csv", csv_text(epoch_columns(), self.epochs).encode())
 
     def write_config(self, folder: Path) -> None:
         """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""
         (folder / CONFIG).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG, self.config), (OVERRIDES, self.overrides)):
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
+
+
+def epoch_columns() -> tuple[str, ...]:
+    """The columns of `epochs.csv`."""
+    return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
 
 
 def choices_of(config: Mapping[str, Any]) -> dict[str, str]:

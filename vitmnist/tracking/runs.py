@@ -15,18 +15,17 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
 from vitmnist.tracking.epoch_table import (
-    EPOCH_METRICS,
     EpochRecord,
     Metric,
     check_epoch,
     check_numbers,
+    epoch_metrics,
     steady_epochs,
     summarize,
 )
 from vitmnist.tracking.monitor import Monitor, find_metric
 
 SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "test")
-METRIC_BY_NAME = {metric.name: metric for metric in EPOCH_METRICS}
 TEST_ACC = "test_acc"  # in the section `test`
 MAX_REASON = 2000  # characters
 JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"  # in the folder of a sweep that searches
@@ -84,8 +83,8 @@ class Run:
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def value(self, name: str) -> float | None:
-        """A metric of the run, over its epochs as `EPOCH_METRICS` says; None if it was not measured."""
-        return summarize(self.epochs, METRIC_BY_NAME[name])
+        """A metric of the run, over its epochs as the table of metrics says; None if it was not measured."""
+        return summarize(self.epochs, epoch_metrics()[name])
 
     def quality(self, name: str) -> float | None:
         """A metric after the best epoch if there was a validation split to choose it by, else after the last.
@@ -97,7 +96,7 @@ class Run:
         best = None
         if self.result.get("eval_split") == "validation":
             best = Monitor(monitored([self])).best_epoch(self.epochs)
-        return summarize(self.epochs if best is None else self.epochs[: best + 1], METRIC_BY_NAME[name])
+        return summarize(self.epochs if best is None else self.epochs[: best + 1], epoch_metrics()[name])
 
 
 def search_summary(folder: Path) -> str:
@@ -114,7 +113,7 @@ def monitored(runs: Iterable[Run]) -> Metric:
     with suppress(ConfigError, ValueError):
         (name,) = names
         return find_metric(name, "monitor")
-    return METRIC_BY_NAME["eval_acc"]
+    return epoch_metrics()["eval_acc"]
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:

@@ -21,7 +21,7 @@ from vitmnist.config.labels import trainer_label, value_text
 from vitmnist.config.schema import is_in_hparams, keys_where
 from vitmnist.config.values import flatten, is_under
 from vitmnist.registry import NoOptions
-from vitmnist.tracking.epoch_table import EPOCH_METRICS, EpochRecord
+from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics
 from vitmnist.tracking.loggers.base import LOGGERS, Logger
 from vitmnist.tracking.result import Result
 
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 # TensorBoard reads the event files of a folder by name; the time of the start follows EVENTS.
 CONFIG, EVENTS = "config.tfevents", "events.out.tfevents"
 
-TAGS = {metric.tag: metric.name for metric in EPOCH_METRICS}
 STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
 HPARAMS = ("data/loader", "batch_size", "model", "optimizer.lr", "trainer", "epochs")
 """Columns of every run in HParams, with those of the overridden keys."""
@@ -77,7 +76,7 @@ class TensorBoard(Logger):
             log.warning("%s: cannot be written: %s", error.filename, error.strerror)  # the run failed before
 
     def add_epoch(self, record: EpochRecord) -> None:
-        _append(self._path, *_scalars(TAGS, record, record["epoch"] + 1, record["ended_at"]), *_steps(record))
+        _append(self._path, *_scalars(epoch_tags(), record, record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, drawn in images.items():
@@ -101,6 +100,11 @@ def hyperparameters(result: Result) -> dict[str, Any]:
         # torch would leave out None, and turn a boolean into a number.
         row[key] = json.dumps(value) if value is None or isinstance(value, bool | list) else value
     return row
+
+
+def epoch_tags() -> dict[str, str]:
+    """The metric of an epoch that each tag shows."""
+    return {metric.tag: name for name, metric in epoch_metrics().items()}
 
 
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitmnist.errors import MissingExtraError
 from vitmnist.tracking.epoch_table import EpochRecord
 from vitmnist.tracking.loggers.base import LOGGERS, Logger
-from vitmnist.tracking.loggers.tensorboard import STEP_TAGS, TAGS
+from vitmnist.tracking.loggers.tensorboard import STEP_TAGS, epoch_tags
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Wandb(Logger):
     def add_epoch(self, record: EpochRecord) -> None:
         for values in record["steps"]:
             self._log({"step/number": values["step"] + 1}, STEP_TAGS, values)
-        self._log({"epoch": record["epoch"] + 1}, TAGS, record)
+        self._log({"epoch": record["epoch"] + 1}, epoch_tags(), record)
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         drawn = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
