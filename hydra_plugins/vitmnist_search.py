@@ -1,12 +1,12 @@
 """A sweeper that searches: Optuna proposes the values of a trial, a launcher of Hydra runs it as a job.
 
-The sweep's folder has the journal of the search: a line when a trial begins, with its values, and one when it has
-ended. Between them its job is in the records of its folder, so a search that is killed at any point goes on from there.
+A journal in the sweep's folder has a line for the begin of each trial, with its values, and one for its end. Between
+them the trial is in the records of its job, so a search that is killed at any point goes on from there.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # Hydra imports this module at every start, but only a search
     from optuna import Study
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
-
-log = logging.getLogger(__name__)
 
 
 class SearchSweeper(Sweeper):
@@ -95,24 +93,25 @@ class SearchSweeper(Sweeper):
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        journal, name = self.folder / JOURNAL, self.metric.name
+        journal = self.folder / JOURNAL
         Path(f"{journal}.lock").unlink(missing_ok=True)  # of a killed start: the sweep's folder is locked by this one
+        if journal.exists():  # a full disk may have cut the last line
+            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-        differing = [] if optuna.get_all_study_names(storage) in ([], [name]) else ["sweep.objective"]
-        if not differing:
+        if not optuna.get_all_study_names(storage):
             direction: Any = f"{self.metric.direction}imize"
-            study = optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
-            if not study.trials:
-                return study
-            trial = study.trials[0]
-            now, before = ({key_of(one): one for one in known} for known in (fixed, trial.user_attrs["fixed"]))
-            now, before = now | space, before | trial.distributions
-            if not (differing := sorted(key for key in now | before if now.get(key) != before.get(key))):
-                return study
-        raise ConfigError(
-            f"{display_path(self.folder)}: holds a search with another {', '.join(differing)}; type the same as "
-            "before, or name another folder with hydra.sweep.dir=FOLDER"
-        )
+            optuna.create_study(storage=storage, study_name=self.metric.name, direction=direction)
+        study = optuna.load_study(storage=storage, study_name=None)
+        differing = set() if study.study_name == self.metric.name else {"sweep.objective"}
+        for trial in study.trials:  # so Hydra is given nothing from a journal that was not typed
+            differing |= {key for key in space | trial.distributions if space.get(key) != trial.distributions.get(key)}
+            differing |= {key_of(one) for one in {*fixed} ^ {*trial.user_attrs["fixed"]}}
+        if differing:
+            raise ConfigError(
+                f"{display_path(self.folder)}: holds a search with another {', '.join(sorted(differing))}; type the "
+                "same as before, or name another folder with hydra.sweep.dir=FOLDER"
+            )
+        return study
 
     def _begin(self, study: Study, space: dict[str, BaseDistribution], fixed: list[str]) -> None:
         """Record the next trial, whose values follow from the seed and the trials before, whether resumed or not."""
@@ -130,14 +129,13 @@ class SearchSweeper(Sweeper):
 
     def _write_best(self, study: Study) -> None:
         """Write the best trial to a file, with the sentence for the report, which ends the sweep."""
-        if all(trial.value is None for trial in study.trials):
-            log.warning("no trial has a value of %s", study.study_name)
-            return
-        best = study.best_trial
-        shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in best.params.items()}
-        text = f"Best of {len(study.trials)} trials by {study.study_name}: {best.value:.6g} {self.metric.unit}".rstrip()
-        text += f" in trial {best.number}, with {' '.join(f'{key}={value}' for key, value in shown.items())}."
-        found = {"best_params": best.params, "best_value": best.value, "best_trial": best.number, "summary": text}
+        found: dict[str, Any] = {"summary": f"No trial has a value of {study.study_name}."}
+        if any(trial.value is not None for trial in study.trials):
+            best = study.best_trial
+            shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in best.params.items()}
+            text = f"Best of {len(study.trials)} trials by {study.study_name}: {best.value:.6g} {self.metric.unit}"
+            text = f"{text.rstrip()} in trial {best.number}, with {' '.join(f'{key}={shown[key]}' for key in shown)}."
+            found = {"best_params": best.params, "best_value": best.value, "best_trial": best.number, "summary": text}
         write_atomic(self.folder / SEARCH_RESULT, yaml.safe_dump(found, sort_keys=False).encode())
 
 

@@ -1,25 +1,46 @@
-"""A search by Optuna: over the space of `conf/hparams_search/`, judged by held-out training images."""
+"""A search by Optuna: over the space of `conf/hparams_search/`, judged by held-out images; it is resumed as a sweep."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 import yaml
 from hydra.errors import MissingConfigException
+from optuna.storages.journal import JournalFileBackend
 
-from tests.conftest import REPOSITORY, Printed, Start, result_of
+from tests.conftest import REPOSITORY, Printed, Start, Train, assert_same_run, result_of, start_program
 from vitmnist.cli.messages import describe
+from vitmnist.errors import ExitCode
 
-SEED = "hydra.sweeper.sampler.seed=42"  # with which both are tried
+LR = "optimizer.lr=tag(log, interval(0.0001, 0.01))"
+TYPED = ["hydra/sweeper=optuna", "hydra.mode=MULTIRUN", "hydra.sweep.subdir=${hydra.job.num}"]
 
 
 @pytest.fixture
 def quick(quick: list[str]) -> list[str]:
-    """Overrides for two short trials, evaluated on 5 of 23 images."""
-    return [*quick, "data.holdout=5", "epochs=1", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=here"]
+    """Overrides for short trials, evaluated on 5 of 23 images."""
+    return [*quick, "data.holdout=5", "epochs=1", "hydra.sweep.dir=here"]
+
+
+def study_of(sweep: Path) -> optuna.Study:
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(sweep / "search.jsonl")))
+    return optuna.load_study(study_name=None, storage=storage)
+
+
+def trials_of(sweep: Path) -> list[tuple[str, dict[str, Any], float | None]]:
+    return [(trial.state.name, trial.params, trial.value) for trial in study_of(sweep).trials]
 
 
 def best_of(sweep: Path) -> dict[str, Any]:
@@ -27,57 +48,253 @@ def best_of(sweep: Path) -> dict[str, Any]:
     return yaml.safe_load((sweep / "optimization_results.yaml").read_text())
 
 
+def jobs(sweep: Path) -> list[Path]:
+    return sorted(sweep.glob("[0-9]*"), key=lambda folder: int(folder.name.partition("-")[0]))
+
+
 def test_a_search_ends_in_the_best_of_its_trials(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
-    succeed("hparams_search=accuracy", *quick)
+    printed = succeed("hparams_search=accuracy", *quick, "hydra.sweeper.n_trials=2")
     space = yaml.safe_load((REPOSITORY / "conf" / "hparams_search" / "accuracy.yaml").read_text())["hydra"]["sweeper"]
-    results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[01]-*"))]
-    assert [(one["dataset"]["train_size"], one["dataset"]["test_size"]) for one in results] == [(18, 5)] * 2
+    results = [result_of(folder) for folder in jobs(tmp_path / "here")]
+    assert [(one["dataset"]["train_size"], one["dataset"]["validation_size"]) for one in results] == [(18, 5)] * 2
     best = best_of(tmp_path / "here")
     assert set(best["best_params"]) == set(space["params"])
     assert best["best_value"] == max(result["epochs"][-1]["eval_acc"] for result in results)
-    assert (tmp_path / "here" / "report.html").exists()
+    sentence = (
+        f"Best of 2 trials by eval_acc: {best['best_value']:g} % in trial {best['best_trial']}, with optimizer.lr="
+    )
+    assert sentence in printed
+    for name in ("report.md", "report.html"):
+        assert sentence in (tmp_path / "here" / name).read_text()
 
 
-def test_trials_that_fail_do_not_end_the_search(refuse: Printed, quick: list[str], tmp_path: Path) -> None:
-    tried = ["optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4", SEED]
-    assert "of 4 jobs failed" in refuse("hparams_search=accuracy", *quick, *tried)
-    results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-3]-*"))]
-    assert {result["status"] for result in results} == {"completed", "failed"}
-    assert best_of(tmp_path / "here")["best_params"]["optimizer.lr"] == 0.01
-
-
-def test_a_search_without_a_single_good_trial_says_so(refuse: Printed, quick: list[str]) -> None:
-    printed = refuse("hparams_search=accuracy", *quick, "optimizer.lr=choice(1e30,1e31)", "hydra.sweeper.n_trials=1")
-    assert "error: ValueError: No trials are completed yet. (HYDRA_FULL_ERROR=1 shows the traceback)\n" in printed
-
-
-@pytest.mark.slow
-def test_a_stored_search_ends_after_its_trials_in_all(
-    succeed: Printed, refuse: Printed, start: Start, quick: list[str], tmp_path: Path
+def test_a_search_is_for_any_metric_and_what_is_typed_is_not_searched(
+    succeed: Printed, quick: list[str], tmp_path: Path
 ) -> None:
-    stored = ["hparams_search=accuracy", *quick[:-1], "hydra.sweeper.storage=sqlite:///study.db"]
-    # Killed in its first trial, which does not count. Until then, no other process can use the study.
-    killed = start(*stored, "epochs=100000", "hydra.sweep.dir=killed").until("epoch 2/")
-    assert "in use by another search" in refuse(*stored, "hydra.sweep.dir=refused")
-    killed.kill_group()
-    places = [tmp_path / "one", tmp_path / "two"]
-    for n_trials, place in enumerate(places, 1):
-        succeed(*stored, f"hydra.sweeper.n_trials={n_trials}", f"hydra.sweep.dir={place.name}")
-        assert len(list(place.glob("*-*"))) == 1
-    assert succeed(*stored, "hydra.sweep.dir=three").startswith("all 2 trials of accuracy in ")
-    assert not (tmp_path / "three").exists()
-    trials = optuna.load_study("accuracy", f"sqlite:///{tmp_path}/study.db").get_trials()
-    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
-    tried = [result_of(next(place.glob("0-*")))["config"]["optimizer"]["lr"] for place in places]
-    assert tried[0] != tried[1]
-    assert best_of(places[1])["best_value"] >= best_of(places[0])["best_value"]
+    typed = ["hparams_search=accuracy", "optimizer.lr=0.002", "schedule.warmup=choice(0.1,0.2)", "sweep.objective=loss"]
+    succeed(*typed, *quick, "hydra.sweeper.n_trials=3", "epochs=3")
+    trials, results = trials_of(tmp_path / "here"), [result_of(folder) for folder in jobs(tmp_path / "here")]
+    assert {result["config"]["optimizer"]["lr"] for result in results} == {0.002}
+    assert {result["config"]["schedule"]["warmup"] for result in results} <= {0.1, 0.2}
+    for (_, params, value), result in zip(trials, results, strict=True):
+        assert "optimizer.lr" not in params
+        best = max(result["epochs"], key=lambda epoch: epoch["eval_acc"])  # the first of the highest
+        assert value == best["eval_loss"], "after the best epoch, as `monitor` says"
+    assert best_of(tmp_path / "here")["best_value"] == min(value for _, _, value in trials)
+
+
+def test_the_value_is_that_of_the_last_epoch_without_a_validation_split(
+    succeed: Printed, quick: list[str], tmp_path: Path
+) -> None:
+    succeed(*TYPED, *quick, "data.holdout=null", "epochs=4", LR, "hydra.sweeper.n_trials=1")
+    ((_, _, value),) = trials_of(tmp_path / "here")
+    assert value == result_of(tmp_path / "here" / "0")["epochs"][-1]["eval_acc"]
+
+
+def test_the_seed_decides_what_is_tried(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
+    tried = []
+    for number, seed in enumerate((1, 1, 2)):
+        folder = f"hydra.sweep.dir={number}"
+        succeed(*TYPED, *quick, folder, f"seed={seed}", LR, "hydra.sweeper.n_trials=2")
+        tried.append([params["optimizer.lr"] for _, params, _ in trials_of(tmp_path / str(number))])
+    assert tried[0] == tried[1]
+    assert not {*tried[0]} & {*tried[2]}
+    assert len({*tried[0]}) == 2
+
+
+def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
+    succeed(*TYPED, *quick, "batch_size=tag(int, interval(3, 9))", "optimizer=adam,sgd", "hydra.sweeper.n_trials=3")
+    results = [result_of(folder) for folder in jobs(tmp_path / "here")]
+    tried = [params for _, params, _ in trials_of(tmp_path / "here")]
+    assert [(one["batch_size"], one["choices"]["optimizer"]) for one in results] == [
+        (params["batch_size"], params["optimizer"]) for params in tried
+    ]
+
+
+def test_trials_that_fail_count_and_do_not_end_the_search(
+    refuse: Printed, train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    search = [*TYPED, *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4"]
+    assert "of 4 jobs failed" in refuse(*search)
+    trials = trials_of(tmp_path / "here")
+    assert {(state, params["optimizer.lr"]) for state, params, _ in trials} == {("FAIL", "1e+30"), ("COMPLETE", "0.01")}
+    assert best_of(tmp_path / "here")["best_params"]["optimizer.lr"] == "0.01"
+    again = train_here(*search, "resume=auto")
+    assert (again.returncode, "epoch 1/1" in again.stdout) == (1, False), "no trial is repeated"
+    assert trials_of(tmp_path / "here") == trials
+
+
+def test_a_search_without_a_single_good_trial_says_so(train_here: Train, quick: list[str]) -> None:
+    ended = train_here(*TYPED, *quick, "optimizer.lr=choice(1e30,1e31)", "hydra.sweeper.n_trials=1")
+    assert (ended.returncode, ended.stderr) == (1, "error: 1 of 1 jobs failed: 0\n")
+    assert "No trial has a value of eval_acc." in ended.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_search_goes_on_where_it_was(
+    number: int, succeed: Printed, start: Start, quick: list[str], tmp_path: Path
+) -> None:
+    search = [*TYPED, *quick, "epochs=20", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
+    code, printed = start(*search).until(r"#1 : [\s\S]*epoch 5/20").ended(number)
+    assert code == (-number if number == signal.SIGKILL else ExitCode.UNFINISHED)
+    before = trials_of(tmp_path / "here")
+    assert [state for state, _, _ in before] == ["COMPLETE", "RUNNING"]
+    again = [*search, "resume=auto"]
+    if number == signal.SIGTERM:
+        (command,) = re.findall(r"resume with\n    python train.py (.*)", printed)
+        again = shlex.split(command)
+    printed = succeed(*again)
+    assert "resumed after" in printed
+    assert "#0 : " not in printed
+    after = trials_of(tmp_path / "here")
+    assert (after[0], after[1][1]) == (before[0], before[1][1]), "a trial keeps its values"
+    succeed(*search, "hydra.sweep.dir=whole")
+    assert trials_of(tmp_path / "whole") == after
+    for one, other in zip(jobs(tmp_path / "here"), jobs(tmp_path / "whole"), strict=True):
+        assert_same_run(one, other)
+
+
+def kill_at_first_line(is_written: bool) -> None:
+    """Kill the program before or after it writes the first line of the journal."""
+
+    def append(self: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        if is_written:
+            written(self, logs)
+            os.symlink(self._file_path, f"{self._file_path}.lock")  # as one leaves it that is killed while it writes
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    written, JournalFileBackend.append_logs = JournalFileBackend.append_logs, append
+
+
+def test_a_search_that_is_killed_between_any_two_steps_loses_no_trial_and_repeats_none(
+    succeed: Printed, start: Start, quick: list[str], tmp_path: Path
+) -> None:
+    """The steps: the search is begun; for each trial: it is begun, its job has ended, its value is recorded."""
+    search = [*TYPED, *quick, LR, "hydra.sweeper.n_trials=2"]
+    printed = ""
+    for _ in range(5):
+        for is_written in (False, True):
+            killed = start(*search, "resume=auto", before=partial(kill_at_first_line, is_written))
+            code, output = killed.ended()
+            assert code == -signal.SIGKILL, output
+            printed += output
+    assert [state for state, _, _ in trials_of(tmp_path / "here")] == ["COMPLETE"] * 2
+    assert "epoch 1/1" not in succeed(*search, "resume=auto")
+    assert printed.count("epoch 1/1") == 2
+    assert len(jobs(tmp_path / "here")) == 2
+    succeed(*search, "hydra.sweep.dir=whole")
+    assert trials_of(tmp_path / "whole") == trials_of(tmp_path / "here")
+    assert best_of(tmp_path / "whole") == best_of(tmp_path / "here")
+
+
+def test_more_trials_are_added_after_a_trial_whose_time_was_over(
+    succeed: Printed, train_here: Train, quick: list[str], tmp_path: Path
+) -> None:
+    """Two trials are proposed together, so the launcher gets both again, although one has ended."""
+    search = [*TYPED, *quick, "epochs=2", "max_minutes=0,1000", "hydra.sweeper.n_jobs=2"]
+    ended = train_here(*search, "hydra.sweeper.n_trials=4")
+    before = trials_of(tmp_path / "here")
+    states = {"0": "RUNNING", "1000": "COMPLETE"}
+    assert [state for state, _, _ in before] == [states[params["max_minutes"]] for _, params, _ in before]
+    assert {params["max_minutes"] for _, params, _ in before} == {"0", "1000"}
+    assert (ended.returncode, "of 4 jobs are unfinished" in ended.stdout) == (ExitCode.UNFINISHED, True)
+    ended = train_here(*search, "hydra.sweeper.n_trials=6", "resume=auto")
+    assert trials_of(tmp_path / "here")[:4] == before
+    assert len(trials_of(tmp_path / "here")) == 6
+
+
+@pytest.mark.slow  # each job imports torch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_trials_run_in_parallel_and_are_resumed(number: int, quick: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    search = [*TYPED, *quick, "hydra/launcher=parallel", LR, "hydra.sweeper.n_trials=4", "epochs=60"]
+    folders = [tmp_path / "here" / str(job) for job in range(2)]
+    with (tmp_path / "log").open("w") as output:
+        program = [sys.executable, str(REPOSITORY / "train.py"), *search]
+        process = psutil.Popen(program, cwd=tmp_path, stdout=output, stderr=output)
+        children: list[psutil.Process] = []
+        try:
+            while not all((folder / "epochs.csv").exists() for folder in folders):
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.05)
+            children = process.children()
+            process.send_signal(number)
+            code = process.wait(60)
+            assert psutil.wait_procs(children, timeout=60)[1] == []
+        finally:
+            for one in psutil.wait_procs([process, *children], timeout=0)[1]:
+                one.kill()
+    assert code == (-number if number == signal.SIGKILL else ExitCode.UNFINISHED), (tmp_path / "log").read_text()
+    before = trials_of(tmp_path / "here")
+    assert [state for state, _, _ in before] == ["RUNNING"] * 2
+    ended = start_program(tmp_path, *search, "resume=auto")
+    assert ended.returncode == 0, ended.stderr
+    after = trials_of(tmp_path / "here")
+    assert [state for state, _, _ in after] == ["COMPLETE"] * 4
+    assert [params for _, params, _ in after[:2]] == [params for _, params, _ in before]
+    results = [result_of(folder) for folder in jobs(tmp_path / "here")]
+    assert [result["resumed"] for result in results] == [True, True, False, False]
+    assert [len(result["epochs"]) for result in results] == [60] * 4
 
 
 @pytest.mark.parametrize(
-    ("plugin", "extra"),
-    [("sweeper/optuna", "search"), ("launcher/submitit_slurm", "launchers")],
+    ("arguments", "message"),
+    [
+        (["optimizer.lr=0.1"], "hydra/sweeper=optuna: nothing to search; type KEY=interval(LOW,HIGH) or"),
+        (["optimizer.lr=interval(2,1)"], "optimizer.lr=interval(2,1): cannot be searched: "),
+        (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr=tag(log,interval(0,1)): cannot be searched: "),
+        (["optimizer.lrr=interval(0,1)"], "optimizer.lrr: there is no such key"),
+        ([LR, "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials=0: must be one whole number, at least 1"),
+        ([LR, "hydra.sweeper.n_jobs=-1"], "hydra.sweeper.n_jobs=-1: must be one whole number, at least 1"),
+        ([LR, "sweep.objective=speed"], "sweep.objective=speed: not a metric of an epoch; "),
+        ([LR, "hydra.sweep.dir=begun"], "begun: holds records already"),
+    ],
 )
-def test_the_plugin_that_is_missing_is_named(plugin: str, extra: str) -> None:
-    group, _, name = plugin.partition("/")
-    error = MissingConfigException("", missing_cfg_file=f"hydra/{plugin}", options=["basic"])
-    assert describe(error).message == f"hydra/{group}={name} is not installed; type pip install 'vitmnist[{extra}]'"
+def test_a_mistake_is_one_message(
+    arguments: list[str], message: str, refuse: Printed, quick: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "search.jsonl").touch()
+    printed = refuse(*TYPED, *quick, *arguments)
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert not [*tmp_path.rglob("result.json"), *tmp_path.rglob(".hydra")]
+
+
+def test_a_search_is_not_continued_as_another_one(
+    succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
+) -> None:
+    search = [*TYPED, *quick, LR, "hydra.sweeper.n_trials=1"]
+    succeed(*search)
+    before = trials_of(tmp_path / "here")
+    for other, named in {
+        "sweep.objective=loss": "sweep.objective",
+        "optimizer.lr=interval(0.1,0.2)": "optimizer.lr",
+        "model.width=8": "model.width",
+    }.items():
+        assert f"here: holds a search with another {named}; type the same" in refuse(*search, "resume=auto", other)
+    with (tmp_path / "here" / "search.jsonl").open("a") as journal:
+        journal.write('{"op_code":4,')  # a full disk cuts a line
+    succeed(TYPED[0], LR, *TYPED[1:], *quick, "hydra.sweeper.n_trials=2", "resume=auto")  # in another order
+    assert trials_of(tmp_path / "here")[:1] == before
+    assert len(trials_of(tmp_path / "here")) == 2
+    journal = (tmp_path / "here" / "search.jsonl").read_text()
+    (tmp_path / "here" / "search.jsonl").write_text(journal.replace("epochs=1", "epochs=${oc.env:HOME}"))
+    assert "here: holds a search with another epochs; type" in refuse(*search, "resume=auto")
+
+
+def test_optuna_is_imported_by_a_search_only(quick: list[str], tmp_path: Path) -> None:
+    code = "import sys; sys.modules['optuna'] = None; from vitmnist.cli.train import main; main()"
+    program = [sys.executable, "-c", code, "-m", *quick, "seed=1"]
+    assert subprocess.run(program, cwd=tmp_path, check=False).returncode == 0
+    program = [*program, LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n"
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_plugin_that_is_missing_is_named() -> None:
+    error = MissingConfigException("", missing_cfg_file="hydra/launcher/submitit_slurm", options=["basic"])
+    installed = "hydra/launcher=submitit_slurm is not installed; type pip install 'vitmnist[launchers]'"
+    assert describe(error).message == installed

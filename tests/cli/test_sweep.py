@@ -258,10 +258,6 @@ def test_jobs_that_failed_are_told_even_if_the_report_cannot_be_written(
             "a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto",
         ),
         (["-m", "seed=1,2", "resume=auto"], "resume=auto: in which folder? Type hydra.run.dir=FOLDER resume=auto, or"),
-        (
-            ["hparams_search=accuracy", "resume=auto", "hydra.sweep.dir=x"],
-            "a search continues by hydra.sweeper.storage=",
-        ),
     ],
 )
 def test_a_mistake_is_one_message(
