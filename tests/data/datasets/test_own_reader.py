@@ -73,11 +73,10 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
     Image.new("L", (28, 28)).save(tmp_path / "other.png")
     assert "other.png: is no scan" in call_here(predict_main, "run", "other.png").stderr
     np.save(tmp_path / "large.npy", np.zeros((28, 28), dtype=np.uint8))
-    monkeypatch.setattr(ScansOptions, "reader", property(lambda options: lambda path: Image.new("L", (9, 9))))
-    assert (
-        "large.npy: is read as (1, 9, 9), and the model takes (1, 14, 14)"
-        in call_here(predict_main, "run", "large.npy").stderr
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr(ScansOptions, "reader", property(lambda options: lambda path: Image.new("L", (9, 9))))
+        refused = call_here(predict_main, "run", "large.npy")
+    assert "large.npy: is read as (1, 9, 9), and the model takes (1, 14, 14)" in refused.stderr
     assert call_here(export_main, "run", "--format=torch", "--output=model.pt2").returncode == 0
     assert "- **Image files**: as the dataset scans reads them" in (tmp_path / "model.pt2.md").read_text()
     assert train_here("resume=run", "epochs=2").returncode == 0
