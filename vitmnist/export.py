@@ -132,22 +132,20 @@ def _describe_files(trained: InferenceModel) -> tuple[str, str]:
     channels, height, width = shape = trained.shape
     try:
         reader = trained.reader()
-    except ConfigError:
+    except ConfigError:  # such images are not pictures
         reader = None
     if not isinstance(reader, PictureReader):
-        words = f"as the dataset {trained.dataset.get('name')} reads them"
-        return words, IMAGES_USAGE.format(shape=(1, *shape))
+        return f"as the dataset {trained.dataset.get('name')} reads them", IMAGES_USAGE.format(shape=(1, *shape))
     draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
-    mode, resize = reader.mode.value, reader.resize.value
-    framing = {"stretch": "", "crop": ", shorter side and centre", "pad": ", longer side, padded with black"}[resize]
+    framing = {"stretch": "", "crop": ": the shorter side and its centre", "pad": ": the longer side, on black"}
     words = (
-        f"{draft * reader.draft}upright, transparent pixels on white, converted to "
-        f"{'grey' if channels == 1 else 'RGB'}, resized to {width}×{height} by a bilinear filter with antialiasing"
-        f"{framing}"
+        f"{draft * reader.draft}upright, transparent pixels on white, converted to {('RGB', 'grey')[channels == 1]}, "
+        f"resized to {width}×{height} by a bilinear filter with antialiasing{framing[reader.resize]}"
     )
-    arguments = f"size={reader.size}, mode={mode!r}, resize={resize!r}, draft={reader.draft}".replace("'", '"')
-    parts = {"height": height, "width": width, "channels": channels, "arguments": arguments}
-    return words, FILE_USAGE.format(source=inspect.getsource(picture).strip(), **parts)
+    options = {"size": reader.size, "mode": reader.mode.value, "resize": reader.resize.value, "draft": reader.draft}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    code = inspect.getsource(picture).strip()
+    return words, FILE_USAGE.format(source=code, arguments=arguments, height=height, width=width, channels=channels)
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:

@@ -83,11 +83,8 @@ def _stratified(labels: Tensor, share: float, seed: int) -> Tensor:
 def given_statistics(normalize: Any, channels: int | None = None) -> Statistics | None:
     """What `data.normalize` says; None: the statistics of the training images.
 
-    Args:
-        channels: of the images, if they are known.
-
     Raises:
-        ConfigError: another value, or another number of channels.
+        ConfigError: another value, or not for this number of channels, if that is known.
     """
     key = "data.normalize"
     if normalize == "dataset":

@@ -224,14 +224,13 @@ def dataset_in_memory(
 
 
 def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
-    """How a file becomes an image of the dataset that a configuration chose.
+    """How a file becomes an image: as the options of a dataset say, else stretched to `[C, H, W]`.
 
     Args:
-        values: its recorded options; those that may change may be missing, such as its folder.
-        shape: `[C, H, W]` of the images; files of a dataset whose options have no `reader` are stretched to it.
+        values: the options, perhaps without those that may change.
 
     Raises:
-        ConfigError: the dataset is not registered, or images of its kind are not read from files.
+        ConfigError: the dataset is not registered, or has other channels than pictures.
     """
     if "name" in values:  # files of 0.1 have only `draft`
         complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
@@ -240,8 +239,7 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
     channels, height, width = shape
     if channels not in (1, 3):
         raise ConfigError(
-            f"the images of {values.get('name', 'the dataset')} have {channels} channels, so its options need a "
-            "`reader`, which makes an image of a file"
+            f"{values.get('name')}: images of {channels} channels need a `reader` in the dataset's options"
         )
     mode = Mode.grey if channels == 1 else Mode.rgb
     return PictureReader((width, height), mode, draft=values.get("draft") is True)

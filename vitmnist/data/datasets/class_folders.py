@@ -154,33 +154,22 @@ def read_labels(labels: Path, folder: Path, skip_missing: bool) -> dict[str, Pic
             if lacking := sorted({"file", "label"}.difference(columns)):
                 raise DataError(f"{labels}:1: has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}")
             for row in rows:
-                try:
-                    path, split = _labelled(row, folder)
-                    if not skip_missing and not path.exists():
-                        raise DataError(f"there is no file {path}")
-                    if path in lines:
-                        raise DataError(f"{row['file']} is in line {lines[path]} already")
-                except DataError as error:
-                    raise DataError(f"{printable(labels)}:{rows.line_num}: {printable(str(error))}") from error
+                path, typed = folder / (row["file"] or ""), str(row.get("split", "train"))
+                split = next((split for split, names in FOLDERS.items() if typed.lower() in names), None)
+                problems = {
+                    "the column file is empty": not row["file"],
+                    "the column label is empty": not row["label"],
+                    f"split={typed}: must be train, val or test": split is None,
+                    f"{path}: must be relative to data.dataset.path={folder}": not path.is_relative_to(folder),
+                    f"there is no file {path}": not (skip_missing or path.exists()),
+                    f"{row['file']} is in line {lines.get(path)} already": path in lines,
+                }
+                for problem in (problem for problem, is_there in problems.items() if is_there):
+                    raise DataError(printable(f"{labels}:{rows.line_num}: {problem}"))
                 lines[path] = rows.line_num
-                splits[split].append((path, row["label"]))
+                splits[str(split)].append((path, row["label"]))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={labels}: cannot be read: {error}") from error
     if len({name for _, name in splits["train"]}) < 2:
         raise DataError(f"{labels}: two or more labels of training pictures are expected")
     return {split: mixed(pictures, folder) for split, pictures in splits.items() if pictures}
-
-
-def _labelled(row: dict[str, str], folder: Path) -> tuple[Path, str]:
-    """The file and the split of a row; raises `DataError` without its line."""
-    for column in ("file", "label"):
-        if not row[column]:
-            raise DataError(f"the column {column} is empty")
-    typed = row.get("split", "train")
-    split = next((split for split, names in FOLDERS.items() if str(typed).lower() in names), None)
-    if split is None:
-        raise DataError(f"split={typed}: must be train, val or test")
-    path = folder / row["file"]
-    if not path.is_relative_to(folder):
-        raise DataError(f"{path}: must be relative to data.dataset.path={folder}")
-    return path, split

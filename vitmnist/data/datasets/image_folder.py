@@ -99,7 +99,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     unreadable = dict(notes["unreadable"])
     _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
     readable = [index for index in range(len(samples)) if index not in unreadable]
-    paths = [samples[index][0] for index in readable]
     starts = [sum(index < first for index in readable) for first in decoder.starts]
     rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
     sizes = {split: span.stop - span.start for split, span in rows.items()}
@@ -109,18 +108,14 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     mean, std = tuple(notes["mean"]), tuple(notes["std"])
     if options.train_size:
         mean, std = channel_statistics(images[train_span])
-    whole = Split(
-        *(images, labels, mean, std, tuple(classes)),
-        mapped=entry.checksums[0],
-        files=[str(path.relative_to(folder)) for path in paths],
-    )
+    paths = [samples[index][0] for index in readable]
+    files = [str(path.relative_to(folder)) for path in paths]
+    whole = Split(images, labels, mean, std, tuple(classes), mapped=entry.checksums[0], files=files)
+    spans = {"train": train_span, "validation": slice(None), "test": test_span}
     splits = {
-        split: whole.part(span, reader=FolderImageReader(paths[span], options.reader), sha256=sha256)
+        split: whole.part(span, reader=FolderImageReader(paths[span], options.reader), sha256=sha256).part(spans[split])
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
-    splits["train"] = splits["train"].part(train_span)
-    if "test" in splits:
-        splits["test"] = splits["test"].part(test_span)
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
 
 
