@@ -37,6 +37,8 @@ def describe(error: BaseException) -> Failure:
         return Failure(_unknown_member(error.missing_cfg_file or "", error.options or ()) or text)
     if isinstance(error, OverrideParseException):
         return Failure(_unreadable(str(error.override)))
+    if type(error) is ValueError and text.startswith("Config group override"):  # such as model=null
+        return Failure(f"{first_line(error)}; type GROUP=NAME")
     if "${experiment}_${model}" in text:  # in the defaults of conf/config.yaml
         return Failure("model is missing; type model=NAME")
     if isinstance(error, HydraException):

@@ -139,8 +139,8 @@ def _training(start: Start, config: Config, folder: Path, overrides: list[str]) 
         shown = display_path(folder)
         try:
             import_run()(config, folder.absolute(), overrides, start.stop, start.world)
-        except Exception:
-            if (folder / "result.json").exists():
+        except Exception as error:
+            if (folder / "result.json").exists() and not isinstance(error, ConfigError):  # which is not recorded
                 log.info("failed; results: %s", shown)
             raise
         start.held.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # a completed run ends by itself

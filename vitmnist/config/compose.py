@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.config import CONF
 from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, first_line
 
 _schema = OmegaConf.structured(Config)
 OmegaConf.set_struct(_schema.lr_scale, False)  # its keys are patterns; elsewhere a new key is an error
@@ -31,9 +30,4 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     if not GlobalHydra.instance().is_initialized():  # Hydra's own command line has done it, and twice is an error
         hydra_context = initialize_config_dir(str(CONF), version_base="1.3")
     with hydra_context:
-        try:
-            return hydra.compose("config", list(overrides))
-        except ValueError as error:
-            if type(error) is not ValueError:  # OmegaConf's name the key
-                raise
-            raise ConfigError(first_line(error)) from error  # such as model=null
+        return hydra.compose("config", list(overrides))
