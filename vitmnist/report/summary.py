@@ -179,6 +179,8 @@ def _certainty(comparison: Comparison) -> str:
     found = differences(dict(enumerate(values)))
     leads = [found.get((0, other)) for other in range(1, len(values))]
     low = [lead.low for lead in leads if lead and lead.low is not None]
+    if any(lead and lead.low == lead.high is not None for lead in leads):  # of a few images, which change together
+        return "The seeds change nothing about it, so they cannot tell whether that is more than noise."
     if len(low) < len(leads):
         few = min(lead.blocks if lead else 0 for lead in leads)
         seeds = {0: "Runs with different seeds", 1: "One seed"}.get(few, f"{few} seeds")
