@@ -63,7 +63,7 @@ def _durations(time: Timeline, passes: list[list[float]]) -> dict[str, float]:
     (began, _), (_, ended) = passes[0], passes[-1]
     seconds = sum(end - begin for begin, end in passes)
     return {
-        "seconds": seconds,
+        "seconds": seconds - time.measuring_s,
         "before_s": (time.first_pass or began) - time.started,
         "between_s": ended - began - seconds,
         "after_s": (time.ended or ended) - ended,

@@ -32,6 +32,8 @@ class Timeline:
         self.observations: list[Observation] = []
         self.steps = 0
         self.waiting_s = 0.0
+        self.measuring_s = 0.0
+        """Within passes, of readings of the processor times."""
         self.skipped = limits.warm_up
         """Steps of the warm-up."""
         self.started = perf_counter()
@@ -235,10 +237,14 @@ class Timeline:
         """Read the processor times, unless that was done lately; less often in a long script, as all are kept."""
         if now - self._readings[-1].wall_s > max(every_s, (now - self.started) / 1000):
             self._readings.append(CpuTime.now())
+            if self._open:  # neither work nor waiting: where others use the cores, it loses its own for milliseconds
+                took = perf_counter() - now
+                self.measuring_s += took
+                self._waited_s += took
 
     def _forget(self, now: float) -> None:
         """Drop what was measured of the warm-up."""
-        self.steps, self.waiting_s = 0, 0.0
+        self.steps, self.waiting_s, self.measuring_s = 0, 0.0, 0.0
         self._closed.clear()
         self._held.clear()
         for one in self._open:
