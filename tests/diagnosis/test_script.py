@@ -194,3 +194,22 @@ def test_a_bad_command_line_is_explained(call_here: CallHere, code: int, argumen
     assert ended.returncode == code
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_decoding_once_is_not_advised_for_a_dataset_that_reads_what_the_script_changes(tmp_path: Path) -> None:
+    """Nor is a number that making samples counts up taken for such a change."""
+    script = f"""{SLOW_DATA}
+import torch
+SCALE = 1
+class Scaled(Slow):
+    read = 0
+    def __getitem__(self, index):
+        self.read += 1
+        return super().__getitem__(index) * torch.ones(3) * %s
+loader = DataLoader(Scaled(), 8)
+for SCALE in range(1, 7): train(loader)
+"""
+    ended, _ = diagnose(tmp_path, script % "SCALE", "--warm-up=0", fresh=True)
+    assert "refuses this loader: the global SCALE of __main__ has changed while the script ran" in ended.stderr
+    ended, _ = diagnose(tmp_path, script % "2", "--warm-up=0", fresh=True)
+    assert "refuses" not in ended.stderr

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitmnist.runtime.files import display_path
 
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
 PACKAGES = {"site-packages", "dist-packages"}  # also those of another environment
+
+if TYPE_CHECKING:
+    from vitmnist.replacement.frozen_state import FrozenState
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Limits:
     stop: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class Source:
     """What makes the batches of a `DataLoader`; it is kept, because one that a function has built no longer exists."""
 
@@ -42,6 +45,15 @@ class Source:
     collate: Any
     sampler: Any
     kind: type
+    state: FrozenState | None = None
+    """That of dataset and collate function as their first pass began."""
+
+    def remember(self, before: Source | None = None) -> None:
+        """Note the state as a pass begins; `before` is what made the batches of the pass before."""
+        from vitmnist.replacement.frozen_state import FrozenState  # imports torch, as the loader has done
+
+        is_same = before and before.dataset is self.dataset
+        self.state = before.state if before and is_same else FrozenState(self.dataset, self.collate)
 
 
 @dataclass

@@ -144,8 +144,12 @@ class Observer:
             if is_same or (known.about == new.about and not known.is_iterated):
                 known.num_loaders += loader not in known.loaders
                 known.loaders.add(loader)
+                if new.source:
+                    new.source.remember(known.source)
                 known.about, known.source = new.about, new.source
                 return known
+        if new.source:
+            new.source.remember()
         self.time.observations.append(new)
         return new
 

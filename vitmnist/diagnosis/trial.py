@@ -20,6 +20,7 @@ from vitmnist.diagnosis.observation import Source
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.timing import reason
 from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.replacement.frozen_state import FrozenState
 from vitmnist.replacement.halves import apply, flatten, places
 from vitmnist.replacement.keep_samples import decoding_workers
 from vitmnist.replacement.original import COMPARED, COMPARED_SIZE, check_iteration, check_replaceable
@@ -73,7 +74,12 @@ def try_samples(source: Source, figures: dict[str, Any], loop: Loop) -> Trial:
             persistent_workers=figures["persistent_workers"] and workers > 0,
         )
         check_replaceable(loader)
+        now = FrozenState(source.dataset, source.collate)
+        changed = source.state.changed_values() if source.state else set()
         _try(loader, trial, loop)
+        # What making samples changes by itself is no state that the script has set.
+        for name in sorted(changed - now.changed_values())[:1]:
+            raise ConfigError(f"{name} has changed while the script ran, and decoded samples would not follow it")
         if workers < figures["num_workers"] and not trial.unread:
             _add_spawned(trial, figures)
     except DoesNotFitError:  # in memory; a file may have room

@@ -82,6 +82,13 @@ class FrozenState:
                 "from_dataloader, or use the DataLoader as it is"
             )
 
+    def changed_values(self) -> set[str]:
+        """The numbers and texts that are others now."""
+        before = self._before | {title: value for title, (_, _, value) in self._globals.items()}
+        now = self._values() | {title: space.get(name) for title, (space, name, _) in self._globals.items()}
+        plain = [name for name, value in before.items() if isinstance(value, PLAIN) and type(now.get(name)) in PLAIN]
+        return {name for name in plain if not _is_same(before[name], now[name])}
+
     def _changed(self) -> Iterator[str]:
         before, now = self._before, self._values()
         for name in before | now:
