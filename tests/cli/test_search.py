@@ -78,6 +78,7 @@ def test_a_search_is_for_any_metric_and_what_is_typed_is_not_searched(
     assert {result["config"]["schedule"]["warmup"] for result in results} <= {0.1, 0.2}
     for (_, params, value), result in zip(trials, results, strict=True):
         assert "optimizer.lr" not in params
+        assert result["config"]["sweep"] == {"objective": "loss"}
         best = max(result["epochs"], key=lambda epoch: epoch["eval_acc"])  # the first of the highest
         assert value == best["eval_loss"], "after the best epoch, as `monitor` says"
     assert best_of(tmp_path / "here")["best_value"] == min(value for _, _, value in trials)

@@ -189,3 +189,15 @@ def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> 
     assert "0.0014462662489" in as_csv(compared(tmp_path))
     times = {0.0: "0.000", 0.0001: "<0.001", 0.0123: "0.012", 1.234: "1.23", 12.34: "12.3", 1234: "1234"}
     assert [seconds(time) for time in times] == list(times.values())
+
+
+def test_a_report_begins_with_the_best_trial_of_a_search(tmp_path: Path) -> None:
+    run(tmp_path / "sweep" / "0")
+    found = tmp_path / "sweep" / "optimization_results.yaml"
+    found.write_text("summary: Best of 3 trials by eval_acc")
+    assert as_text(compared(tmp_path)).startswith("Best of 3 trials by eval_acc\n")
+    for foreign in ("summary: [1", "[1]", "summary:", 'summary: "\\e[31m"', "summary: !!python/name:os.system"):
+        found.write_text(foreign)
+        text = as_text(compared(tmp_path))
+        assert "Best" not in text
+        assert "\x1b" not in text
