@@ -83,6 +83,8 @@ class SearchSweeper(Sweeper):
             known[key] = override
         known.pop("resume", None)
         space = {key: _distribution(override) for key, override in known.items() if override.is_sweep_override()}
+        if "seed" in space:
+            raise ConfigError("seed: a search compares trials of one seed; sweep the best values over seeds with -m")
         if not space:
             raise ConfigError("hydra/sweeper=optuna: nothing to search; type KEY=interval(LOW,HIGH) or KEY=choice(A,B)")
         return space, [str(override.input_line) for key, override in known.items() if key not in space]

@@ -226,7 +226,7 @@ class RunContext:
             metrics, _ = evaluate(setup.step.eval_model, loader, setup.step.preprocess, world=world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         self.result.test = {"weights": name, **values}
-        log_test(self.result)
+        log_test(self.result, self.monitor)
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
         """Write `epochs.csv`, and log the epoch; raises `OSError` if that fails."""

@@ -191,7 +191,7 @@ QUALITY: dict[str, tuple[Records, str]] = {
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
     "one that ended, and one that did not": (
         accuracies(3, 97.0) + accuracies(6, 97.0, status="failed"),
-        "The same accuracy in 1 of 2 configurations: 97.00%.",
+        "",
     ),
     "all equal": (
         [a(loader, 2.0, seed=seed) for loader in ("disk", "ram", "cache") for seed in (1, 2)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,11 +19,13 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
-from vitmnist.errors import ConfigError, DataError, UserError
+from vitmnist.errors import ConfigError, DataError, UserError, listed
 from vitmnist.models.base import MODELS
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.records import refuse_control_characters
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 
@@ -57,17 +60,26 @@ class InferenceModel:
         return file_reader(self.dataset, self.shape)
 
     def normalized(self, split: Split) -> Split:
-        """`split` with the channel statistics of the model's training data.
+        """`split` with the channel statistics of the model's training data, and the labels of its classes.
+
+        Classes are matched by their names. Where all names are others, as of another set of digits, by their order.
 
         Raises:
             ConfigError: its images or classes do not fit the model.
         """
-        if tuple(split.images.shape[1:]) != self.shape or len(split.classes) != len(self.classes):
+        shape, own = tuple(split.images.shape[1:]), self.classes
+        if shape != self.shape:
+            raise ConfigError(f"the model takes images {list(self.shape)}, the dataset has {list(shape)}")
+        labels, unknown = split.labels, [name for name in split.classes if name not in own]
+        if not unknown and split.classes != own:
+            labels = torch.tensor([own.index(name) for name in split.classes])[labels]
+        elif unknown and (len(unknown) < len(split.classes) or len(split.classes) != len(own)):
             raise ConfigError(
-                f"the model takes images {list(self.shape)} of {len(self.classes)} classes, the dataset has "
-                f"{list(split.images.shape[1:])} of {len(split.classes)}"
+                f"the dataset has classes that the model does not know: {listed(unknown)}; it knows {listed(own)}"
             )
-        return replace(split, mean=self.mean, std=self.std)
+        elif unknown:
+            log.warning("the classes have other names than the model's, and are matched by their order")
+        return replace(split, labels=labels, classes=own, mean=self.mean, std=self.std)
 
 
 def model_info(config: Config, train: Split) -> dict[str, Any]:
@@ -122,6 +134,8 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
     path = home_expanded(init)
     if path.is_dir():
         path = _weights_file(path, ["best", "final"])
+    elif not path.exists():
+        raise ConfigError(f"init={init}: there is no such file or folder")
     elif path.suffix != ".safetensors" or not path.is_file():
         raise ConfigError(f"init={init}: is not a .safetensors file, nor the folder of a run")
     with storage.reporting_damage(path):

@@ -24,9 +24,10 @@ def summary(comparison: Comparison) -> list[str]:
     """The sentences, the most important one first."""
     quality = best_quality(comparison)
     sweeps = dict.fromkeys(run.folder.parent for row in comparison.rows for run in row.runs)
+    found = [sentence for folder in sweeps if (sentence := search_summary(folder))]
     sentences = [
-        *map(search_summary, sweeps),
-        quality if comparison.differs else "",
+        *found,
+        quality if comparison.differs and not found else "",  # a search does not repeat a trial with other seeds
         *fastest(comparison),
         busy(comparison),
         not_ranked(comparison),
@@ -154,7 +155,7 @@ def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
 def best_quality(comparison: Comparison) -> str:
     """Which configuration is the best by the monitored metric, and whether that is more than noise over the seeds."""
     groups, metric = comparison.by_quality, comparison.metric
-    if len(comparison.rows) < 2 or not groups:
+    if sum(len(alike) for _, alike in groups) < 2:
         return ""
     medians = [median(values.values()) for values, _ in groups]
     rows = [row for one, (_, alike) in zip(medians, groups, strict=True) if one == medians[0] for row in alike]

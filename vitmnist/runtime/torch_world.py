@@ -93,6 +93,10 @@ class TorchWorld(World):
         self._pending = None if at_once else (tensor, work)
         return [max(pair) for pair in zip(maxima, tensor.tolist(), strict=True)] if at_once else maxima
 
+    def broadcast_buffers(self, module: nn.Module) -> None:
+        for buffer in module.buffers():
+            self._wait(distributed.broadcast(buffer, 0, self._device_group, async_op=True))
+
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, process_group=self._device_group, gradient_as_bucket_view=True)
 

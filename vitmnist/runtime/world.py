@@ -51,6 +51,9 @@ class World:
         """
         return list(values)
 
+    def broadcast_buffers(self, module: nn.Module) -> None:
+        """Give all ranks the buffers of rank 0, such as the statistics of batch normalisation."""
+
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
         """Wrap `module` so that its backward pass averages the gradients over the ranks."""
         return module

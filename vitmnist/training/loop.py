@@ -170,6 +170,7 @@ def evaluate(
         The metrics by their names in `vitmnist.tracking.epoch_table`, and the predictions.
     """
     model.eval()
+    world.broadcast_buffers(model)  # a rank's own statistics would not be those that are saved
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
     functions, predictions = batch_metrics(), []
