@@ -104,6 +104,12 @@ MADE: dict[str, tuple[Callable[[int], Any], Callable[[list[Any]], Any]]] = {
     "ranks": (lambda index: torch.tensor([index * 7 % 5, index]), Ranks()),
     "text": (lambda index: "a" * index, default_collate),
     "nothing": (lambda index: None, list),
+    "sparse": (lambda index: torch.eye(2 + index % 3).to_sparse() * index, list),
+    "graphs with a sparse adjacency": (lambda index: Encoding(adj_t=torch.eye(2 + index % 3).to_sparse_csr()), list),
+    "stacked sparse": (lambda index: torch.eye(2).to_sparse() * index, torch.stack),
+    "nested": (lambda index: torch.nested.nested_tensor([torch.ones(2) * index, torch.ones(3)]), list),
+    "jagged": (lambda index: torch.nested.nested_tensor([torch.ones(2) * index], layout=torch.jagged), list),
+    "requires_grad": (lambda index: torch.full((2,), float(index), requires_grad=True), list),
 }
 
 
@@ -119,6 +125,13 @@ def test_batches_without_rows_are_those_of_the_original(
     read.clear()
     assert_same(run(replaced), expected)
     assert read == []
+
+
+def test_a_stacked_batch_still_requires_a_gradient() -> None:  # without workers, which torch refuses for it
+    loader = DataLoader(Made(lambda index: torch.full((2,), float(index), requires_grad=True)), 7)
+    replaced = from_dataloader(loader, "ram")
+    assert next(iter(replaced)).requires_grad
+    assert_same(run(replaced), run(loader))
 
 
 def test_a_sample_that_is_changed_is_new_in_the_next_epoch() -> None:
@@ -147,6 +160,8 @@ def test_differences_are_found_in_objects() -> None:
     assert find_difference(marked(3), marked(3)) is None
     assert find_difference(torch.zeros(2, 3), torch.zeros(3, 2).T) == "batch"
     assert find_difference(float("nan"), float("nan")) is None
+    assert find_difference(torch.ones(2, requires_grad=True), torch.ones(2)) == "batch"
+    assert find_difference(torch.eye(2).to_sparse(), torch.eye(2).to_sparse() * 2) == "batch"
 
 
 def test_what_cannot_be_pickled_is_named() -> None:

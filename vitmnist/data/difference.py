@@ -61,6 +61,11 @@ def _is_same(one: Any, other: Any, compared: Compared) -> bool:
     if (pair := (id(one), id(other))) in compared:  # they refer to themselves
         return True
     compared[pair] = one, other  # keeps them, so that no other object gets their number
+    if isinstance(other, Tensor):
+        if one.requires_grad != other.requires_grad:
+            return False
+        if other.is_nested:  # a jagged one gets another symbolic size in each call
+            return not _find_difference(*(list(tensor.unbind()) for tensor in (one, other)), compared)
     if not isinstance(other, Tensor) or other.layout != torch.strided:
         return not _find_difference(_parts(one), _parts(other), compared)
     with torch._C.DisableTorchFunctionSubclass():

@@ -45,6 +45,8 @@ class BatchTensors:
         for name, leaf in tensors.items():
             if type(leaf) is not Tensor:  # a subclass would not be delivered as one
                 raise NoRowsError(f"{name} is a {type(leaf).__name__}")
+            if leaf.layout != torch.strided or leaf.is_nested or leaf.requires_grad:
+                raise NoRowsError(f"{name} is sparse, nested or requires a gradient")
             if not leaf.dim() or len(leaf) != size:
                 raise NoRowsError(f"{name} has shape {list(leaf.shape)}, which has no row per sample ({size})")
         return cls(tensors, structure)

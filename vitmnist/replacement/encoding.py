@@ -46,7 +46,7 @@ def encode_value(value: Any) -> tuple[list[int], Buffer]:
         return _with_bytes("picture", MODES.index(value.mode), value.tobytes(), value.height, value.width)
     kind_of_array = _form_of_array(value)
     if kind_of_array and value.ndim <= MAX_DIMS:
-        with suppress(TypeError, ValueError):  # such as an array of objects
+        with suppress(TypeError, ValueError, RuntimeError):  # an array of objects, a nested tensor
             is_tensor = isinstance(value, Tensor)
             tensor = value.detach().as_subclass(Tensor).cpu() if is_tensor else torch.tensor(np.array(value))
             kind, order = DTYPES.index(tensor.dtype), []
@@ -63,7 +63,7 @@ def _form_of_array(value: Any) -> str | None:
     """Which of `FORMS` a tensor, an array or a number of NumPy is; None for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return "number" if isinstance(value, np.generic) else "array" if type(value) is np.ndarray else None
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.requires_grad:
         return None
     kind = type(value)
     is_image = kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS
@@ -107,12 +107,14 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         attributes = getattr(value, "__dict__", {}) if isinstance(value, Tensor) else {}
         try:
-            if _form_of_array(value) is None and isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            # A parameter and a tensor that requires a gradient are pickled by torch.
+            is_plain = isinstance(value, Tensor) and not (isinstance(value, nn.Parameter) or value.requires_grad)
+            if _form_of_array(value) is None and is_plain:
                 with torch._C.DisableTorchFunctionSubclass():
                     row, encoded = encode_value(value.detach().as_subclass(Tensor))
                 return _restored, (row, pickle.PickleBuffer(encoded), type(value), attributes)
             row, encoded = encode_value(value)
-        except DataError:  # such as a picture with a palette
+        except (DataError, RuntimeError):  # such as a picture with a palette, or a sparse tensor
             return NotImplemented
         return _restored, (row, pickle.PickleBuffer(encoded))
 
