@@ -15,6 +15,7 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     IterableDataset,
+    Sampler,
     Subset,
 )
 
@@ -69,7 +70,7 @@ def test_a_single_sample_that_draws_a_random_number_when_it_is_read_is_refused(
 
 def test_a_collate_function_that_fails_is_named() -> None:
     dataloader = DataLoader(Pairs(), batch_size=20, collate_fn=lambda samples: {}[1])
-    message = "ram: the collate function, for a batch of one: <lambda> raised KeyError: 1$"
+    message = "ram: the collate function, for samples 0 to 15: <lambda> raised KeyError: 1$"
     with pytest.raises(DataError, match=f"^{message}"):
         from_dataloader(dataloader, "ram")
     with pytest.warns(UserWarning, match=f"undecoded: {message}"):
@@ -98,7 +99,7 @@ class WithEpochs(Pairs):
         (DataLoader(Pairs()), {"loader": "disk"}, r"^loader=disk: .*allowed"),
         (DataLoader(Pairs()), {"device": "cpu"}, r"^device=cpu: ram delivers batches on the host; leave device out"),
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
-        (DataLoader(Pairs(), batch_size=None), {}, "batch_size=None leaves batches to the dataset; give it"),
+        (DataLoader(Pairs(), batch_size=None), {}, "=None: the dataset makes whole batches itself, .*cannot divide"),
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
         (DataLoader([]), {}, "its dataset is empty"),
         (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch: its samples change; use the"),
@@ -114,7 +115,50 @@ def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, 
 @pytest.mark.parametrize("batch", [[1, -2], [SIZE], [(1, 64)], ["a"], [2**70], []])
 def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
     with pytest.raises(DataError, match=r"the sampler gives .* indices 0 to 42"):
-        list(from_dataloader(DataLoader(Pairs(), batch_sampler=[batch])))
+        list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))
+
+
+class Unread(Pairs):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        raise AssertionError("is not read")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"sampler": ["a", "b"]}, "'a'"),
+        ({"sampler": [0, SIZE], "batch_size": 2}, str(SIZE)),
+        ({"batch_sampler": [[(2, 64), (3, 64)]]}, r"\(2, 64\)"),
+    ],
+)
+def test_other_indices_are_named_before_the_dataset_is_read(settings: dict[str, Any], named: str) -> None:
+    message = rf"^dataloader: the sampler gives other indices than 0 to 42 \(such as {named}\)"
+    with pytest.raises(ConfigError, match=message):
+        from_dataloader(DataLoader(Unread(), **settings), "ram")
+
+
+class Once(Sampler[int]):
+    """A sampler with a state, which changes when an epoch begins."""
+
+    epoch = 0
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        return iter([self.epoch] * SIZE)
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+def test_the_sampler_is_not_advanced() -> None:
+    loader = DataLoader(Pairs(), sampler=Once())
+    assert next(iter(from_dataloader(loader, "ram")))[1].tolist() == [1]
+
+
+def test_a_sampler_of_a_few_samples_is_a_warning() -> None:
+    loader = DataLoader(Pairs(), sampler=[1, 2, 3])
+    with pytest.warns(UserWarning, match="decodes all 43 samples of the dataset, of which the sampler gives 3 in an"):
+        from_dataloader(loader, "ram")
 
 
 def test_a_dataloader_over_the_decoded_samples_needs_the_collate_function() -> None:

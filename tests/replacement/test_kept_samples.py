@@ -127,6 +127,25 @@ def test_batches_without_rows_are_those_of_the_original(
     assert read == []
 
 
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lambda samples: torch.stack([sample for sample in samples if sample is not None]),
+        lambda samples: [samples[place] for place in range(6)],
+        lambda samples: (samples[::2], samples[1::2], samples[1]),
+    ],
+    ids=["without None", "a fixed size", "pairs"],
+)
+def test_a_collate_function_that_fails_for_one_sample(collate: Any) -> None:
+    loader = DataLoader(
+        Made(lambda index: None if index % 9 == 0 else torch.full((2,), float(index))),
+        *(6, True),
+        drop_last=True,
+        collate_fn=collate,
+    )
+    assert_same(run(from_dataloader(loader, "ram")), run(loader))
+
+
 def test_a_stacked_batch_still_requires_a_gradient() -> None:  # without workers, which torch refuses for it
     loader = DataLoader(Made(lambda index: torch.full((2,), float(index), requires_grad=True)), 7)
     replaced = from_dataloader(loader, "ram")

@@ -65,7 +65,7 @@ def _is_same(one: Any, other: Any, compared: Compared) -> bool:
         if one.requires_grad != other.requires_grad:
             return False
         if other.is_nested:  # a jagged one gets another symbolic size in each call
-            return not _find_difference(*(list(tensor.unbind()) for tensor in (one, other)), compared)
+            return not _find_difference(list(one.unbind()), list(other.unbind()), compared)
     if not isinstance(other, Tensor) or other.layout != torch.strided:
         return not _find_difference(_parts(one), _parts(other), compared)
     with torch._C.DisableTorchFunctionSubclass():

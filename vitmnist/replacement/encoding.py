@@ -108,8 +108,8 @@ class _Pickler(pickle.Pickler):
         attributes = getattr(value, "__dict__", {}) if isinstance(value, Tensor) else {}
         try:
             # A parameter and a tensor that requires a gradient are pickled by torch.
-            is_plain = isinstance(value, Tensor) and not (isinstance(value, nn.Parameter) or value.requires_grad)
-            if _form_of_array(value) is None and is_plain:
+            by_torch = isinstance(value, nn.Parameter) or (isinstance(value, Tensor) and value.requires_grad)
+            if _form_of_array(value) is None and isinstance(value, Tensor) and not by_torch:
                 with torch._C.DisableTorchFunctionSubclass():
                     row, encoded = encode_value(value.detach().as_subclass(Tensor))
                 return _restored, (row, pickle.PickleBuffer(encoded), type(value), attributes)

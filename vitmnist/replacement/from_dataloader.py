@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from vitmnist.data.collate import unchanged
 from vitmnist.data.decoded_cache import DEFAULT_FOLDER
@@ -21,7 +22,7 @@ from vitmnist.replacement.fixed_samples import gathered
 from vitmnist.replacement.frozen_state import FrozenState, preserved_own_generators
 from vitmnist.replacement.halves import find_random_transform
 from vitmnist.replacement.keep_samples import Store
-from vitmnist.replacement.original import NamedCollate, check_replaceable, rebuilt
+from vitmnist.replacement.original import COMPARED_SIZE, NamedCollate, check_replaceable, rebuilt
 from vitmnist.replacement.random_samples import GivenHalves, transformed
 from vitmnist.replacement.tensor_form import DeviceDataLoader
 from vitmnist.runtime.allocator import keep_memory_for
@@ -127,12 +128,19 @@ def _replaced(
     dataset: Any = dataloader.dataset
     if hasattr(dataset, "set_epoch"):
         raise ConfigError("dataloader: its dataset has set_epoch: its samples change; use the DataLoader as it is")
+    with suppress(TypeError):  # a sampler without a length
+        used, size = len(dataloader.sampler), len(dataset)  # type: ignore[arg-type]
+        if used < size / 2 and not isinstance(dataloader.sampler, DistributedSampler):
+            warnings.warn(
+                f"from_dataloader decodes all {size} samples of the dataset, of which the sampler gives {used} in an "
+                "epoch; if these are always the same, use a Subset of them",
+                stacklevel=3,
+            )
     state = FrozenState(dataset, dataloader.collate_fn)
     try:
         with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
             whole = GivenHalves(dataset.__getitem__, unchanged, dataset)
-            collate = NamedCollate(dataloader.collate_fn, "a batch of one")
-            random = None if given else find_random_transform(dataset) or find_random(whole, collate)
+            random = None if given else find_random_transform(dataset) or _find_random(dataloader, whole)
             state.ignore_changes()
             if (given or random) and store.name == "gpu_slice":
                 raise ConfigError(f"gpu_slice: {random or 'a sample'} is random, and transformed on the host; use ram")
@@ -157,3 +165,18 @@ def _replaced(
     if not torch.cuda.is_available():
         keep_memory_for(replaced.dataset)
     return replaced  # type: ignore[no-any-return]
+
+
+def _find_random(dataloader: DataLoader[Any], whole: GivenHalves) -> str | None:
+    """`find_random` of a dataset; raises `DataError` if the collate function fails for a batch of the usual size."""
+    size = min(dataloader.batch_size or COMPARED_SIZE, COMPARED_SIZE, len(whole))
+    samples = [whole[index] for index in range(size)]
+    NamedCollate(dataloader.collate_fn, f"samples 0 to {size - 1}")(samples)
+
+    def collate(samples: list[Any]) -> Any:
+        try:
+            return dataloader.collate_fn(samples)
+        except Exception:  # it may need a second sample, or one that is not None
+            return samples
+
+    return find_random(whole, collate)

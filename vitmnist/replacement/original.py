@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -20,7 +22,7 @@ from torch.utils.data import (
 
 from vitmnist.data.decoding import PROBES
 from vitmnist.data.difference import find_difference
-from vitmnist.data.seeding import seed_generators
+from vitmnist.data.seeding import preserved_generators, seed_generators
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.batch_tensors import BatchTensors, NoRowsError
 from vitmnist.replacement.frozen_state import preserved_own_generators
@@ -70,9 +72,31 @@ def check_replaceable(dataloader: Any) -> None:
             "DataLoader as it is"
         )
     if dataloader.batch_sampler is None:
-        raise ConfigError("dataloader: batch_size=None leaves batches to the dataset; give it a batch_size")
+        raise ConfigError(
+            "dataloader: batch_size=None: the dataset makes whole batches itself, which from_dataloader "
+            "cannot divide into samples"
+        )
     if not len(dataloader.dataset):  # type: ignore[arg-type]
         raise DataError("dataloader: its dataset is empty")
+    _check_indices(dataloader)
+
+
+def _check_indices(dataloader: DataLoader[Any]) -> None:
+    """Raise `ConfigError` if the first batch has other indices than 0 to n-1, from a copy of the batch sampler."""
+    if dataloader.batch_size and type(dataloader.sampler) in DRAW_AT_ONCE:
+        return
+    dataset: Any = dataloader.dataset
+    batches: Any = dataloader.batch_sampler
+    first: list[Any] = []
+    with suppress(Exception), preserved_generators():  # some cannot be copied, such as generators
+        first = list(next(iter(deepcopy(batches, {id(dataset): dataset}))))
+    for index in first:
+        is_number = hasattr(index, "__index__") and not getattr(index, "ndim", 0)
+        if not (is_number and 0 <= index < len(dataset)):
+            raise ConfigError(
+                f"dataloader: the sampler gives other indices than 0 to {len(dataset) - 1} (such as {index!r}); use "
+                "the DataLoader as it is"
+            )
 
 
 def check_iteration(kind: type[DataLoader[Any]]) -> None:
@@ -115,8 +139,11 @@ class NamedCollate:
     samples: str
 
     def __call__(self, samples: list[Any]) -> Any:
-        with naming(f"the collate function, for {self.samples}"):
-            return self.collate(samples)
+        try:
+            with naming(f"the collate function, for {self.samples}"):
+                return self.collate(samples)
+        except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
+            raise NoRowsError(str(error)) from error
 
 
 def check_rows(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> BatchTensors:
@@ -147,7 +174,8 @@ def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], *, 
         NoRowsError: they depend on the other samples of a batch.
     """
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
-    parts = [*shuffled.split(min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE))[:COMPARED]]
+    size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
+    parts = [part for part in shuffled.split(size)[:COMPARED] if len(part) == size or not original.drop_last]
     if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
         parts += shuffled[:PROBES].split(1)
     read = seeded_batch if is_random else read_batch
