@@ -73,7 +73,7 @@ def test_what_changes_training_may_not_change_on_resuming(quick: list[str], refu
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("init=nowhere", "init=nowhere: is not a .safetensors file, nor the folder of a run"),
+        ("init=nowhere", "init=nowhere: there is no such file or folder"),
         ("init=.", ".: holds no best or final weights in checkpoints/"),
         ("lr_scale={heads.*:0.1}", "lr_scale: 'heads.*' fits no parameter; those of the model are features.0.weight"),
         ("lr_scale={*:0}", "freezes all parameters"),

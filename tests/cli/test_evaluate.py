@@ -19,7 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.conftest import CallHere, result_of
+from tests.conftest import CallHere, Train, result_of
+from tests.support.pictures import write_pictures
 from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
@@ -288,5 +289,21 @@ def test_a_data_set_that_does_not_fit_the_model_is_refused(trained: Path, tmp_pa
         (images / str(number % 2)).mkdir(parents=True, exist_ok=True)
         Image.new("L", (9, 9)).save(images / str(number % 2) / f"{number}.png")
     changed = ["data/dataset=image_folder", f"data.dataset.path={images}", f"data.root={tmp_path}"]
-    with pytest.raises(ConfigError, match=r"images \[1, 28, 28\] of 10 classes, the dataset has .* of 2"):
-        evaluate(trained / "run", changed, None)
+    with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
+        evaluate(trained / "run", [*changed, "data.dataset.size=9"], None)
+
+
+def test_classes_are_matched_by_name(train_here: Train, tmp_path: Path) -> None:
+    folder, names = tmp_path / "pictures", ["cat", "dog", "eel"]
+    for name in names:
+        write_pictures(folder / name, 6)
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
+    assert train_here(*data, "epochs=1", "hydra.run.dir=run").returncode == 0
+    run, other = tmp_path / "run", tmp_path / "other"
+    for name in names[1:]:  # without the first class, the others would be counted from 0
+        shutil.copytree(folder / name, other / name)
+    found = evaluate(run, [f"data.dataset.path={other}"], None, None)
+    assert set(found.predictions.targets.tolist()) == {1, 2}
+    shutil.move(other / "eel", other / "zebra")
+    with pytest.raises(ConfigError, match="classes that the model does not know: zebra; it knows cat, dog, eel"):
+        evaluate(run, [f"data.dataset.path={other}"], None, None)
