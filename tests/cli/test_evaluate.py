@@ -297,13 +297,14 @@ def test_classes_are_matched_by_name(train_here: Train, tmp_path: Path) -> None:
     folder, names = tmp_path / "pictures", ["cat", "dog", "eel"]
     for name in names:
         write_pictures(folder / name, 6)
-    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
+    root = f"data.root={tmp_path / 'root'}"
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", root, "model=cnn"]
     assert train_here(*data, "epochs=1", "hydra.run.dir=run").returncode == 0
     run, other = tmp_path / "run", tmp_path / "other"
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)
-    found = evaluate(run, [f"data.dataset.path={other}"], None, None)
+    found = evaluate(run, [f"data.dataset.path={other}", root], None, None)
     assert set(found.predictions.targets.tolist()) == {1, 2}
     shutil.move(other / "eel", other / "zebra")
     with pytest.raises(ConfigError, match="classes that the model does not know: zebra; it knows cat, dog, eel"):
-        evaluate(run, [f"data.dataset.path={other}"], None, None)
+        evaluate(run, [f"data.dataset.path={other}", root], None, None)
