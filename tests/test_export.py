@@ -62,7 +62,7 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
         "uint8 `[B, 1, 28, 28]`",
         "transparent pixels on white, converted to grey, resized to 28×28 by a bilinear filter",
         f"**Classes**: `{json.dumps(tiny.train.classes, ensure_ascii=False)}`",
-        "python train.py data/dataset=kmnist ",
+        "**Overrides of the training**: `data/dataset=kmnist ",
         summary,
     ):
         assert line in text

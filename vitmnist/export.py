@@ -117,7 +117,7 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported with
 - **Output**: `logits`, float32 `[B, {len(self.trained.classes)}]`
 - **Check**: {self.summary}
 - **Classes**: `{json.dumps(self.trained.classes, ensure_ascii=False)}`
-- **Trained by**: `{shlex.join(["python", "train.py", *overrides])}`
+- **Overrides of the training**: `{shlex.join(overrides)}`
 - **SHA-256**: `{hashlib.sha256(self.content).hexdigest()}`
 
 ```python

@@ -203,7 +203,9 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
         load(folder, test_share=0.01)
     (folder / "bee").mkdir()
     message = "no picture in 1 of its 4 class folders: bee"
-    with pytest.raises(DataError, match=f"{message}; remove them, or type data.dataset.skip_unreadable=true"):
+    with pytest.raises(
+        DataError, match=f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true"
+    ):
         load(folder)
     pets = load(folder, skip_unreadable=True)
     assert f"{message}; left out" in caplog.text

@@ -109,7 +109,7 @@ def _list(folder: Path, skip_unreadable: bool) -> Pictures:
     if empty := sorted(set(names) - {name for _, name in pictures}):
         message = f"{folder}: no picture in {len(empty)} of its {len(names)} class folders: {shorten(empty)}"
         if not skip_unreadable or not pictures:
-            raise DataError(f"{message}; remove them, or type data.dataset.skip_unreadable=true to leave them out")
+            raise DataError(f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true")
         log.warning("%s; left out", message)
     return pictures
 
