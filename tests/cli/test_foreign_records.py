@@ -126,7 +126,7 @@ def test_an_evaluation_writes_no_dataset_where_only_a_record_says(
         assert not chosen.exists()
     if dataset == "image_folder":  # typed, it is read and decoded, and has other classes than the model
         ended = call_here(evaluate.main, "whole", *typed, f"data.root='{chosen}'")
-        assert "the model takes images" in ended.stderr
+        assert "classes that the model does not know: class0, class1" in ended.stderr
         assert chosen.exists()
 
 
