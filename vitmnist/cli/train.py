@@ -144,7 +144,8 @@ def _training(start: Start, config: Config, folder: Path, overrides: list[str]) 
                 log.info("failed; results: %s", shown)
             raise
         start.held.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # a completed run ends by itself
-        log.info("Results: %s\nView them with\n    tensorboard --logdir %s", shown, shlex.quote(shown))
+        view = f"\nView them with\n    tensorboard --logdir {shlex.quote(shown)}" * ("tensorboard" in config.logger)
+        log.info("Results: %s%s", shown, view)
 
     return train
 

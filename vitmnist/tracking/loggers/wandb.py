@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.errors import MissingExtraError
+from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.tracking.epoch_table import EpochRecord
 from vitmnist.tracking.loggers.base import LOGGERS, Logger
 from vitmnist.tracking.loggers.tensorboard import STEP_TAGS, epoch_tags
@@ -32,7 +32,8 @@ class Wandb(Logger):
     """One run of wandb, with the metrics, tags and images of TensorBoard; its x-axes are the epoch and the step.
 
     Raises:
-        MissingExtraError: wandb is not installed.
+        ConfigError: wandb cannot be reached.
+        MissingExtraError: it is not installed.
     """
 
     def __init__(self, options: WandbOptions, folder: Path, result: Result) -> None:
@@ -43,14 +44,17 @@ class Wandb(Logger):
         self._wandb, path = wandb, folder / ID
         if not path.exists():
             path.write_text(secrets.token_hex(4))
-        self._run = wandb.init(
-            project=options.project,
-            name=folder.name,
-            id=path.read_text().strip(),
-            resume="allow",
-            config=result.config,
-            settings=wandb.Settings(console="off", silent=True),  # the log of the run is in its folder
-        )
+        try:
+            self._run = wandb.init(
+                project=options.project,
+                name=folder.name,
+                id=path.read_text().strip(),
+                resume="allow",
+                config=result.config,
+                settings=wandb.Settings(console="off", silent=True),  # the log of the run is in its folder
+            )
+        except wandb.Error as error:  # such as a missing login
+            raise ConfigError(f"logger: wandb: {first_line(error)}; WANDB_MODE=offline needs no login") from error
         for prefix, axis in (("*", "epoch"), ("step/*", "step/number")):
             self._run.define_metric(prefix, step_metric=axis)
 
