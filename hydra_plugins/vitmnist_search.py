@@ -50,7 +50,7 @@ class SearchSweeper(Sweeper):
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the trials that have not ended, until there are `n_trials`, and write which was the best."""
+        """Run trials until `n_trials` have ended, then write the best one."""
         for key, value in {"n_trials": self.n_trials, "n_jobs": self.n_jobs}.items():
             if type(value) is not int or value < 1:
                 raise ConfigError(f"hydra.sweeper.{key}={value}: must be one whole number, at least 1")

@@ -77,16 +77,6 @@ def test_a_key_that_has_moved_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -
     assert with_current_keys({}) == {}
 
 
-def test_keys_that_were_added_to_a_member_are_not_added_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier, "ADDED_KEYS", {"loss.name": "ours", "loss.added": 1})
-    for recorded, added in (
-        ({}, {"name": "ours", "added": 1}),
-        ({"name": "ours"}, {"added": 1}),
-        ({"name": "own"}, {}),
-    ):
-        assert with_current_keys({"loss": recorded})["loss"] == {**recorded, **added}
-
-
 def test_a_record_without_the_options_that_a_member_has_now_is_that_of_their_defaults(
     folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
 ) -> None:

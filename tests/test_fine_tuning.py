@@ -157,7 +157,7 @@ def test_ranks_fine_tune_as_one_process_does(
 
 
 class Tuned(nn.Module):
-    """A network of timm under a head of one's own."""
+    """A timm network with a custom head."""
 
     def __init__(self, options: NoOptions, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()

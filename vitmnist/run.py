@@ -85,6 +85,7 @@ def run(
                         setup.step.eval_model, setup.eval_loader, setup.step.preprocess, after_step, world
                     )
                 context.finish_epoch(progress, train, evaluation, predictions)
+            result.stopped_early = len(result.epochs) < config.epochs
             log_early_stop(result, context.monitor)
             context.checkpoints.save_final_weights()
             context.evaluate_on_test()
@@ -139,9 +140,8 @@ class RunContext:
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
         epochs = self.result.epochs
-        self.result.stopped_early = len(epochs) < self.config.epochs and self.monitor.is_exhausted(epochs)
         must_train = self.is_first_epoch and self.must_train
-        return len(epochs) >= self.config.epochs or (self.result.stopped_early and not must_train)
+        return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
 
     def start_epoch(self, epoch: int) -> EpochProgress:
         """The progress of an epoch: that of the checkpoint if it was saved in the middle, else a new one."""

@@ -197,7 +197,7 @@ def test_a_bad_command_line_is_explained(call_here: CallHere, code: int, argumen
 
 
 def test_decoding_once_is_not_advised_for_a_dataset_that_reads_what_the_script_changes(tmp_path: Path) -> None:
-    """Nor is a number that making samples counts up taken for such a change."""
+    """A counter that reading samples increments is not such a change."""
     script = f"""{SLOW_DATA}
 import torch
 SCALE = 1

@@ -45,7 +45,7 @@ def predict(
             try:
                 image = read(path)
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
-                if (found := tuple(images[path].shape)) != trained.shape:  # by a reader of one's own
+                if (found := tuple(images[path].shape)) != trained.shape:  # a custom reader may differ
                     del images[path]
                     raise DataError(f"{printable(path)}: is read as {found}, and the model takes {trained.shape}")
                 if isinstance(read, PictureReader) and has_alpha(path):

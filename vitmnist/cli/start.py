@@ -30,7 +30,7 @@ RECORDS = ("result.json", "checkpoints/*.pt")  # of a run
 
 @dataclass
 class Start:
-    """What is known of this process while it starts and trains a run or sweep.
+    """The state of this process while it starts and trains a run or sweep.
 
     Args:
         typed: the command line.
@@ -95,7 +95,7 @@ def ending(start: Start) -> Iterator[None]:
         if not failure.is_user_error and not start.is_training:  # by Hydra's grammar, or a sweeper
             failure = Failure(f"{described(error)} (HYDRA_FULL_ERROR=1 shows the traceback)")
         if failure.status == "interrupted":
-            # This goes to stderr if Hydra has not configured logging yet.
+            # Before Hydra has configured logging, this goes to stderr.
             log.warning("%s%s", failure.message, start.hint())
             sys.exit(failure.exit_code)
         if not start.world.report_failure(error, failure.message):

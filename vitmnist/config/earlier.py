@@ -25,7 +25,6 @@ CURRENT_KEYS: dict[str, str | None] = {
 ADDED_KEYS: dict[str, Any] = {
     # 0.2
     "loss.name": "cross_entropy",
-    "loss.class_weights": None,
     "trainer.clip_norm": None,
     "logger": ["tensorboard"],
     "data.normalize": "dataset",
@@ -36,10 +35,8 @@ ADDED_KEYS: dict[str, Any] = {
     "lr_scale": {},
     "sweep.objective": None,
 }
-"""Keys that a record of an earlier version lacks, with the value that says what it did.
-
-Where they name a member, as `loss.name` does, the other keys of its section are not added to another member.
-"""
+"""Keys that a record of an earlier version lacks, with the value that says what it did; options of members are not here
+(see `completed`)."""
 
 
 def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,11 +49,7 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
             if new:
                 _set_default(current, new, value)
     for key, value in deepcopy(ADDED_KEYS).items() if current else ():
-        section = key.rpartition(".")[0]
-        recorded = current.get(section)
-        member = recorded.get("name") if isinstance(recorded, dict) else None
-        if member in (None, ADDED_KEYS.get(f"{section}.name", member)):
-            _set_default(current, key, value)
+        _set_default(current, key, value)
     return current
 
 

@@ -64,7 +64,8 @@ def advise_on_loader(
             trial = try_samples(source, figures, loop)
             found = changes.find_changes(figures, loop, source, trial, most_workers, import_s)
             texts = [text for one in found if (text := one.advice(now_s, epochs, is_shared=cores.are_shared))]
-    figures["parts"] = trial.parts if figures["waiting_pct"] == longest_pct else {}
+    # Where other programs take the cores, the parts of a sample vary by more than they differ.
+    figures["parts"] = trial.parts if figures["waiting_pct"] == longest_pct and not cores.are_shared else {}
     text = "; ".join([reason, *([", or ".join(texts)] if texts else [])])
     if trial.refused:
         text += f"; vitmnist.from_dataloader refuses this loader: {trial.refused}"

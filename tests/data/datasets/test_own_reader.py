@@ -1,4 +1,4 @@
-"""A dataset of one's own says how a file becomes an image, and every command follows."""
+"""Every command reads files as the dataset of the run does, also a custom one."""
 
 from __future__ import annotations
 
