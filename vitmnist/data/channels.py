@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the channels of uint8 images."""
+"""The channels of uint8 images: their place in memory, their mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,21 @@ from vitmnist.errors import DataError
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
 CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
+LARGE = 96 * 96  # pixels; images of at least this size are handled one by one, with channels last in memory
+
+
+def is_large(images: Tensor) -> bool:
+    """Whether images `[B, C, H, W]` are handled one by one; smaller ones take less time than starting threads."""
+    return images.shape[2] * images.shape[3] >= LARGE
+
+
+def empty_images(number: int, channels: int, height: int, width: int) -> Tensor:
+    """Uninitialised uint8 `[N, C, H, W]` on the host; large images have their channels last in memory.
+
+    Decoders deliver them so, and torch resizes and mirrors bytes with vector code only then.
+    """
+    layout = torch.channels_last if height * width >= LARGE else torch.contiguous_format
+    return torch.empty(number, channels, height, width, dtype=torch.uint8, memory_format=layout)
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
