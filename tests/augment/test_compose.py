@@ -42,8 +42,8 @@ def test_operations_are_applied_in_order_with_the_keys_of_their_places(pictures:
     found = Preprocess(pictures, Compose(values))(pictures.images, keys(23))
     expected = pictures.images
     for place, value in enumerate(values):
-        expected = operation(**value)(expected, operation_keys(keys(23), place))
-    assert torch.equal(found, Preprocess(pictures)(expected))
+        expected = operation(**value)(expected.float(), operation_keys(keys(23), place))
+    assert torch.equal(found, Preprocess(pictures)(expected.to(torch.uint8)))
 
 
 def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:

@@ -14,6 +14,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from vitmnist.augment.base import OPERATIONS, Mixing, Operation
 from vitmnist.augment.boxes import NUMBERS_OF_A_BOX, random_boxes
+from vitmnist.augment.compose import Compose
 from vitmnist.augment.keys import _mix64, augment_keys, random_signed, random_uniform
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
@@ -32,6 +33,13 @@ IDENTITY = {
 
 def built(name: str, **options: object) -> Operation | Mixing:
     return OPERATIONS.build(OPERATIONS.complete({"name": name, **options}))
+
+
+def one_by_one(name: str, images: Tensor, **options: object) -> Tensor:
+    """The images, each changed as a large one is."""
+    augment = Compose([{"name": name, **options}])
+    ((change, numbers),) = augment.by_picture([augment.operations[0].draw(keys(), *images.shape[2:])])
+    return torch.cat([change(image, *one) for image, one in zip(images.split(1), numbers, strict=True)])
 
 
 def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
@@ -63,7 +71,7 @@ def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> No
 @pytest.mark.parametrize("size", [None, 8, 40])
 def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | None) -> None:
     source = images().mul(255).to(torch.uint8)
-    found = operation("random_resized_crop", size=size)(source, keys())
+    found = one_by_one("random_resized_crop", source, size=size)
     for image, top, left, bottom, right, ours in zip(
         source, *random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17), found, strict=True
     ):
@@ -74,7 +82,17 @@ def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | Non
 @pytest.mark.parametrize("name", ["shift", "horizontal_flip"])
 def test_bytes_move_as_floats_do(name: str) -> None:
     source = images().mul(255).to(torch.uint8)
-    assert torch.equal(operation(name)(source, keys()), operation(name)(source.float(), keys()).to(torch.uint8))
+    assert torch.equal(one_by_one(name, source), operation(name)(source.float(), keys()).to(torch.uint8))
+
+
+@pytest.mark.parametrize("strength", [0.2, 1.0])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours_of_one_picture_are_those_in_a_batch_to_the_last_bit(channels: int, strength: float) -> None:
+    options = {"brightness": strength, "contrast": strength, "saturation": strength, "hue": strength / 2}
+    source = images(NUMBER, channels)
+    assert torch.equal(
+        one_by_one("color_jitter", source.clone(), **options), operation("color_jitter", **options)(source, keys())
+    )
 
 
 def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:

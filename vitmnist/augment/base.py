@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from vitmnist.registry import Registry
@@ -13,8 +15,12 @@ class Operation(nn.Module):
     `images` are float32 `[B, C, H, W]` of 0…1. Returns new images; pixels without a source are 0.
     """
 
+    on_picture: Callable[..., Tensor] | None = None
+    """For large images on the CPU, which are changed one by one, instead of `forward`: `on_picture(image, *numbers)`,
+    with an image `[1, C, H, W]`, which it may write to if it is float32, and what `draw` returned as Python numbers."""
+
     takes_bytes = False
-    """Whether `forward` also takes uint8 images on the CPU, and returns uint8."""
+    """Whether `on_picture` also takes uint8, does not write to it, and returns uint8."""
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         """Random parameters of images of this size, by their keys, int64 `[B]`; each `[B, …]`."""

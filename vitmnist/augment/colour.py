@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,22 +46,35 @@ class ColorJitter(Operation):
         return *factors, random_uniform(keys, 3, -options.hue, options.hue).float()[:, None, None]
 
     def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
+        return self.on_picture(images.clone(), *drawn)
+
+    def on_picture(self, images: Tensor, *drawn: Any) -> Tensor:
+        """In place, except for the hue. Numbers instead of tensors take a third less time: `lerp` has vector code."""
         channels = images.shape[1]
         if channels not in (1, 3):
             raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
         *factors, turns = drawn
-        factor = iter(factors)
+        remaining = iter(factors)
         if self.options.brightness:
-            images = (images * next(factor)).clamp_(0, 1)
+            factor = next(remaining)
+            _clamp(images.mul_(factor), factor)
         if self.options.contrast:
             # Row by row: of a single image, torch would divide one sum among its threads, and round it accordingly.
             mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
-            images = mean.lerp(images, next(factor)).clamp_(0, 1)
+            factor = next(remaining)
+            _clamp(torch.lerp(mean, images, factor, out=images), factor)
         if self.options.saturation and channels == 3:
-            images = torch.lerp(_luma(images), images, next(factor)).clamp_(0, 1)
+            factor = next(remaining)
+            _clamp(torch.lerp(_luma(images), images, factor, out=images), factor)
         if self.options.hue and channels == 3:
             images = _turn_hue(images, turns)
         return images
+
+
+def _clamp(images: Tensor, factor: Tensor | float) -> None:
+    """Limit images to 0…1, which a factor up to 1 does not leave."""
+    if isinstance(factor, Tensor) or factor > 1:
+        images.clamp_(0, 1)
 
 
 def _luma(images: Tensor) -> Tensor:

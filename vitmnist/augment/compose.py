@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -15,10 +15,10 @@ from vitmnist.augment.base import OPERATIONS, Mixing, Operation
 from vitmnist.augment.keys import operation_keys
 from vitmnist.augment.mixing import draw_partners
 from vitmnist.config.validation import validate
+from vitmnist.data.channels import is_large
 from vitmnist.errors import ConfigError
 
 KEY = "data.augment.operations"
-LARGE = 96 * 96  # pixels; images of at least this size are augmented faster as bytes
 
 
 @dataclass
@@ -85,12 +85,11 @@ class Compose(nn.Module):
     def number_on_bytes(self, images: Tensor) -> int:
         """How many leading operations are applied to the bytes of these images rather than to floats.
 
-        Those that take bytes, for uint8 images on the CPU, if the augmented images have at least `LARGE` pixels:
-        smaller ones are augmented faster as floats, a whole batch at a time.
+        Those that take bytes, for uint8 images on the CPU, if the augmented images are large: smaller ones are
+        augmented faster as floats, a whole batch at a time.
         """
-        height, width = self.output_size(*images.shape[2:])
-        is_for_bytes = images.dtype == torch.uint8 and images.device.type == "cpu" and height * width >= LARGE
-        return self._leading if is_for_bytes else 0
+        is_for_bytes = images.dtype == torch.uint8 and images.device.type == "cpu"
+        return self._leading if is_for_bytes and is_large(self.output_size(*images.shape[2:])) else 0
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[tuple[Tensor, ...]]:
         """What each operation draws for images of this size; `keys` are those of `augment_keys`."""
@@ -100,11 +99,21 @@ class Compose(nn.Module):
             height, width = operation.output_size(height, width)
         return drawn
 
-    def forward(self, images: Tensor, drawn: Sequence[Sequence[Tensor]], part: slice = slice(None)) -> Tensor:
-        """The images after the operations, or after a part of the list."""
-        for operation, numbers in [*zip(self.operations, drawn, strict=True)][part]:
+    def forward(self, images: Tensor, drawn: Sequence[Sequence[Tensor]]) -> Tensor:
+        """The images after the operations."""
+        for operation, numbers in zip(self.operations, drawn, strict=True):
             images = operation(images, *numbers)
         return images
+
+    def by_picture(self, drawn: Sequence[Sequence[Tensor]]) -> list[tuple[Callable[..., Tensor], list[Any]]]:
+        """Each operation on a single large picture, and its other arguments for each picture."""
+        steps: list[tuple[Callable[..., Tensor], list[Any]]] = []
+        for operation, tensors in zip(self.operations, drawn, strict=True):
+            if operation.on_picture:
+                steps.append((operation.on_picture, [*zip(*(one.flatten().tolist() for one in tensors), strict=True)]))
+            else:
+                steps.append((operation, [*zip(*(one.split(1) for one in tensors), strict=True)]))
+        return steps
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner from the batch; only if `mixes`.

@@ -59,6 +59,11 @@ class Shift(Moving):
         starts = rows * framed.shape[3] + right[:, None, None]
         return framed.flatten().unfold(0, width, 1).index_select(0, starts.flatten()).view(images.shape)
 
+    def on_picture(self, image: Tensor, down: int, right: int) -> Tensor:
+        _, _, height, width = image.shape
+        margin = int(self.pixels)
+        return F.pad(image, [margin] * 4)[:, :, down : down + height, right : right + width]
+
 
 @dataclass
 class AffineOptions:
@@ -118,7 +123,7 @@ class RandomResizedCropOptions:
 class RandomResizedCrop(Operation):
     """Resizes a random box of each image; bilinear, without antialiasing.
 
-    With `size: null` a crop is never reduced, so that antialiasing would change nothing. uint8 stays uint8.
+    With `size: null` a crop is never reduced, so that antialiasing would change nothing.
     """
 
     takes_bytes = True
@@ -137,29 +142,16 @@ class RandomResizedCrop(Operation):
         _, _, height, width = images.shape
         to_height, to_width = self.output_size(height, width)
         boxes = Boxes(*drawn)
-        if images.dtype == torch.uint8:
-            return _resized_bytes(images, boxes, (to_height, to_width))
         rows = _resampled(boxes.top, boxes.bottom, height, to_height)
         columns = _resampled(boxes.left, boxes.right, width, to_width)
         size = len(images), to_height, to_width
         grid = torch.stack([columns[:, None, :].expand(size), rows[:, :, None].expand(size)], dim=3)
         return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
 
-
-def _resized_bytes(images: Tensor, boxes: Boxes, size: tuple[int, int]) -> Tensor:
-    """A box of each image, resized one by one: for bytes with interleaved channels, torch has vector code.
-
-    For 224×224 pixels on one core, an image takes 0.18 ms, and 0.53 ms as floats with `grid_sample`.
-    """
-    # `stack` interleaves channels in half the time of `contiguous(memory_format=torch.channels_last)`.
-    interleaved = torch.stack(images.unbind(dim=1), dim=3).permute(0, 3, 1, 2)
-    resized = [
-        F.interpolate(image[:, :, top:bottom, left:right], size, mode="bilinear", align_corners=False)
-        for image, (top, left, bottom, right) in zip(
-            interleaved.split(1), torch.stack(boxes, dim=1).tolist(), strict=True
-        )
-    ]
-    return torch.cat(resized)
+    def on_picture(self, image: Tensor, top: int, left: int, bottom: int, right: int) -> Tensor:
+        """For 224×224 pixels on one core 0.13 ms, and 0.53 ms as floats: torch has vector code if channels are last."""
+        crop = image[:, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
+        return F.interpolate(crop, self.output_size(*image.shape[2:]), mode="bilinear", align_corners=False)
 
 
 def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
@@ -192,8 +184,8 @@ class HorizontalFlip(Operation):
         return (random_uniform(keys, 0) < self.options.p,)
 
     def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:  # for bytes, `where` with such a mask takes twenty times as long
-            flips = zip(images.split(1), is_flipped.tolist(), strict=True)
-            return torch.cat([image.flip(3) if flip else image for image, flip in flips])
         # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])
+
+    def on_picture(self, image: Tensor, is_flipped: bool) -> Tensor:
+        return image.flip(3) if is_flipped else image

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.keys import augment_keys
-from vitmnist.data.channels import check_layout
+from vitmnist.data.channels import check_layout, is_large
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.data.threads import PART, in_parts
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
+
+SPANS = 4  # of a batch for each thread: threads end nearly together, also on busy cores
+
+Steps = Sequence[tuple[Callable[..., Tensor], Sequence[Any]]]
+"""Operations on one picture, and the other arguments of each for each picture."""
 
 
 class Preprocess(nn.Module):
@@ -111,7 +118,7 @@ class Preprocess(nn.Module):
             return images
         starts = [max(0, round((side - to) / 2)) for side, to in zip(images.shape[2:], self.size, strict=True)]
         rows, columns = (slice(start, start + to) for start, to in zip(starts, self.size, strict=True))
-        return images[:, :, rows, columns].contiguous()
+        return images[:, :, rows, columns]
 
     def on_floats(self, images: Tensor, keys: Tensor | None) -> Tensor:
         """The second part: the remaining operations, and normalising."""
@@ -122,11 +129,18 @@ class Preprocess(nn.Module):
         return self._in_parts(images, keys)
 
     def _in_parts(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        """The images augmented and normalised in threads, so many at a time that they stay in the cache."""
+        """The images augmented and normalised in threads: large ones one by one, others as many as a cache holds."""
         # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
         drawn = self._draw(images, keys)
         size = self.augment.output_size(*images.shape[2:]) if self.augment and drawn else images.shape[2:]
         finished = torch.empty(*images.shape[:2], *size, device=images.device)
+        if is_large(size):
+            steps = self.augment.by_picture(drawn) if self.augment and drawn else []
+            number = self.augment.number_on_bytes(images) if self.augment and drawn else 0
+            in_parts(
+                partial(self._finish_pictures, images, steps[:number], steps[number:], finished), len(images), SPANS
+            )
+            return finished
 
         def finish(rows: slice) -> None:
             part = finished[rows]
@@ -137,27 +151,39 @@ class Preprocess(nn.Module):
         in_parts(finish, len(images), math.ceil(images.numel() / (PART * torch.get_num_threads())))
         return finished
 
+    def _finish_pictures(
+        self, images: Tensor, on_bytes: Steps, on_floats: Steps, finished: Tensor, rows: slice
+    ) -> None:
+        """Finish some images one by one: each stays in a core's cache from its bytes to its normalised floats."""
+        for row in range(len(images))[rows]:
+            picture, out = images[row : row + 1], finished[row : row + 1]
+            for operation, arguments in on_bytes:
+                picture = operation(picture, *arguments[row])
+            floats = self._unit_range(picture, out)
+            for operation, arguments in on_floats:
+                floats = operation(floats, *arguments[row])
+            floats.sub_(self.mean).div_(self.std)
+            if floats is not out:
+                out.copy_(floats)
+
     def _draw(self, images: Tensor, keys: Tensor | None) -> list[tuple[Tensor, ...]]:
         """What each operation draws for each image; empty without keys."""
         return [] if self.augment is None or keys is None else self.augment.draw(keys, *images.shape[2:])
 
     def _finished(self, images: Tensor, drawn: Sequence[Sequence[Tensor]], out: Tensor | None = None) -> Tensor:
         """The images augmented and normalised; in `out`, if nothing but normalising is left to do."""
-        if self.augment is None or not drawn:
-            floats = self._unit_range(images, out)
-        else:
-            number = self.augment.number_on_bytes(images)
-            floats = self._unit_range(self.augment(images, drawn, slice(number)), out)
-            floats = self.augment(floats, drawn, slice(number, None))
+        floats = self._unit_range(images, out)
+        if self.augment is not None and drawn:
+            floats = self.augment(floats, drawn)
         return floats.sub_(self.mean).div_(self.std)
 
     def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Images as floats of 0…1, in `out` if it fits."""
         if images.dtype != torch.uint8:
             return images * self.std + self.mean
-        if out is not None and out.shape == images.shape:
-            return out.copy_(images).div_(self.white)
-        return images.float().div_(self.white)
+        if out is None or out.shape != images.shape:
+            out = torch.empty(images.shape, device=images.device)
+        return out.copy_(images).div_(self.white)
 
     def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.

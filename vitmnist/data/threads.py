@@ -47,7 +47,7 @@ def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1) -> 
     than the operation.
 
     Args:
-        parts: spans for each thread.
+        parts: spans for each thread, at most.
     """
     threads, is_inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
 

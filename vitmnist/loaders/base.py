@@ -24,7 +24,8 @@ from vitmnist.runtime.memory import Memory
 
 Batch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
-float32. A batch may be a view of the loader's set: read it, do not write to it.
+float32. A batch may be a view of the loader's set: read it, do not write to it. Large uint8 images of files have their
+channels last in memory.
 
 Batches of other tensors or datasets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
 that are not pairs (dict, list, tuple, None, str)."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitmnist.data.channels import rows_in_memory
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet, gather_rows
 from vitmnist.loaders.base import Batch, Batches, Loader
@@ -62,7 +63,8 @@ class PinnedBuffers:
     def __init__(self, backend: Backend, tensors: TensorSet, batch_size: int) -> None:
         self._backend = backend
         self._set = tensors
-        self._tensors = tensors.images, tensors.labels
+        self._tensors = rows_in_memory(tensors.images), tensors.labels
+        self._is_permuted = self._tensors[0] is not tensors.images
         self._batch_size = batch_size
         self._count = 0
         self._sent: deque[tuple[tuple[Tensor, ...], Any]] = deque()  # (buffers, event after their copy), oldest first
@@ -75,6 +77,7 @@ class PinnedBuffers:
             images, labels = (
                 _fill(buffer, tensor, indices) for tensor, buffer in zip(self._tensors, buffers, strict=True)
             )
+            images = images.permute(0, 3, 1, 2) if self._is_permuted else images
             batch = tuple(map(self._backend.to_device, (self._set.checked(images, indices), labels)))
         except BaseException:
             with self._lock:

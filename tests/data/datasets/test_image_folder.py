@@ -19,6 +19,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tests.conftest import Train
 from tests.support.pictures import smooth
 from vitmnist import load_dataset, make_loader
+from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
@@ -26,6 +27,7 @@ from vitmnist.data.datasets.class_folders import find_samples
 from vitmnist.data.datasets.image_folder import FolderDecoder, ImageFolderOptions
 from vitmnist.data.image_io import Resize, find_pictures, read_picture
 from vitmnist.data.preparation import held_out
+from vitmnist.data.tensors import digest
 from vitmnist.errors import ConfigError, DataError
 
 CLASSES = ("cat", "dog", "eel")
@@ -132,6 +134,26 @@ def test_pictures_are_decoded_again_only_when_they_change(folder: Path, caplog: 
     assert caplog.text.count("decoding once") == 2
     assert not torch.equal(before.train.images[0], after.train.images[0])
     assert torch.equal(before.train.images[1:], after.train.images[1:])
+
+
+def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(folder: Path) -> None:
+    """Decoders deliver them so, and crops of bytes are fast only then; batches of floats are contiguous."""
+    train = load(folder, mode="rgb", size=100).train
+    assert train.images.is_contiguous(memory_format=torch.channels_last)
+    first = replace(train, images=train.images.contiguous(), mapped=None)
+    assert digest(train.images) == digest(first.images) == train.sha256
+    preprocess = Preprocess(train, Compose([{"name": "random_resized_crop"}, {"name": "color_jitter"}]))
+    keys = torch.arange(len(train))
+    assert torch.equal(preprocess(train.images, keys), preprocess(first.images, keys))
+    for batch in (preprocess(train.images), preprocess(train.images, keys)):
+        assert batch.is_contiguous()
+    for name in ("ram", "cache", "gpu_slice", "prefetch"):
+        found, expected = (
+            next(iter(make_loader(name, split, batch_size=9, device="cpu", seed=0).epoch(0)))[0]
+            for split in (train, first)
+        )
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(found, expected)
 
 
 def test_pictures_that_0_1_has_decoded_are_not_decoded_again(folder: Path) -> None:

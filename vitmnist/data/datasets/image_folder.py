@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, described
-from vitmnist.data.channels import ChannelSums, channel_statistics
+from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images, rows_in_memory
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
@@ -95,6 +95,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     samples = decoder.samples
     entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
     (images, labels), notes = entry.mapped, entry.notes
+    if images.shape[1] != options.shape[0]:  # not so in older caches
+        images = images.permute(0, 3, 1, 2)
     entry.checksums[1].checked(labels)
     unreadable = dict(notes["unreadable"])
     _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
@@ -173,7 +175,11 @@ class FolderDecoder:
         return hashlib.sha256(described.encode()).hexdigest()
 
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels in chunks; raises `DataError` at the end if unreadable ones are not to be left out."""
+        """Images, large ones as `[B, H, W, C]`, and labels, in chunks.
+
+        Raises:
+            DataError: at the end, if unreadable ones are not to be left out.
+        """
         size = len(self.samples)
         chunks = [
             (part, range(first, min(first + CHUNK, stop)))
@@ -189,8 +195,8 @@ class FolderDecoder:
                 self.unreadable += unreadable
                 self.coloured += coloured
                 self.sums[part] += sums
-                self.checksums[part].update(images.numpy().data)
-                yield images, labels
+                self.checksums[part].update(images.contiguous().numpy().data)
+                yield rows_in_memory(images), labels
                 bar.update(len(chunk))
         if self.unreadable and not (self.options.skip_unreadable and all(sums.pixels for sums in self.sums)):
             advice = "none is left" if self.options.skip_unreadable else SKIP
@@ -204,17 +210,18 @@ class FolderDecoder:
         return {**found, "mean": mean, "std": std, "sha256": checksums}
 
     def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
-        parts, labels, unreadable = [torch.empty(0, *self.options.shape, dtype=torch.uint8)], [], []
+        images = empty_images(len(indices), *self.options.shape)
+        labels: list[int] = []
+        unreadable: list[tuple[int, str]] = []
         coloured = 0
         for index in indices:
             path, label = self.samples[index]
             try:
-                picture = to_tensor(self.options.reader(path))[None]
+                images[len(labels)] = to_tensor(self.options.reader(path))
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
                     coloured += is_colour(path)
-                parts.append(picture)
                 labels.append(label)
             except DataError as error:
                 unreadable.append((index, str(error)))
-        images = torch.cat(parts)
+        images = images[: len(labels)]
         return images, torch.tensor(labels, dtype=torch.int64), unreadable, coloured, ChannelSums.of(images)
