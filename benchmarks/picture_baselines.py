@@ -33,12 +33,11 @@ def files(folder: Path, *transforms: Any) -> ImageFolder:
     return ImageFolder(str(folder / "train"), T.Compose([*transforms]))
 
 
-def torchvision(folder: Path, side: int, pictures: int) -> Epoch:
+def torchvision(folder: Path, side: int, pictures: int, workers: int = WORKERS) -> DataLoader[Any]:
     """A DataLoader as in torchvision's examples."""
     crop = T.RandomResizedCrop(side), T.RandomHorizontalFlip()
     dataset = Subset(files(folder, *crop, T.ToTensor(), T.Normalize(MEAN, STD)), range(pictures))
-    loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=WORKERS, persistent_workers=True)
-    return lambda _: loader
+    return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
 
 
 def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) -> Epoch:

@@ -14,7 +14,7 @@ import logging
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -40,7 +40,7 @@ from PIL import Image
 from rounds import at_least_one, command_line, main, ratios, report, spread, table, take_turns
 from torchvision.transforms import v2
 
-from vitmnist import Preprocess, keep_memory, load_dataset, make_loader
+from vitmnist import Preprocess, from_dataloader, keep_memory, load_dataset, make_loader
 from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
@@ -49,7 +49,12 @@ from vitmnist.data.threads import map_in_threads
 from vitmnist.tracking.environment import describe_environment
 
 LEAST_S = 0.5  # shortest turn; epochs of small pictures take milliseconds
-TABLES = {"First batch, nothing prepared": "s", "Decoding in each epoch": "pictures/s", "Decoded once": "pictures/s"}
+TABLES = {
+    "First batch, nothing prepared": "s",
+    "Decoding in each epoch": "pictures/s",
+    "Decoded once": "pictures/s",
+    "The random transforms of a script": "pictures/s",
+}
 CROP_AND_FLIP = ["data/augment=compose"]
 CROP_AND_FLIP += ["data.augment.operations=[{name: random_resized_crop}, {name: horizontal_flip}]"]
 
@@ -107,9 +112,8 @@ def first_batch_s(start: Callable[[Path], Epoch], _round: int) -> float:
 def decoding(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
     """Candidates that decode in each epoch."""
     epochs = {
-        "torchvision, 2 workers": torchvision(folder, side, len(train)),
-        "`disk`, 2 workers": ours("disk", train, CROP_AND_FLIP, num_workers=WORKERS),
-        "`disk`, 2 workers, without crop and flip": ours("disk", train, [], num_workers=WORKERS),
+        "torchvision, 2 workers": epochs_of(torchvision(folder, side, len(train))),
+        "`disk`": ours("disk", train, CROP_AND_FLIP),
     }
     if find_spec("ffcv"):
         epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "jpg")
@@ -132,7 +136,24 @@ def decoded(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoc
     return epochs
 
 
-def cold(folder: Path, side: int) -> dict[str, Callable[[Path], Epoch]]:
+def of_a_script(folder: Path, side: int, train: Split, _: Path) -> dict[str, Epoch]:
+    """A script's DataLoader, and what replaces it."""
+    epochs = {}
+    for workers in (WORKERS, 0):
+        loader = torchvision(folder, side, len(train), workers)
+        epochs[f"DataLoader, {workers} workers"] = epochs_of(loader)
+        for form in ("exact", "tensor"):
+            name = f'`from_dataloader(…, transforms="{form}")` of it'
+            epochs[f"{name}, {workers} workers"] = epochs_of(from_dataloader(loader, "ram", transforms=form))
+    return epochs
+
+
+def epochs_of(loader: Iterable[Any]) -> Epoch:
+    """A DataLoader, which begins a new epoch whenever it is iterated over."""
+    return lambda _: loader
+
+
+def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Epoch]]:
     """Candidates for the time from files to a first batch, and decoding alone."""
 
     def decode(threads: int, _: Path) -> Epoch:
@@ -146,7 +167,8 @@ def cold(folder: Path, side: int) -> dict[str, Callable[[Path], Epoch]]:
         "decoding alone, 2 threads": partial(decode, 2),
         "decoding alone, 1 thread": partial(decode, 1),
         "`ram`": ram,
-        "torchvision, 2 workers": lambda _: torchvision(folder, side, len(files(folder))),
+        "`disk`, of a set that is decoded": lambda _: ours("disk", train, CROP_AND_FLIP),
+        "torchvision, 2 workers": lambda _: epochs_of(torchvision(folder, side, len(files(folder)))),
     }
 
 
@@ -158,14 +180,14 @@ def rows(turns: Mapping[str, Callable[[int], float]], side: int, rounds: int, di
 
 
 def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) -> list[list[list[str]]]:
-    """Rows of the three tables for one size."""
+    """Rows of the tables for one size."""
     train = load(folder, root, side).part(slice(arguments.batches * BATCH_SIZE))
-    seconds = {name: partial(first_batch_s, start) for name, start in cold(folder, side).items()}
+    seconds = {name: partial(first_batch_s, start) for name, start in cold(folder, side, train).items()}
     tables = [rows(seconds, side, arguments.rounds, 2)]
     if find_spec("ffcv"):  # once: its code is compiled for long
         once = first_batch_s(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
-    for candidates in (decoding, decoded):
+    for candidates in (decoding, decoded, of_a_script):
         epochs = candidates(folder, side, train, root)
         speeds = {name: partial(pictures_per_second, epoch, count()) for name, epoch in epochs.items()}
         tables.append(rows(speeds, side, arguments.rounds, 0))
