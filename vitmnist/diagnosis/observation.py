@@ -74,12 +74,13 @@ class Observation:
     batches: int = 0
     waiting_s: float = 0.0
     waiting_cpu_s: float = 0.0  # processor time of this process while it waited; 0 with workers
+    measuring_s: float = 0.0  # by the observer within `iter()` and `next()`; no part of `waiting_s`
     restarts_s: float = 0.0  # the part of `waiting_s` for the first batches and the ends of epochs, and their workers
 
     def forget(self) -> None:
         """Drop what was measured of the warm-up."""
         self.warm_up_batches, self.batches, self.passes = self.batches, 0, 0
-        self.waiting_s, self.waiting_cpu_s, self.restarts_s = 0.0, 0.0, 0.0
+        self.waiting_s, self.waiting_cpu_s, self.measuring_s, self.restarts_s = 0.0, 0.0, 0.0, 0.0
 
     def figures(self) -> dict[str, Any]:
         """As plain values."""

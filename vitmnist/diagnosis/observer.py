@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
@@ -92,7 +93,8 @@ class Observer:
                 return
             if PASS in vars(iterator):  # persistent workers
                 self.time.close(vars(iterator)[PASS])
-            new = self.time.begin(self._observation_of(loader))
+            looked = perf_counter()
+            new = self.time.begin(self._observation_of(loader), looked)
             self.time.call(new, partial(function, iterator, loader, *more, **named), is_restart=True)
             vars(iterator)[PASS] = new
 

@@ -33,7 +33,7 @@ class Timeline:
         self.steps = 0
         self.waiting_s = 0.0
         self.measuring_s = 0.0
-        """Within passes, of readings of the processor times."""
+        """Within passes, of looking at loaders and of readings of the processor times."""
         self.skipped = limits.warm_up
         """Steps of the warm-up."""
         self.started = perf_counter()
@@ -69,10 +69,11 @@ class Timeline:
         """Whether this thread is within a call of a loader; a loader that it iterates there is not charged."""
         return get_ident() in self._waiting_threads
 
-    def begin(self, observation: Observation) -> Pass:
-        """Begin a pass, before its iterator is made."""
+    def begin(self, observation: Observation, looked: float) -> Pass:
+        """Begin a pass, before its iterator is made; `looked` is when its loader was first looked at."""
         self._in_step.clear()  # the epoch before may have been left early, within a step
-        self._begin_or_end(None)
+        self._add_measuring(observation, looked)
+        self._begin_or_end(observation, None)
         began = perf_counter()
         self._end_held(began)
         for one in self._open:
@@ -116,7 +117,7 @@ class Timeline:
 
     def request(self, one: Pass, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of an iterator that returns its next batch."""
-        self._begin_or_end(one)
+        self._begin_or_end(one.observation, one)
         one.add_request(self._working(perf_counter()))
         try:
             batch = self.call(one, call, *arguments, is_restart=not one.batches)
@@ -150,7 +151,7 @@ class Timeline:
                 self._held.append(one.began)
             else:
                 self._add(one.began, one.end(is_exhausted=is_exhausted, dropped=dropped))
-            self._read_cpu(now, SHORT_S)
+            self._read_cpu(one.observation, now, SHORT_S)
 
     def end(self) -> None:
         """Observe no more."""
@@ -188,13 +189,13 @@ class Timeline:
                 used = CpuTime(*(total + later - earlier for total, earlier, later in times))
         return used.cores_since(first) if used is not first else None
 
-    def _begin_or_end(self, one: Pass | None) -> None:
+    def _begin_or_end(self, observation: Observation, one: Pass | None) -> None:
         """End the warm-up or the observation before a request if it is time; `one` is None if a pass begins."""
         now = perf_counter()
         self.first_pass = self.first_pass or now
         if self.ended:
             return
-        self._read_cpu(now, READ_EVERY_S if one else SHORT_S)
+        self._read_cpu(observation, now, READ_EVERY_S if one else SHORT_S)
         if not self._is_warm and self.steps >= self.limits.warm_up:
             self._is_warm = True
             if one and one.holds_batches(self._working(now)):
@@ -233,14 +234,21 @@ class Timeline:
         else:
             self._closed.append([began, ended])
 
-    def _read_cpu(self, now: float, every_s: float) -> None:
+    def _read_cpu(self, observation: Observation, now: float, every_s: float) -> None:
         """Read the processor times, unless that was done lately; less often in a long script, as all are kept."""
         if now - self._readings[-1].wall_s > max(every_s, (now - self.started) / 1000):
             self._readings.append(CpuTime.now())
-            if self._open:  # neither work nor waiting: where others use the cores, it loses its own for milliseconds
-                took = perf_counter() - now
-                self.measuring_s += took
-                self._waited_s += took
+            self._add_measuring(observation, now)  # where others use the cores, a reading takes milliseconds
+
+    def _add_measuring(self, observation: Observation, began: float) -> None:
+        """Count the time since then as neither work nor waiting."""
+        if self.ended:
+            return
+        took = perf_counter() - began
+        observation.measuring_s += took
+        if self._open or self._held:
+            self.measuring_s += took
+            self._waited_s += took
 
     def _forget(self, now: float) -> None:
         """Drop what was measured of the warm-up."""
