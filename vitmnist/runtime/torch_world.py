@@ -22,6 +22,7 @@ from vitmnist.runtime.failures import classify
 from vitmnist.runtime.world import World
 
 POLL_S = 0.002
+NOTICE_S = 0.2  # on busy cores, gloo notices the end of rank 0 later than that of a rank which left because of it
 EXIT_S = 2.0  # how long a rank that failed waits to see whether rank 0 has failed too
 MEETING = timedelta(minutes=5)
 NCCL_LATER = timedelta(minutes=2)
@@ -103,6 +104,7 @@ class TorchWorld(World):
     def root_cause(self, error: BaseException) -> BaseException:
         if not isinstance(error, RuntimeError) or classify(error).is_user_error or not distributed.is_initialized():
             return error
+        self._sees_rank_0_close(NOTICE_S)
         closed = self._closed()
         if not closed and not isinstance(error, DistError):
             return error
@@ -117,14 +119,18 @@ class TorchWorld(World):
             return True
         if isinstance(error, PeerError):  # rank 0 shows it, unless it is the one; before training it said why it ended
             return self._group is not None and 0 in self._closed()
-        deadline = time.monotonic() + EXIT_S
-        while not (has_failed := 0 in self._closed()) and time.monotonic() < deadline:
-            time.sleep(10 * POLL_S)
-        return not has_failed  # if rank 0 failed at the same time, it has shown the same message
+        return not self._sees_rank_0_close(EXIT_S)  # if rank 0 failed at the same time, it has shown the same message
 
     def disconnect(self) -> None:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+    def _sees_rank_0_close(self, seconds: float) -> bool:
+        """Wait until the connection to rank 0 has broken; whether it has, within that time."""
+        deadline = time.monotonic() + seconds
+        while not (is_closed := 0 in self._closed()) and not self.is_main and time.monotonic() < deadline:
+            time.sleep(10 * POLL_S)
+        return is_closed
 
     def _closed(self) -> list[int]:
         """The ranks whose connection has broken, or was given up after the timeout: gloo refuses to send to them."""
