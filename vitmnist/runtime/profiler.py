@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from vitmnist.runtime.files import write_atomic
 
@@ -34,7 +34,11 @@ def profiled(folder: Path, steps: int, device: torch.device) -> Iterator[Callabl
     recorded = min(RECORDED, steps - warmup)
     skipped = min(SKIPPED, steps - warmup - recorded)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    plan = schedule(wait=skipped, warmup=warmup, active=recorded, repeat=1)
+    plan: Callable[[int], ProfilerAction] = (
+        schedule(wait=skipped, warmup=warmup, active=recorded, repeat=1)
+        if warmup
+        else lambda step: ProfilerAction.NONE if step else ProfilerAction.RECORD_AND_SAVE  # schedule() would warn
+    )
     with profile(activities=activities, schedule=plan, profile_memory=True) as profiler:
         yield profiler.step
     output = folder / "profile"
