@@ -84,14 +84,6 @@ def test_a_search_is_for_any_metric_and_what_is_typed_is_not_searched(
     assert best_of(tmp_path / "here")["best_value"] == min(value for _, _, value in trials)
 
 
-def test_the_value_is_that_of_the_last_epoch_without_a_validation_split(
-    succeed: Printed, quick: list[str], tmp_path: Path
-) -> None:
-    succeed(*TYPED, *quick, "data.holdout=null", "epochs=4", LR, "hydra.sweeper.n_trials=1")
-    ((_, _, value),) = trials_of(tmp_path / "here")
-    assert value == result_of(tmp_path / "here" / "0")["epochs"][-1]["eval_acc"]
-
-
 def test_the_seed_decides_what_is_tried(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     tried = []
     for number, seed in enumerate((1, 1, 2)):
@@ -104,9 +96,12 @@ def test_the_seed_decides_what_is_tried(succeed: Printed, quick: list[str], tmp_
 
 
 def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
-    succeed(*TYPED, *quick, "batch_size=tag(int, interval(3, 9))", "optimizer=adam,sgd", "hydra.sweeper.n_trials=3")
+    """Without a validation split, by the value of the last epoch."""
+    searched = ["batch_size=tag(int, interval(3, 9))", "optimizer=adam,sgd", "data.holdout=null", "epochs=3"]
+    succeed(*TYPED, *quick, *searched, "hydra.sweeper.n_trials=3")
     results = [result_of(folder) for folder in jobs(tmp_path / "here")]
     tried = [params for _, params, _ in trials_of(tmp_path / "here")]
+    assert [value for _, _, value in trials_of(tmp_path / "here")] == [one["epochs"][-1]["eval_acc"] for one in results]
     assert [(one["batch_size"], one["choices"]["optimizer"]) for one in results] == [
         (params["batch_size"], params["optimizer"]) for params in tried
     ]

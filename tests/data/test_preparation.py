@@ -13,7 +13,6 @@ from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import DataConfig
-from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.preparation import IMAGENET, given_statistics, prepare
 from vitmnist.errors import ConfigError
@@ -65,15 +64,3 @@ def test_statistics_are_typed_recorded_and_may_not_change(
     assert (model.mean, model.std) == ((0.25,), (0.5,))
     assert train_here("resume=run", "epochs=2").returncode == 0
     assert "data.normalize.std=[0.4] (it was [0.5])" in refuse("resume=run", "data.normalize.std=[0.4]")
-    assert "data.normalize=imagenet: has 3 means" in refuse(*quick, "data.normalize=imagenet")
-
-
-def test_a_share_or_a_number_is_held_out(quick: list[str], refuse: Printed) -> None:
-    assert validate(DataConfig, {**BASE, "holdout": 5}).holdout == 5
-    assert validate(DataConfig, {**BASE, "holdout": 0.1}).holdout == 0.1
-    assert "data.holdout=0: must be above 0" in refuse(*quick, "data.holdout=0")
-    assert "data.holdout=some: must be a whole number" in refuse(*quick, "data.holdout=some")
-
-
-GROUPS = {"dataset": {}, "loader": {}, "augment": {}}
-BASE = {"root": ".", "shuffle": "none", "drop_last": False, "normalize": "dataset", **GROUPS}
