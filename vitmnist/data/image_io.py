@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from glob import glob, has_magic
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -20,7 +26,11 @@ from vitmnist.errors import DataError, printable
 
 # As torchvision.datasets.ImageFolder; importing that module takes 2 s.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+IMAGE_READ_MODE_RGB = 3  # torchvision.io.ImageReadMode.RGB
 COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
+
+
+Pixels = NDArray[np.uint8]
 
 
 class Mode(str, Enum):
@@ -63,10 +73,44 @@ def read_picture(
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
         with Image.open(path) as opened:
-            return to_image(opened, size, mode, resize, draft)
+            return to_image(opened, size, mode, resize, draft, _decode)
     except Exception as error:  # Pillow's decoders raise the errors of many libraries
         reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
         raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
+
+
+def _decode(image: Image.Image) -> Pixels:
+    """The pixels of an image; of a JPEG in colour by torchvision's decoder, which takes three quarters of the time."""
+    scale, *_ = getattr(image, "decoderconfig", ()) or (1,)  # chosen by `draft`
+    if image.format == "JPEG" and image.mode == "RGB" and scale == 1 and (decode := _jpeg_decoder()):
+        with suppress(RuntimeError):  # Pillow says what is damaged, or reads on if LOAD_TRUNCATED_IMAGES is set
+            return decode(np.fromfile(image.filename, np.uint8))  # type: ignore[attr-defined]
+    return np.array(image)
+
+
+@cache
+def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
+    """torchvision's decoder: bytes of a file to `[H, W, 3]`; None without it, or if its pixels are not Pillow's.
+
+    Loading its library takes 4 ms, importing torchvision 2 s.
+    """
+    package = find_spec("torchvision")
+    folders = (package and package.submodule_search_locations) or []
+    specs = [PathFinder.find_spec(name, folders) for name in ("image_stable", "image")]  # the latter before 0.29
+    try:
+        torch.ops.load_library(next(spec.origin for spec in specs if spec))
+        function = torch.ops.image.decode_jpeg.default
+    except (StopIteration, AttributeError, OSError):  # torchvision 0.29 says that it will be removed
+        return None
+
+    def decode(content: Pixels) -> Pixels:
+        pixels: Tensor = function(torch.from_numpy(content), IMAGE_READ_MODE_RGB, False)
+        return pixels.permute(1, 2, 0).numpy()
+
+    written = BytesIO()  # builds of libjpeg differ in how they round, and enlarge the colours
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)).save(written, "JPEG")
+    is_same = np.array_equal(decode(np.array(bytearray(written.getvalue()))), np.array(Image.open(written)))
+    return decode if is_same else None
 
 
 def has_alpha(path: Path) -> bool:
