@@ -247,6 +247,7 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
     if setup.selection:
         result.choices["loader"] = setup.selection.values["name"]
         result.auto = setup.selection.record()
+    result.loader = {**setup.train_loader.settings}
     dataset = setup.dataset
     result.eval_split = dataset.eval_split
     result.dataset = {

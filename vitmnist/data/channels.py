@@ -29,13 +29,14 @@ def rows_in_memory(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
 
 
-def empty_images(number: int, channels: int, height: int, width: int) -> Tensor:
+def empty_images(number: int, channels: int, height: int, width: int, *, pin_memory: bool = False) -> Tensor:
     """Uninitialised uint8 `[N, C, H, W]` on the host; large images have their channels last in memory.
 
     Decoders deliver them so, and torch resizes and mirrors bytes with vector code only then.
     """
     layout = torch.channels_last if is_large((height, width)) else torch.contiguous_format
-    return torch.empty(number, channels, height, width, dtype=torch.uint8, memory_format=layout)
+    shape = number, channels, height, width
+    return torch.empty(shape, dtype=torch.uint8, memory_format=layout, pin_memory=pin_memory)
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch
@@ -21,23 +24,50 @@ Result = TypeVar("Result")
 
 
 def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int | None = None
 ) -> Generator[Result, None, None]:
-    """The results of `function` in the order of the items; at most `2 * threads` are computed ahead, to bound memory.
+    """The results of `function` in the order of the items, in threads that use a core each.
 
     An exception is raised in place of its result. Closing the iterator waits for the items that are being computed.
+
+    Args:
+        items: taken in the consumer's thread.
+        ahead: how many items are computed ahead of the consumer, at most; `2 * threads` by default.
     """
-    pool = ThreadPoolExecutor(threads)
-    ahead: deque[Future[Result]] = deque()
+    jobs: SimpleQueue[tuple[Future[Result], Item] | None] = SimpleQueue()
+    waiting: deque[Future[Result]] = deque()
+    # Daemons, unlike those of an executor: the interpreter would first wait for all that is queued, and then close
+    # this iterator.
+    workers = [threading.Thread(target=_work, args=(function, jobs), daemon=True) for _ in range(threads)]
     try:
+        for worker in workers:
+            worker.start()
         for item in items:
-            ahead.append(pool.submit(function, item))
-            if len(ahead) > 2 * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            waiting.append(Future())
+            jobs.put((waiting[-1], item))
+            if len(waiting) > (2 * threads if ahead is None else ahead):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        with suppress(Empty):
+            while True:
+                jobs.get_nowait()
+        for _ in workers:
+            jobs.put(None)
+        for worker in workers:
+            if worker.ident:  # it was started
+                worker.join()
+
+
+def _work(function: Callable[[Item], Result], jobs: SimpleQueue[tuple[Future[Result], Item] | None]) -> None:
+    limit_to_one_core()
+    while job := jobs.get():
+        future, item = job
+        try:
+            future.set_result(function(item))
+        except BaseException as error:  # SystemExit too: the consumer would wait for ever
+            future.set_exception(error)
 
 
 def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1) -> None:

@@ -191,16 +191,18 @@ class Candidates(Bench):
         return self.add(name, partial(self._build, values))
 
     def add_workers(self, counts: list[int] | None) -> None:
-        """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
+        """Try other numbers of workers or threads, unless the fastest loader already leaves nothing to wait for."""
         timed = {one.row.name: one for one in self.turns if one.row and one.first}
         fastest = min((one.first for one in timed.values() if one.first), default=None)
         for name, given in timed.items() if fastest and fastest.waits else ():
-            values = self.values[name]
-            if "num_workers" in values:
-                try_workers(given, values["num_workers"], partial(self._add_workers, name, values), counts)
+            threads = getattr(given.stream.source, "settings", {}).get("threads")
+            if threads and counts is None:
+                try_workers(given, threads, partial(self._add_number, name, "threads"), least=threads)
+            elif "num_workers" in self.values[name]:
+                try_workers(given, given.stream.workers, partial(self._add_number, name, "num_workers"), counts)
 
-    def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
-        return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
+    def _add_number(self, name: str, key: str, number: int) -> Timed | None:
+        return self.add_loader(f"{name}, {number} {key.removeprefix('num_')}", {**self.values[name], key: number})
 
     def data_for(self, values: Mapping[str, Any]) -> SampleSource:
         """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""

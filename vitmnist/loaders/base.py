@@ -70,6 +70,9 @@ class Loader(ABC):
     num_workers: int = 0
     """Processes that make batches, which they deliver in turn."""
 
+    settings: Mapping[str, Any] = {}
+    """What the options that were `auto` became; a run logs and records it."""
+
     epochs: int | None = None
     """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
     may use it to begin the next epoch early. Any other epoch may still be asked for."""

@@ -1,4 +1,4 @@
-"""The articles' first pipeline: every sample is read and transformed on its own when it is needed."""
+"""Every sample is read when it is needed: picture files in threads, others by the articles' first pipeline."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import data
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import AUTO, bounded, or_auto
 from vitmnist.data.collate import map_tensors, unchanged
 from vitmnist.data.sampler import EpochSampler, as_tensor
-from vitmnist.data.tensors import SampleSource
-from vitmnist.errors import LoadingError, UserError
+from vitmnist.data.tensors import SampleSource, TensorSet
+from vitmnist.errors import ConfigError, LoadingError, UserError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
+from vitmnist.loaders.picture_files import read_batches
 from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.cpu import cores_per_rank
 from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.signals import STOPPING, held_back
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 END = object()
+WORKERS = 2  # where the number of workers is `auto`
 POLL_S = 5.0  # how often torch looks for dead workers
 
 
@@ -41,7 +44,8 @@ POLL_S = 5.0  # how often torch looks for dead workers
 class DiskOptions:
     """See `conf/data/loader/disk.yaml`."""
 
-    num_workers: int = bounded(2, at_least=0)
+    threads: int | str = or_auto(default=AUTO, at_least=1)
+    num_workers: int | str = or_auto(default=AUTO, at_least=0)
     pin_memory: bool = True
     prefetch_factor: int = bounded(2, at_least=1)
     persistent_workers: bool = True
@@ -50,10 +54,11 @@ class DiskOptions:
 
 @LOADERS.register("disk", DiskOptions)
 class DiskLoader(Loader):
-    """A `torch.utils.data.DataLoader`; for a split on disk it delivers normalised float32.
+    """Picture files as uint8 in threads of this process; otherwise, and with typed workers, a DataLoader of torch.
 
-    A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live epoch has
-    its own DataLoader, and a finished one is kept, with its workers, for the next epoch.
+    The latter delivers normalised float32 for a split. With persistent workers it has a single iterator, which a second
+    pass would reset. So each live epoch has its own DataLoader, and a finished one is kept, with its workers, for the
+    next epoch.
     """
 
     keeps = Place.NOWHERE
@@ -62,12 +67,33 @@ class DiskLoader(Loader):
         self._ends: list[tuple[Semaphore, int]] = []  # of each DataLoader built: tells its workers to exit
         weakref.finalize(self, _end_workers, self._ends)  # at interpreter exit after the one that closes iterators
         super().__init__(sampler)
-        self.num_workers, self.buffered = options.num_workers, options.num_workers * options.prefetch_factor
-        self.options, self.reader, self.device = options, BatchReader(source), device
-        self.backend = backend_of(device)
+        self.options, self.backend = options, backend_of(device)
+        self.pin_memory = options.pin_memory and device.type == "cuda"
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
+        has_files = isinstance(source, TensorSet) and source.pictures is not None
+        self.files: Any = source if has_files and options.num_workers == AUTO else None
+        if self.files is not None:
+            threads = cores_per_rank() if options.threads == AUTO else options.threads
+            self.settings, self.buffered = {"threads": threads}, options.prefetch_factor
+            return
+        if options.threads != AUTO:
+            raise ConfigError(
+                f"data.loader.threads={options.threads}: only sets of picture files are read in threads, while "
+                "num_workers is auto; type data.loader.threads=auto"
+            )
+        self.num_workers = WORKERS if options.num_workers == AUTO else int(options.num_workers)
+        self.settings = {"num_workers": self.num_workers}
+        self.buffered = self.num_workers * options.prefetch_factor
+        self.reader = BatchReader(source)
 
     def batches(self, number: int, start: int) -> Batches:
+        if self.files is not None:
+            options = {**self.settings, "ahead": self.buffered, "pin_memory": self.pin_memory}
+            batches = read_batches(self.files, self.sampler, number, start, **options)
+            return (map_tensors(self.backend.to_device, batch) for batch in batches)
+        return self._from_workers(number, start)
+
+    def _from_workers(self, number: int, start: int) -> Batches:
         workers = self.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
             workers = 1
@@ -140,7 +166,7 @@ class DiskLoader(Loader):
             batch_size=None,  # a key stands for a whole batch
             num_workers=workers,
             collate_fn=unchanged,
-            pin_memory=self.options.pin_memory and self.device.type == "cuda",
+            pin_memory=self.pin_memory,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
             worker_init_fn=prepare,

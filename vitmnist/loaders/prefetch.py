@@ -60,7 +60,7 @@ class PrefetchLoader(Loader):
         self.base = build(base_options, data, sampler, device)
         # After the base: at exit the interpreter closes the younger one first, and its thread runs the base.
         super().__init__(sampler)
-        self.options, self.num_workers = options, self.base.num_workers
+        self.options, self.num_workers, self.settings = options, self.base.num_workers, self.base.settings
         self.buffered = options.queue_size + 1 + self.base.buffered  # the thread holds one for which there is no room
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()

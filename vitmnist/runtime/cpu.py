@@ -101,6 +101,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cores_per_rank() -> int:
+    """The cores of this process, shared with the ranks that torchrun has started on this machine."""
+    return max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def cpuinfo(*keys: str) -> str | None:
     """The first value of one of these keys in /proc/cpuinfo; None without it."""
     with suppress(OSError):

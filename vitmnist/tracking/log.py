@@ -22,12 +22,13 @@ def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.d
     parameters = [(one.numel(), one.requires_grad) for one in setup.step.model.parameters()]
     total, trained = sum(size for size, _ in parameters), sum(size for size, is_trained in parameters if is_trained)
     log.info(
-        "%s (%s parameters%s) on %s, %s loader, %s batches of %d%s, device=%s is %s",
+        "%s (%s parameters%s) on %s, %s loader%s, %s batches of %d%s, device=%s is %s",
         result.choices["model"],
         f"{total:,}",
         "" if trained == total else f", of which {trained:,} train",
         setup.dataset.name,
         result.choices["loader"],
+        "".join(f" with {key}={value}" for key, value in setup.train_loader.settings.items()),
         f"{len(setup.train_loader):,}",
         config.batch_size,
         f", divided among {world.size} processes" if world.size > 1 else "",

@@ -36,6 +36,7 @@ class Result:
     choices: dict[str, str]
     config: dict[str, Any] | None = None
     auto: dict[str, Any] | None = None
+    loader: dict[str, Any] | None = None
     trainer: dict[str, Any] | None = None
     batch_size: int | None = None
     seed: int | None = None

@@ -38,7 +38,8 @@ class Split(TensorSet):
         mean: per channel, of the training images, scaled to 0…1.
         std: per channel, likewise; population standard deviation.
         classes: the name of each label.
-        reader: reads single images from disk, for `disk`: `reader[i]` is image i as a PIL image; can be pickled.
+        reader: reads single images from disk, for `disk`: `reader[i]` is image i as a PIL image; can be pickled, and
+            with `files` be used by several threads.
         sha256: checksum of `images`, if it is already known.
         files: the file of each image, relative to the folder of the dataset; None if images have no files.
 
@@ -93,6 +94,10 @@ class Split(TensorSet):
 
     def stored(self) -> SampleSource:
         return DatasetSource(ImagesOnDisk(self), seed=None) if self.reader else super().stored()
+
+    @property
+    def pictures(self) -> Any:
+        return self.reader if self.files else None
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.mean, self.std
