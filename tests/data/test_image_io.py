@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from torchvision import transforms
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.pictures import smooth
+from vitmnist.data import image_io
 from vitmnist.data.image_io import read_picture
+from vitmnist.data.picture import to_image
 from vitmnist.errors import DataError
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
@@ -124,3 +128,84 @@ def test_a_picture_that_is_too_narrow_to_be_cropped_is_refused(tmp_path: Path) -
     save(tmp_path / "line.png", Image.new("L", (3000, 1)))
     with pytest.raises(DataError, match=r"line\.png: cannot be read as a picture: 3000×1 pixels are more than 65535"):
         read_picture(tmp_path / "line.png", (64, 64), "rgb", "crop")
+
+
+def noisy(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
+    """A picture in which every rounding shows."""
+    pixels = np.asarray(smooth(0, size), dtype=int) + np.random.default_rng(0).integers(-40, 41, (*size[::-1], 3))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        *(("RGB", {"subsampling": sampling, "quality": quality}) for sampling in (0, 1, 2) for quality in (20, 75, 95)),
+        ("RGB", {"progressive": True}),
+        ("RGB", {"progressive": True, "subsampling": 1, "optimize": True}),
+        ("RGB", {"restart_marker_blocks": 3}),
+        ("RGB", {"keep_rgb": True}),
+        ("L", {}),
+        ("L", {"progressive": True}),
+        ("CMYK", {}),
+    ],
+)
+def test_both_decoders_of_jpegs_give_the_same_pixels(
+    tmp_path: Path, mode: str, options: dict[str, int], draft: bool
+) -> None:
+    """A model card has Pillow's alone."""
+    assert image_io._jpeg_decoder() is not None, "this torchvision has no decoder, or one that differs"
+    for number, side in enumerate([(64, 64), (37, 83), (161, 120), (1, 9)]):
+        exif = Image.Exif()
+        exif[0x0112] = 1 + (number + 5) % 8
+        save(tmp_path / "photo.jpg", noisy(side, mode), exif=exif, **options)
+        for target, channels in (((30, 20), "rgb"), ((200, 200), "rgb"), ((30, 20), "grey")):
+            with Image.open(tmp_path / "photo.jpg") as opened:
+                expected = to_image(opened, target, channels, "stretch", draft)
+            assert read_picture(tmp_path / "photo.jpg", target, channels, draft=draft) == expected
+
+
+def test_a_truncated_jpeg_is_an_error_unless_pillow_is_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "photo.jpg", noisy((90, 60)))
+    content = (tmp_path / "photo.jpg").read_bytes()
+    for length in (len(content) // 2, len(content) - 2):
+        (tmp_path / "photo.jpg").write_bytes(content[:length])
+        with pytest.raises(DataError, match=r"photo\.jpg: cannot be read as a picture: image file is truncated"):
+            read_picture(tmp_path / "photo.jpg", (90, 60), "rgb")
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb").size == (90, 60)
+
+
+def test_without_torchvisions_decoder_or_if_it_differs_pillow_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "photo.jpg", noisy((90, 60)))
+    expected = read_picture(tmp_path / "photo.jpg", (90, 60), "rgb")
+
+    def inverted(content: object, *_: object) -> object:
+        return 255 - decode(content, 3, False)
+
+    decode = image_io.torch.ops.image.decode_jpeg.default
+    image_io._jpeg_decoder.cache_clear()
+    monkeypatch.setattr(image_io.torch.ops.image.decode_jpeg, "default", inverted)
+    assert image_io._jpeg_decoder() is None
+    assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
+    image_io._jpeg_decoder.cache_clear()
+    monkeypatch.setattr(image_io, "find_spec", lambda name: None)
+    assert image_io._jpeg_decoder() is None
+    assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
+    image_io._jpeg_decoder.cache_clear()
+
+
+def test_reading_a_picture_does_not_import_torchvision(tmp_path: Path) -> None:
+    """It takes 2 s."""
+    save(tmp_path / "photo.jpg", noisy((90, 60)))
+    program = (
+        "import sys; from pathlib import Path; from vitmnist.data import image_io; "
+        "image_io.read_picture(Path(sys.argv[1]), (9, 9), 'rgb'); "
+        "print(image_io._jpeg_decoder() is not None, 'torchvision' in sys.modules)"
+    )
+    arguments = [sys.executable, "-c", program, str(tmp_path / "photo.jpg")]
+    assert subprocess.run(arguments, capture_output=True, text=True, check=True).stdout == "True False\n"

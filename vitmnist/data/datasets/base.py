@@ -97,7 +97,7 @@ class Split(TensorSet):
 
     @property
     def pictures(self) -> Any:
-        return self.reader if self.files else None
+        return self.reader if self.files is not None else None
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.mean, self.std

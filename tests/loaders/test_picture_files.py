@@ -1,0 +1,249 @@
+"""`disk` reads picture files in threads: the batches of all loaders, in bounded memory, without a process."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import Start, result_of
+from tests.support.pictures import smooth
+from tests.support.processes import fork
+from vitmnist import check_loader, load_dataset, make_loader
+from vitmnist.auditing.leftovers import left_since, running
+from vitmnist.data.datasets.base import Split
+from vitmnist.errors import ConfigError, DataError, ExitCode
+from vitmnist.loaders import timing
+from vitmnist.loaders.base import Loader
+from vitmnist.runtime import cpu
+
+PICTURES, BATCH_SIZE = 24, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEG files, of twice the size of small images and more, and PNG files."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for number in range(PICTURES):
+        path = folder / "all" / f"class{number % 2}" / f"{number}.{'png' if number % 5 == 0 else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        smooth(number, (150 + number, 110)).save(path)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> Split:
+    options = {"size": 16, "mode": "rgb", "test_share": 0, **options}
+    return load_dataset("image_folder", root=str(folder / "root"), path=str(folder / "all"), **options).train
+
+
+@pytest.fixture
+def split(folder: Path) -> Split:
+    return load(folder)
+
+
+def disk(split: Split, **options: Any) -> Loader:
+    return make_loader("disk", split, **{"batch_size": BATCH_SIZE, "device": "cpu", "seed": 0, "threads": 2, **options})
+
+
+class Watched:
+    """The reader of a split, which calls a function with each index first."""
+
+    def __init__(self, split: Split, watch: Callable[[int], object]) -> None:
+        self.reader, self.watch = split.reader, watch
+
+    def __getitem__(self, index: int) -> Image.Image:
+        self.watch(index)
+        return self.reader[index]
+
+
+def watched(split: Split, watch: Callable[[int], object]) -> Split:
+    return replace(split, reader=Watched(split, watch))
+
+
+@pytest.mark.parametrize("given", [{"size": 16}, {"size": 16, "mode": "grey"}, {"size": 100, "mode": "grey"}])
+@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "prefetch_factor": 1}])
+def test_contract(folder: Path, given: dict[str, Any], options: dict[str, Any]) -> None:
+    check_loader("disk", load(folder, **given), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("prefetch", {"base": "disk"}),
+        ("auto", {"candidates": ["disk"], "batches": 1, "worker_counts": []}),
+        pytest.param("disk", {"num_workers": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_contract_of_others(split: Split, name: str, options: dict[str, Any]) -> None:
+    check_loader(name, split, **options)
+
+
+@pytest.mark.parametrize("size", [16, 100])
+def test_the_bytes_and_their_layout_are_those_of_ram(folder: Path, size: int) -> None:
+    split = load(folder, size=size)
+    with disk(split) as files, make_loader("ram", split, batch_size=BATCH_SIZE, device="cpu", seed=0) as ram:
+        for (images, labels), (expected, expected_labels) in zip(files.epoch(3), ram.epoch(3), strict=True):
+            assert images.dtype == torch.uint8
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, expected_labels)
+            assert images.is_contiguous(memory_format=torch.channels_last if size == 100 else torch.contiguous_format)
+
+
+def test_in_inference_mode(split: Split) -> None:
+    with torch.inference_mode(), disk(split) as loader:
+        found = [images for images, _ in loader.epoch(0)]
+    with disk(split) as loader:
+        assert all(map(torch.equal, found, [images for images, _ in loader.epoch(0)]))
+
+
+@pytest.mark.parametrize("size", [16, 100])
+def test_at_most_two_batches_are_read_ahead(folder: Path, size: int) -> None:
+    read: list[int] = []
+    with disk(watched(load(folder, size=size), read.append)) as loader:
+        batches = loader.epoch(0)
+        next(batches)
+        deadline = time.monotonic() + 10
+        while len(read) < 3 * BATCH_SIZE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert len(read) == (1 + loader.buffered) * BATCH_SIZE
+        assert loader.buffered == 2
+
+
+@pytest.mark.parametrize("end", ["end", "close", "break", "raise", "error"])
+def test_its_threads_end_and_there_is_no_process(split: Split, end: str) -> None:
+    def fail(index: int) -> None:
+        if end == "error":
+            raise OSError("the disk is gone")
+
+    before = running()
+    loader = disk(watched(split, fail))
+    gc.disable()  # nothing waits for the garbage collector
+    try:
+        if end == "end":
+            assert sum(len(labels) for _, labels in loader.epoch(0)) == PICTURES
+        elif end == "close":
+            batches = loader.epoch(0)
+            next(batches)
+            started = running() - before
+            assert {type(one) for one in started} == {threading.Thread}
+            assert len(started) == 2
+            loader.close()
+        elif end == "break":
+            for _ in loader.epoch(0):
+                break
+        else:
+            with pytest.raises(OSError, match="the disk is gone"):  # noqa: PT012
+                for _ in loader.epoch(0):
+                    raise OSError("the disk is gone")
+        assert not running() - before
+    finally:
+        gc.enable()
+    loader.close()
+
+
+def test_an_unreadable_picture_is_an_error_in_its_batch(folder: Path, tmp_path: Path) -> None:
+    split = load(folder)
+    paths = [*split.reader.paths]
+    paths[9] = tmp_path / "gone.jpg"
+    broken = replace(split, reader=replace(split.reader, paths=paths))
+    before = running()
+    with disk(broken, shuffle="none") as loader:
+        delivered = 0
+        with pytest.raises(DataError, match=r"gone\.jpg: cannot be read as a picture: No such file"):  # noqa: PT012
+            for images, _ in loader.epoch(0):
+                assert torch.equal(images, split.images[delivered * BATCH_SIZE :][:BATCH_SIZE])
+                delivered += 1
+        assert delivered == 9 // BATCH_SIZE
+        assert len([*loader.epoch(0, start=3)]) == PICTURES // BATCH_SIZE - 3
+    assert not left_since(before)
+
+
+def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
+    with disk(split) as whole:
+        alive = whole.epoch(0)
+        expected, _ = next(alive)
+
+        def read_ranks() -> None:
+            parts = []
+            for rank in range(2):
+                with disk(split, rank=rank, world_size=2) as loader:
+                    parts.append(next(loader.epoch(0))[0])
+            assert torch.equal(torch.cat(parts), expected)
+
+        child = fork(read_ranks)
+        child.join(60)
+        assert child.exitcode == 0
+        assert len([*alive]) == PICTURES // BATCH_SIZE - 1
+
+
+def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "available_cores", lambda: 6)
+    assert disk(split, threads="auto").settings == {"threads": 6}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert disk(split, threads="auto").settings == {"threads": 1}
+    assert disk(split, threads=5).settings == {"threads": 5}
+    typed = disk(split, threads="auto", num_workers=3)
+    assert (typed.settings, typed.num_workers) == ({"num_workers": 3}, 3)
+    tensors = make_loader("disk", (torch.zeros(9, 1), torch.zeros(9)), batch_size=2, device="cpu", seed=0)
+    assert (tensors.settings, tensors.num_workers) == ({"num_workers": 2}, 2)
+    for options in ({"num_workers": 0}, {"data": (torch.zeros(9, 1), torch.zeros(9))}):
+        with pytest.raises(ConfigError, match=r"data\.loader\.threads=2: only sets of picture files are read in"):
+            disk(options.pop("data", split), **options)
+    with pytest.raises(ConfigError, match=r"^threads=0: must be at least 1"):
+        disk(split, threads=0)
+    with pytest.raises(ConfigError, match=r"^num_workers=many: must be a whole number or auto"):
+        disk(split, num_workers="many")
+
+
+def test_auto_tries_more_threads_than_cores_where_these_are_idle(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading waits, as for a network, and eight at a time take as long as one."""
+    monkeypatch.setattr(cpu, "available_cores", lambda: 2)
+    monkeypatch.setattr(timing, "available_cores", lambda: 2)
+    monkeypatch.setattr(timing, "BUSY", 10.0)
+    slow = watched(split, lambda index: time.sleep(0.02))
+    auto = {"candidates": ["disk"], "batches": 5}
+    with make_loader("auto", slow, batch_size=8, device="cpu", seed=0, **auto) as loader:
+        names = [row["name"] for row in loader.selection.candidates]
+        assert names[:3] == ["disk", "disk, 4 threads", "disk, 8 threads"]
+        assert loader.settings["threads"] > 2
+
+
+EXIT = """
+import sys
+from vitmnist import load_dataset, make_loader
+train = load_dataset("image_folder", root=sys.argv[1] + "/root", path=sys.argv[1] + "/all", size=16, mode="rgb").train
+batches = make_loader("disk", train, batch_size=4, device="cpu", seed=0).epoch(0)
+next(batches)
+print("torchvision" in sys.modules, "multiprocessing.popen_fork" in sys.modules)
+"""
+
+
+def test_a_script_that_ends_with_an_open_epoch_prints_nothing(folder: Path) -> None:
+    load(folder)
+    arguments = [sys.executable, "-c", EXIT, str(folder)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False False\n", "")
+
+
+def test_sigterm_stops_a_run_which_records_its_threads(folder: Path, start: Start) -> None:
+    data = ["data/dataset=image_folder", f"data.dataset.path={folder / 'all'}", f"data.root={folder / 'root'}"]
+    options = [*data, "data/loader=disk", "model=cnn", "batch_size=4", "device=cpu", "log.images_every_epochs=null"]
+    process = start(*options, "epochs=100000", "hydra.run.dir=stopped").until("epoch 3/")
+    code, output = process.ended(signal.SIGTERM)
+    assert code == ExitCode.UNFINISHED, output
+    assert "disk loader with threads=" in output
+    result = result_of(process.folder / "stopped")
+    assert result["status"] == "interrupted"
+    assert result["loader"]["threads"] >= 1
