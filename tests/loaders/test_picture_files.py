@@ -24,7 +24,6 @@ from vitmnist import check_loader, load_dataset, make_loader
 from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, ExitCode
-from vitmnist.loaders import timing
 from vitmnist.loaders.base import Loader
 from vitmnist.runtime import cpu
 
@@ -205,19 +204,6 @@ def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) ->
         disk(split, threads=0)
     with pytest.raises(ConfigError, match=r"^num_workers=many: must be a whole number or auto"):
         disk(split, num_workers="many")
-
-
-def test_auto_tries_more_threads_than_cores_where_these_are_idle(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading waits, as for a network, and eight at a time take as long as one."""
-    monkeypatch.setattr(cpu, "available_cores", lambda: 2)
-    monkeypatch.setattr(timing, "available_cores", lambda: 2)
-    monkeypatch.setattr(timing, "BUSY", 10.0)
-    slow = watched(split, lambda index: time.sleep(0.02))
-    auto = {"candidates": ["disk"], "batches": 5}
-    with make_loader("auto", slow, batch_size=8, device="cpu", seed=0, **auto) as loader:
-        names = [row["name"] for row in loader.selection.candidates]
-        assert names[:3] == ["disk", "disk, 4 threads", "disk, 8 threads"]
-        assert loader.settings["threads"] > 2
 
 
 EXIT = """

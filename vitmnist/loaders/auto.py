@@ -195,11 +195,13 @@ class Candidates(Bench):
         timed = {one.row.name: one for one in self.turns if one.row and one.first}
         fastest = min((one.first for one in timed.values() if one.first), default=None)
         for name, given in timed.items() if fastest and fastest.waits else ():
-            threads = getattr(given.stream.source, "settings", {}).get("threads")
-            if threads and counts is None:
+            values, settings = self.values[name], getattr(given.stream.source, "settings", {})
+            if "threads" in values and "threads" in settings and counts is None:
+                threads = settings["threads"]
                 try_workers(given, threads, partial(self._add_number, name, "threads"), least=threads)
-            elif "num_workers" in self.values[name]:
-                try_workers(given, given.stream.workers, partial(self._add_number, name, "num_workers"), counts)
+            elif "num_workers" in values:
+                workers = {**values, **settings}["num_workers"]
+                try_workers(given, workers, partial(self._add_number, name, "num_workers"), counts)
 
     def _add_number(self, name: str, key: str, number: int) -> Timed | None:
         return self.add_loader(f"{name}, {number} {key.removeprefix('num_')}", {**self.values[name], key: number})
