@@ -111,11 +111,6 @@ class TensorSet(SampleSource):
         if len(self.images) != len(self.labels):
             raise DataError(f"{len(self.images)} images, but {len(self.labels)} labels")
 
-    @property
-    def pictures(self) -> Any:
-        """`pictures[i]` reads image i from its file, in any thread, as a PIL image; None if images have no files."""
-        return None
-
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -8,9 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
@@ -36,12 +35,11 @@ def map_in_threads(
     """
     jobs: SimpleQueue[tuple[Future[Result], Item] | None] = SimpleQueue()
     waiting: deque[Future[Result]] = deque()
-    # Daemons, unlike those of an executor: the interpreter would first wait for all that is queued, and then close
-    # this iterator.
+    # Daemons: at its end the interpreter waits for all that an executor has queued, and only then closes this iterator.
     workers = [threading.Thread(target=_work, args=(function, jobs), daemon=True) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
     try:
-        for worker in workers:
-            worker.start()
         for item in items:
             waiting.append(Future())
             jobs.put((waiting[-1], item))
@@ -50,24 +48,23 @@ def map_in_threads(
         while waiting:
             yield waiting.popleft().result()
     finally:
-        with suppress(Empty):
-            while True:
-                jobs.get_nowait()
+        for future in waiting:
+            future.cancel()
         for _ in workers:
             jobs.put(None)
         for worker in workers:
-            if worker.ident:  # it was started
-                worker.join()
+            worker.join()
 
 
 def _work(function: Callable[[Item], Result], jobs: SimpleQueue[tuple[Future[Result], Item] | None]) -> None:
     limit_to_one_core()
     while job := jobs.get():
         future, item = job
-        try:
-            future.set_result(function(item))
-        except BaseException as error:  # SystemExit too: the consumer would wait for ever
-            future.set_exception(error)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function(item))
+            except BaseException as error:  # SystemExit too: the consumer would wait for ever
+                future.set_exception(error)
 
 
 def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1) -> None:

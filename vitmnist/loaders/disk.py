@@ -20,8 +20,9 @@ from torch.utils import data
 
 from vitmnist.config.validation import AUTO, bounded, or_auto
 from vitmnist.data.collate import map_tensors, unchanged
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
-from vitmnist.data.tensors import SampleSource, TensorSet
+from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError, LoadingError, UserError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.loaders.picture_files import read_batches
@@ -70,7 +71,7 @@ class DiskLoader(Loader):
         self.options, self.backend = options, backend_of(device)
         self.pin_memory = options.pin_memory and device.type == "cuda"
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
-        has_files = isinstance(source, TensorSet) and source.pictures is not None
+        has_files = isinstance(source, Split) and source.reader is not None and source.files is not None
         self.files: Any = source if has_files and options.num_workers == AUTO else None
         if self.files is not None:
             threads = cores_per_rank() if options.threads == AUTO else options.threads

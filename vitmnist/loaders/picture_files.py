@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from vitmnist.data.channels import empty_images, is_large
+from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
-from vitmnist.data.tensors import TensorSet
 from vitmnist.data.threads import map_in_threads
 from vitmnist.loaders.base import Batches
 
@@ -21,12 +21,12 @@ Job = tuple[Tensor, Tensor, range]
 
 
 def read_batches(
-    source: TensorSet, sampler: EpochSampler, number: int, start: int, *, threads: int, ahead: int, pin_memory: bool
+    source: Split, sampler: EpochSampler, number: int, start: int, *, threads: int, ahead: int, pin_memory: bool
 ) -> Batches:
     """The batches of an epoch on the host: uint8 images as the decoded set has them, and their labels.
 
     Args:
-        source: a set with `pictures`.
+        source: with `files`, and their `reader`.
         ahead: how many batches may be read before they are asked for.
 
     Raises:
@@ -46,7 +46,7 @@ def read_batches(
         # NumPy may write to a tensor that the consumer made in inference mode.
         pixels = images.permute(0, 2, 3, 1).numpy()
         for row in span:
-            pixels[row] = np.asarray(source.pictures[int(rows[row])]).reshape(pixels.shape[1:])
+            pixels[row] = np.asarray(source.reader[int(rows[row])]).reshape(pixels.shape[1:])
         return job
 
     jobs_ahead = ahead * -(-min(sampler.batch_size, sampler.size) // size)

@@ -95,10 +95,6 @@ class Split(TensorSet):
     def stored(self) -> SampleSource:
         return DatasetSource(ImagesOnDisk(self), seed=None) if self.reader else super().stored()
 
-    @property
-    def pictures(self) -> Any:
-        return self.reader if self.files is not None else None
-
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.mean, self.std
 
