@@ -23,7 +23,7 @@ from vitmnist import from_dataloader
 from vitmnist.data.collate import map_tensors
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import tensor_form
-from vitmnist.replacement.tensor_form import DeviceDataLoader
+from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 
 v1 = pytest.importorskip("torchvision.transforms")
 from torchvision import datasets, tv_tensors  # noqa: E402
@@ -81,7 +81,8 @@ def test_batches_are_equal_where_nothing_is_resized(transforms: list[Any], folde
             warnings.simplefilter("error")
             original, replaced = replaced_as_well(build, transforms="tensor", device=device)
         assert_same(run(replaced, 1), run(original, 1))
-        assert isinstance(replaced, DeviceDataLoader) == (device is not None)
+        assert isinstance(replaced, TensorDataLoader)
+        assert (replaced.device is None) == (device is None)
 
 
 @pytest.mark.parametrize("transforms", TRANSFORMS.values(), ids=TRANSFORMS.keys())

@@ -67,7 +67,7 @@ def _work(function: Callable[[Item], Result], jobs: SimpleQueue[tuple[Future[Res
                 future.set_exception(error)
 
 
-def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1) -> None:
+def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1, threads: int | None = None) -> None:
     """Call a function with spans of the rows of a batch, in threads that use a core each.
 
     Unlike torch's own threads they do not wait for each other after every operation, which on busy cores takes longer
@@ -75,8 +75,9 @@ def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1) -> 
 
     Args:
         parts: spans for each thread, at most.
+        threads: by default as many as torch uses.
     """
-    threads, is_inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    threads, is_inference = threads or torch.get_num_threads(), torch.is_inference_mode_enabled()
 
     def call(span: slice) -> None:
         with torch.inference_mode(is_inference):  # each thread has a mode of its own

@@ -24,7 +24,7 @@ from vitmnist.replacement.halves import find_random_transform
 from vitmnist.replacement.keep_samples import Store
 from vitmnist.replacement.original import COMPARED_SIZE, NamedCollate, check_replaceable, rebuilt
 from vitmnist.replacement.random_samples import GivenHalves, transformed
-from vitmnist.replacement.tensor_form import DeviceDataLoader
+from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
@@ -155,7 +155,7 @@ def _replaced(
             if not replaced:
                 replaced = transformed(dataloader, store, state, of_tensors, given)
                 if of_tensors and delivers:
-                    replaced = rebuilt(replaced, DeviceDataLoader, pin_memory=store.device.type == "cuda")
+                    replaced = rebuilt(replaced, TensorDataLoader, pin_memory=store.device.type == "cuda")
                     replaced.device = store.device
     except ConfigError:
         raise

@@ -12,18 +12,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.collate import unchanged
 from vitmnist.data.decoding import find_random
+from vitmnist.data.difference import find_difference
 from vitmnist.errors import ConfigError, described
 from vitmnist.replacement.decoded_dataset import TransformedDataset
+from vitmnist.replacement.drawn_samples import DrawnDataset
+from vitmnist.replacement.drawn_transforms import can_be_drawn
+from vitmnist.replacement.finish_batch import BATCH_DIMS, CollateFinished, FinishBatch, finish_of
 from vitmnist.replacement.frozen_state import FrozenState
 from vitmnist.replacement.halves import DividedDataset, Halves
 from vitmnist.replacement.keep_samples import Store, keep_samples
 from vitmnist.replacement.original import TRIED, check_same_batches, rebuilt, seeded_batch
 from vitmnist.replacement.samples import Samples, naming
-from vitmnist.replacement.tensor_form import CollateFinished, finish_of, picture_difference, without_closing
+from vitmnist.replacement.tensor_dataloader import TensorDataLoader
+from vitmnist.replacement.tensor_form import picture_difference, without_closing
 
 
 @dataclass(frozen=True)
@@ -114,5 +122,31 @@ def _with_batch_transforms(
                 f"their last transforms ({described(error)}); use transforms='exact'"
             ) from error
         return exact
-    dataset = like(finished, unfinished)
-    return rebuilt(exact, dataset=dataset, collate_fn=CollateFinished(collate, finish, dataset))
+    dataset: Any = like(finished, unfinished)
+    if of_tensors and all(can_be_drawn(one) for half in closed for one in half.always):
+        dtypes = [one.dtype for one in tree_leaves(expected) if isinstance(one, Tensor) and one.dim() == BATCH_DIMS]
+        always = [half.always for half in halves]
+        drawn = DrawnDataset(
+            *(exact.dataset.original, state, samples, finished, unfinished),  # type: ignore[attr-defined]
+            transforms=always,
+            dtype=dtypes[0] if dtypes else torch.float32,
+            threads=exact.num_workers,
+        )
+        if _are_same([dataset, drawn], collate, finish, probes):
+            dataset = drawn
+    kind = TensorDataLoader if of_tensors else DataLoader
+    return rebuilt(exact, kind, dataset=dataset, collate_fn=CollateFinished(collate, finish, dataset))
+
+
+def _are_same(datasets: list[Any], collate: Any, finish: FinishBatch, probes: list[int]) -> bool:
+    """Whether two forms of a dataset draw the same and make the same batches of it, bit for bit."""
+    results: list[Any] = []
+    for dataset in datasets:
+        results.append([])
+        for index in probes:
+            try:
+                batch = seeded_batch(dataset, CollateFinished(collate, finish, dataset), [index])
+            except Exception:  # torchvision may not draw for what is no picture
+                return False
+            results[-1].append((batch, torch.get_rng_state()))
+    return not find_difference(*results)

@@ -43,6 +43,7 @@ class Samples:
         structure: of a plain sample; a pickled one has a single value.
         as_tensors: return pictures as uint8 tensors `[C, H, W]`.
         checksums: those of `shapes`, if the samples are in a file; their bytes are then compared too.
+        as_views: such tensors are parts of `content`, not to be changed, and `check` is left to the caller.
     """
 
     content: Tensor
@@ -51,6 +52,7 @@ class Samples:
     structure: TreeSpec | None
     as_tensors: bool = False
     checksums: Checksums | None = None
+    as_views: bool = False
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -63,14 +65,26 @@ class Samples:
             if self.checksums:  # a file could hold any code
                 raise damage(self.checksums.entry, index)
             return pickle.loads(self.content[start : start + rows[0][2]].numpy().data)
+        if not self.as_views:
+            self.check(index)
         for row in rows:
             content = self.content[start : start + row[2]]
-            if self.checksums and zlib.crc32(content.numpy().data) != row[-1]:
-                raise damage(self.checksums.entry, index)
-            decode = _as_tensor if self.as_tensors and row[0] == PICTURE else decode_value
-            values.append(decode(row, content))
+            if self.as_tensors and row[0] == PICTURE:
+                # Channels last in memory, for which torch resizes bytes fastest.
+                image = content if self.as_views else content.clone()
+                values.append(image.view(*row[4:6], -1).permute(2, 0, 1))
+            else:
+                values.append(decode_value(row, content))
             start += row[2]
         return tree_unflatten(values, self.structure)  # type: ignore[arg-type]
+
+    def check(self, index: int) -> None:
+        """Raise `DamagedCacheError` if a sample is not what was written into its file; takes a second for 2 GB."""
+        start = int(self.starts[index])
+        for row in self.shapes[index].tolist() if self.checksums else ():
+            if zlib.crc32(self.content[start : start + row[2]].numpy().data) != row[-1]:
+                raise damage(self.checksums.entry, index)  # type: ignore[union-attr]
+            start += row[2]
 
     def with_tensors(self) -> Samples:
         """The same samples, with pictures as tensors; raises `DataError` if some are not of 8-bit channels."""
@@ -97,11 +111,6 @@ class Samples:
     def nbytes(self) -> int:
         """Bytes of all samples."""
         return self.content.nbytes + self.shapes.nbytes
-
-
-def _as_tensor(row: list[int], content: Tensor) -> Tensor:
-    # Channels last in memory, for which torch resizes bytes fastest.
-    return content.clone().view(*row[4:6], -1).permute(2, 0, 1)
 
 
 def starts_of(shapes: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Applies the last transforms of a dataset to whole batches, and its random ones to tensors in place of PIL images."""
+"""The transforms of a dataset in the form for tensors: without the last ones, which batches get, and resizing bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,15 +10,10 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
-from torch.utils.data import DataLoader, get_worker_info
 
-from vitmnist.data.collate import map_tensors
-from vitmnist.data.difference import find_difference
 from vitmnist.data.image_io import to_tensor
 from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.decoded_dataset import Prepared
 from vitmnist.replacement.frozen_state import preserved_own_generators
 from vitmnist.replacement.halves import Halves, Inputs, Transform, apply
 from vitmnist.replacement.samples import BYTES, Samples
@@ -26,9 +21,7 @@ from vitmnist.replacement.samples import BYTES, Samples
 # Named with their library: a user's class of the same name may do something else.
 TO_FLOAT = ("torchvision.ToTensor", "timm.MaybeToTensor")
 CONVERTING = (*TO_FLOAT, "torchvision.PILToTensor", "torchvision.ToImage", "timm.MaybePILToTensor")
-BATCH_DIMS = 4  # of pictures, [B, C, H, W]
 TOLERANCE = 8.0  # of 255, by which pixels may differ: resizing alone rounds by up to 5
-PART = 2**19  # values that are finished at a time: they fit into the processor's cache
 CLOSING = tuple(f"torchvision.{name}" for name in ("ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize"))
 
 
@@ -66,8 +59,17 @@ class NativeResize:
         one = self.transform
         if type(one).__name__ == "Resize":
             return functional.resize(image, one.size, one.interpolation, one.max_size, one.antialias)  # type: ignore[no-any-return]
-        box = one.get_params(image, one.scale, one.ratio)
-        return functional.resized_crop(image, *box, one.size, one.interpolation, one.antialias)  # type: ignore[no-any-return]
+        return resized_crop(image, one.get_params(image, one.scale, one.ratio), one)
+
+
+def resized_crop(image: Tensor, box: Sequence[int], transform: Any) -> Tensor:
+    """What a `RandomResizedCrop` makes of a box (top, left, height, width) of a picture."""
+    from torchvision.transforms.v2 import functional
+
+    crop = functional.crop(image, *box)
+    if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps
+        crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
+    return functional.resize(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -81,93 +83,14 @@ class Normalized:
         mean, std = _on_device((self.mean, self.std), images.dtype, images.device)
         return images.sub(mean).div_(std)
 
+    def in_place(self, images: Tensor) -> None:
+        mean, std = _on_device((self.mean, self.std), images.dtype, images.device)
+        images.sub_(mean).div_(std)
+
 
 @lru_cache(maxsize=16)
 def _on_device(numbers: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(torch.tensor(one, dtype=dtype, device=device).view(-1, 1, 1) for one in numbers)
-
-
-@dataclass(frozen=True)
-class FinishBatch:
-    """Applies transforms to some of the tensors of a batch, by their paths in it, such as `['image']`."""
-
-    paths: frozenset[str]
-    transforms: Sequence[Transform]
-
-    def __call__(self, batch: Any) -> Any:
-        pairs, structure = tree_flatten_with_path(batch)
-        values = [self._finished(value) if keystr(path) in self.paths else value for path, value in pairs]
-        return tree_unflatten(values, structure)
-
-    def _finished(self, images: Tensor) -> Tensor:
-        if images.device.type != "cpu":
-            return apply(self.transforms, (images,))[0]  # type: ignore[no-any-return]
-        finished, filled = images, 0
-        for part in images.split(max(1, PART * len(images) // max(1, images.numel()))):
-            (result,) = apply(self.transforms, (part,))
-            if not filled:
-                finished = result.new_empty((len(images), *result.shape[1:]))
-            finished[filled : filled + len(part)] = result
-            filled += len(part)
-        return finished
-
-
-@dataclass(frozen=True)
-class CollateFinished:
-    """A collate function that applies the last transforms of the samples to the whole batch.
-
-    Args:
-        dataset: whose samples lack their last transforms; others are only collated.
-    """
-
-    collate: Callable[[Any], Any]
-    finish: FinishBatch
-    dataset: Any
-
-    def unfinished(self, samples: Any) -> Any:
-        """The batch without the last transforms."""
-        return self.collate(samples.content)
-
-    def __call__(self, samples: Any) -> Any:
-        if not isinstance(samples, Prepared):
-            return self.collate(samples)
-        batch, worker = self.unfinished(samples), get_worker_info()
-        # With another dataset, such as a Subset, code in the worker may use the batch.
-        return Unfinished(batch, self.finish) if worker and worker.dataset is self.dataset else self.finish(batch)
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """A batch that is finished when it is unpickled, so that only a quarter of the bytes leave the worker."""
-
-    batch: Any
-    finish: FinishBatch
-
-    def __reduce__(self) -> tuple[FinishBatch, tuple[Any]]:
-        return self.finish, (self.batch,)
-
-
-class DeviceDataLoader(DataLoader[Any]):
-    """Moves batches to `device`, which is set after construction, and finishes them there.
-
-    A framework that builds another DataLoader from its arguments gets finished batches on the host.
-    """
-
-    device: torch.device | None = None
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        collate: Any = self.collate_fn
-        if self.device is None:
-            return super().__iter__()
-        self.collate_fn = collate.unfinished
-        try:
-            batches = super().__iter__()  # draws its seed at once, as the original does
-        finally:
-            self.collate_fn = collate
-        return (collate.finish(map_tensors(self._to_device, batch)) for batch in batches)
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
 
 
 def without_closing(halves: Sequence[Halves], of_tensors: bool) -> tuple[list[Halves], list[int], list[Transform]]:
@@ -259,32 +182,3 @@ def _seeded(transforms: list[Transform], inputs: Inputs, seed: int) -> Inputs:
     with preserved_own_generators(transforms):
         seed_generators(0, 0, seed)
         return apply(transforms, inputs)
-
-
-def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: Any, of_tensors: bool) -> FinishBatch:
-    """The `FinishBatch` that applies the closing transforms to a batch of samples without them.
-
-    Args:
-        batch: of samples without the closing transforms.
-        finished: of samples with them.
-        exact: the original's batch; the result must have its dtypes and shapes, and without `of_tensors` its values.
-
-    Raises:
-        ConfigError: the batches differ.
-    """
-    pairs = list(zip(tree_flatten_with_path(batch)[0], tree_flatten(finished)[0], strict=True))
-    differing = {keystr(path): value for (path, value), other in pairs if find_difference(value, other)}
-    if any(value.dim() != BATCH_DIMS for value in differing.values()):
-        raise ConfigError("the collate function does not stack the pictures")
-    finish = FinishBatch(frozenset(differing), closing)
-    if not of_tensors and find_difference(finish(batch), exact):
-        raise ConfigError("values of the batch differ")
-    for found, expected, other in zip(*(tree_flatten(one)[0] for one in (finish(batch), finished, exact)), strict=True):
-        if isinstance(other, Tensor) and not (
-            (found.dtype, found.shape) == (expected.dtype, expected.shape) == (other.dtype, other.shape)
-            and torch.allclose(found, expected, atol=1e-5, equal_nan=True)
-        ):
-            raise ConfigError(
-                "values of the batch differ in dtype, shape or more than rounding from those of PIL images"
-            )
-    return finish

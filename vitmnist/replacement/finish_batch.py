@@ -1,0 +1,113 @@
+"""Applies the last transforms of a dataset to whole batches, or to each picture in its row of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils.data import default_collate, get_worker_info
+
+from vitmnist.data.difference import find_difference
+from vitmnist.errors import ConfigError
+from vitmnist.replacement.decoded_dataset import Prepared
+from vitmnist.replacement.drawn_samples import DrawnSamples
+from vitmnist.replacement.halves import Transform, apply
+
+BATCH_DIMS = 4  # of pictures, [B, C, H, W]
+PART = 2**19  # values that are finished at a time: they fit into the processor's cache
+
+
+@dataclass(frozen=True)
+class FinishBatch:
+    """Applies transforms to some of the tensors of a batch, by their paths in it, such as `['image']`."""
+
+    paths: frozenset[str]
+    transforms: Sequence[Transform]
+
+    def __call__(self, batch: Any) -> Any:
+        pairs, structure = tree_flatten_with_path(batch)
+        values = [self._finished(value) if keystr(path) in self.paths else value for path, value in pairs]
+        return tree_unflatten(values, structure)
+
+    def _finished(self, images: Tensor) -> Tensor:
+        if images.device.type != "cpu":
+            return apply(self.transforms, (images,))[0]  # type: ignore[no-any-return]
+        finished, filled = images, 0
+        for part in images.split(max(1, PART * len(images) // max(1, images.numel()))):
+            (result,) = apply(self.transforms, (part,))
+            if not filled:
+                finished = result.new_empty((len(images), *result.shape[1:]))
+            finished[filled : filled + len(part)] = result
+            filled += len(part)
+        return finished
+
+
+@dataclass(frozen=True)
+class CollateFinished:
+    """A collate function that applies the last transforms of the samples to the whole batch.
+
+    Args:
+        dataset: whose samples lack their last transforms; others are only collated.
+    """
+
+    collate: Callable[[Any], Any]
+    finish: FinishBatch
+    dataset: Any
+
+    def unfinished(self, samples: Any) -> Any:
+        """The batch without the last transforms."""
+        return self.collate(samples.content)
+
+    def __call__(self, samples: Any) -> Any:
+        if not isinstance(samples, Prepared):
+            return self.collate(samples)
+        worker = get_worker_info()
+        if not worker and isinstance(samples, DrawnSamples) and self.collate is default_collate:
+            return samples.finished(self.finish.transforms)
+        batch = self.unfinished(samples)
+        # With another dataset, such as a Subset, code in the worker may use the batch.
+        return Unfinished(batch, self.finish) if worker and worker.dataset is self.dataset else self.finish(batch)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A batch that is finished when it is unpickled, so that only a quarter of the bytes leave the worker."""
+
+    batch: Any
+    finish: FinishBatch
+
+    def __reduce__(self) -> tuple[FinishBatch, tuple[Any]]:
+        return self.finish, (self.batch,)
+
+
+def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: Any, of_tensors: bool) -> FinishBatch:
+    """The `FinishBatch` that applies the closing transforms to a batch of samples without them.
+
+    Args:
+        batch: of samples without the closing transforms.
+        finished: of samples with them.
+        exact: the original's batch; the result must have its dtypes and shapes, and without `of_tensors` its values.
+
+    Raises:
+        ConfigError: the batches differ.
+    """
+    pairs = list(zip(tree_flatten_with_path(batch)[0], tree_flatten(finished)[0], strict=True))
+    differing = {keystr(path): value for (path, value), other in pairs if find_difference(value, other)}
+    if any(value.dim() != BATCH_DIMS for value in differing.values()):
+        raise ConfigError("the collate function does not stack the pictures")
+    finish = FinishBatch(frozenset(differing), closing)
+    if not of_tensors and find_difference(finish(batch), exact):
+        raise ConfigError("values of the batch differ")
+    for found, expected, other in zip(*(tree_flatten(one)[0] for one in (finish(batch), finished, exact)), strict=True):
+        if isinstance(other, Tensor) and not (
+            (found.dtype, found.shape) == (expected.dtype, expected.shape) == (other.dtype, other.shape)
+            and torch.allclose(found, expected, atol=1e-5, equal_nan=True)
+        ):
+            raise ConfigError(
+                "values of the batch differ in dtype, shape or more than rounding from those of PIL images"
+            )
+    return finish
