@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from vitmnist.data.threads import in_parts
 from vitmnist.replacement.decoded_dataset import Prepared, TransformedDataset
 from vitmnist.replacement.drawn_transforms import Shape, draw
-from vitmnist.replacement.halves import Transform, apply, complete
-from vitmnist.replacement.samples import Samples, naming
+from vitmnist.replacement.halves import Output, Transform, apply
+from vitmnist.replacement.samples import naming
 from vitmnist.replacement.tensor_form import Converted, Normalized
 from vitmnist.runtime.cpu import available_cores
 
@@ -36,35 +37,45 @@ class DrawnDataset(TransformedDataset):
 
     def __init__(self, *args: Any, transforms: Sequence[list[Transform]], dtype: torch.dtype, threads: int) -> None:
         super().__init__(*args)
-        views = replace(self._samples, as_views=True)
-        vars(self).update(_views=views, _transforms=transforms, _dtype=dtype, _threads=threads)
+        spec: Any = self._samples.structure
+        # Where in the leaves of a sample its parts are, because to rebuild it takes as long as to draw a crop.
+        places = tree_unflatten(list(range(spec.num_leaves)), spec)
+        vars(self).update(
+            _places=places, _transforms=transforms, _dtype=dtype, _threads=min(threads, available_cores())
+        )
 
     def __getitems__(self, indices: Sequence[int]) -> DrawnSamples:
         """Draws the random parameters of a batch, from torch's generator."""
         self._state.check()
-        drawn = []
+        numbers, structure, calls = self._places
+        drawn: list[tuple[int, list[Any], list[DrawnPicture]]] = []
         for index in indices:
             with naming(f"sample {index}"):
-                numbers, sample, calls = self._views[index]
+                leaves: list[Any] = self._samples.values(index, as_views=True)
                 pictures: list[DrawnPicture] = []
-                for number, (image,) in zip(numbers, calls, strict=True):
-                    pictures.append((image, *draw(self._transforms[number], tuple(image.shape))))
-                drawn.append((index, sample, pictures))
-        threads = 1 if get_worker_info() else max(torch.get_num_threads(), min(self._threads, available_cores()))
-        return DrawnSamples(drawn, self._views, self._dtype, threads)
+                for number, (place,) in zip(numbers, calls, strict=True):
+                    image = leaves[place]
+                    pictures.append((image, *draw(self._transforms[leaves[number]], tuple(image.shape))))
+                drawn.append((index, leaves, pictures))
+        threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
+        return DrawnSamples(drawn, structure, self._samples.check, self._dtype, threads)
 
 
+@dataclass
 class DrawnSamples(Prepared):
     """The samples of a batch before their transforms are applied.
 
     Args:
-        drawn: of each sample its index, its structure, and what its pictures are made of.
+        drawn: the index of each sample, its leaves, and what its pictures are made of.
+        structure: of a sample, with the places of its leaves.
+        check: raises an error for the index of a sample whose bytes are damaged.
     """
 
-    def __init__(
-        self, drawn: list[tuple[int, Any, list[DrawnPicture]]], views: Samples, dtype: torch.dtype, threads: int
-    ) -> None:
-        self._drawn, self._views, self._dtype, self._threads = drawn, views, dtype, threads
+    drawn: list[tuple[int, list[Any], list[DrawnPicture]]]
+    structure: Any
+    check: Callable[[int], None]
+    dtype: torch.dtype
+    threads: int
 
     @property
     def content(self) -> list[Any]:
@@ -75,13 +86,13 @@ class DrawnSamples(Prepared):
         """The batch that torch's `default_collate` makes of the finished samples."""
         # In rows that follow one another, in place of tensors that are copied into a batch.
         batches: list[tuple[Tensor, list[Tensor]]] = []
-        for pictures in zip(*(pictures for *_, pictures in self._drawn), strict=False):
-            batch = torch.empty((len(pictures), *pictures[0][2]), dtype=self._dtype)
+        for pictures in zip(*(pictures for *_, pictures in self.drawn), strict=True):
+            batch = torch.empty((len(pictures), *pictures[0][2]), dtype=self.dtype)
             batches.append((batch, list(batch)))
 
-        def stack(rows: list[Tensor], *, collate_fn_map: Any = None) -> Tensor:
+        def stack(rows: list[Tensor], *, collate_fn_map: Any = None) -> Any:
             for batch, own in batches:
-                if len(own) == len(rows) and all(one is row for one, row in zip(own, rows, strict=True)):
+                if all(one is row for one, row in zip(own, rows, strict=True)):
                     return batch
             return collate_tensor_fn(rows, collate_fn_map=collate_fn_map)
 
@@ -89,22 +100,23 @@ class DrawnSamples(Prepared):
         return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
 
     def _made(self, closing: Sequence[Transform], rows: list[list[Tensor]]) -> list[Any]:
-        """The samples; with rows for the pictures of the calls of each sample, they are these if shapes allow it."""
-        samples: list[Any] = [None] * len(self._drawn)
+        """The samples; with rows for the pictures of each of their calls, they are these if their shapes allow it."""
+        leaves_of, spec = tree_flatten(self.structure, is_leaf=lambda value: isinstance(value, Output))
+        samples: list[Any] = [None] * len(self.drawn)
 
         def make(span: slice) -> None:
             for place in range(*span.indices(len(samples))):
-                index, sample, pictures = self._drawn[place]
+                index, leaves, pictures = self.drawn[place]
                 with naming(f"sample {index}"):
-                    self._views.check(index)
+                    self.check(index)
                     results = []
                     for call, (image, steps, _) in enumerate(pictures):
                         (result,) = apply(steps, (image,))
-                        row = rows[call][place] if call < len(rows) else None
-                        results.append((_closed(result, closing, row),))
-                    samples[place] = complete(sample, results)
+                        results.append(_closed(result, closing, rows[call][place] if rows else None))
+                values = [results[leaves[one.call]] if isinstance(one, Output) else leaves[one] for one in leaves_of]
+                samples[place] = tree_unflatten(values, spec)
 
-        in_parts(make, len(samples), PARTS, self._threads)
+        in_parts(make, len(samples), PARTS, self.threads)
         return samples
 
 

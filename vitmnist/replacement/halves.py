@@ -116,9 +116,12 @@ class DividedDataset(Dataset[Any]):
         """The sample that the original dataset would have made; with other transforms if there are `halves`."""
         numbers, sample, calls = decoded
         halves = self.halves if halves is None else halves
-        return complete(
-            sample, [apply(halves[number].always, inputs) for number, inputs in zip(numbers, calls, strict=True)]
-        )
+        results = [apply(halves[number].always, inputs) for number, inputs in zip(numbers, calls, strict=True)]
+
+        def result(value: Any) -> Any:
+            return results[value.call][value.result] if isinstance(value, Output) else value
+
+        return tree_map(result, sample, is_leaf=lambda value: isinstance(value, Output))
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -145,15 +148,6 @@ class DividedDataset(Dataset[Any]):
             return {name: Output(call, name) for name in named}
         outputs = tuple(Output(call, result) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
-
-
-def complete(sample: Any, results: Sequence[Inputs]) -> Any:
-    """A decoded sample with the results of its transforms, by the number of the call, in place of each `Output`."""
-
-    def result(value: Any) -> Any:
-        return results[value.call][value.result] if isinstance(value, Output) else value
-
-    return tree_map(result, sample, is_leaf=lambda value: isinstance(value, Output))
 
 
 def find_random_transform(dataset: Any) -> str | None:

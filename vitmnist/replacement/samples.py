@@ -43,7 +43,6 @@ class Samples:
         structure: of a plain sample; a pickled one has a single value.
         as_tensors: return pictures as uint8 tensors `[C, H, W]`.
         checksums: those of `shapes`, if the samples are in a file; their bytes are then compared too.
-        as_views: such tensors are parts of `content`, not to be changed, and `check` is left to the caller.
     """
 
     content: Tensor
@@ -52,38 +51,42 @@ class Samples:
     structure: TreeSpec | None
     as_tensors: bool = False
     checksums: Checksums | None = None
-    as_views: bool = False
 
     def __len__(self) -> int:
         return len(self.shapes)
 
     def __getitem__(self, index: int) -> Any:
         """A copy of the sample."""
-        start, values = int(self.starts[index]), []
-        rows = self.shapes[index].tolist()
-        if rows and rows[0][0] == OBJECT:
+        if self.shapes[index, :1, 0].tolist() == [OBJECT]:
             if self.checksums:  # a file could hold any code
                 raise damage(self.checksums.entry, index)
-            return pickle.loads(self.content[start : start + rows[0][2]].numpy().data)
-        if not self.as_views:
-            self.check(index)
-        for row in rows:
+            start, nbytes = int(self.starts[index]), int(self.shapes[index, 0, 2])
+            return pickle.loads(self.content[start : start + nbytes].numpy().data)
+        self.check(index)
+        return tree_unflatten(self.values(index), self.structure)  # type: ignore[arg-type]
+
+    def values(self, index: int, *, as_views: bool = False) -> list[Any]:
+        """The leaves of a plain sample; those that are pictures as tensors may be views, not to be changed."""
+        start, values = int(self.starts[index]), []
+        for row in self.shapes[index].tolist():
             content = self.content[start : start + row[2]]
             if self.as_tensors and row[0] == PICTURE:
                 # Channels last in memory, for which torch resizes bytes fastest.
-                image = content if self.as_views else content.clone()
+                image = content if as_views else content.clone()
                 values.append(image.view(*row[4:6], -1).permute(2, 0, 1))
             else:
                 values.append(decode_value(row, content))
             start += row[2]
-        return tree_unflatten(values, self.structure)  # type: ignore[arg-type]
+        return values
 
     def check(self, index: int) -> None:
         """Raise `DamagedCacheError` if a sample is not what was written into its file; takes a second for 2 GB."""
+        if not self.checksums:
+            return
         start = int(self.starts[index])
-        for row in self.shapes[index].tolist() if self.checksums else ():
+        for row in self.shapes[index].tolist():
             if zlib.crc32(self.content[start : start + row[2]].numpy().data) != row[-1]:
-                raise damage(self.checksums.entry, index)  # type: ignore[union-attr]
+                raise damage(self.checksums.entry, index)
             start += row[2]
 
     def with_tensors(self) -> Samples:

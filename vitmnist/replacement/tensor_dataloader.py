@@ -70,8 +70,8 @@ class ThreadIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
-        generators = [torch.Generator().manual_seed(self._base_seed + worker) for worker in range(loader.num_workers)]
-        self._states = [generator.get_state() for generator in generators]
+        seeds = [int(self._base_seed) + worker for worker in range(loader.num_workers)]
+        self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         self._tasks = loader.num_workers * (loader.prefetch_factor or 0)
         self._sent: deque[list[int]] = deque()
         self._making: deque[Future[Any]] = deque()
@@ -109,7 +109,7 @@ class ThreadIterator(_BaseDataLoaderIter):
         torch.set_rng_state(self._states[worker])
         try:
             with torch.inference_mode(False):  # a batch may be used in another mode than the one before it
-                return partial(self._collate_fn, self._dataset.__getitems__(self._sent.popleft()))
+                return partial(self._collate_fn, self._dataset.__getitems__(self._sent.popleft()))  # type: ignore[attr-defined]
         except Exception as error:
             return partial(_raise, error)
         finally:

@@ -66,10 +66,10 @@ def resized_crop(image: Tensor, box: Sequence[int], transform: Any) -> Tensor:
     """What a `RandomResizedCrop` makes of a box (top, left, height, width) of a picture."""
     from torchvision.transforms.v2 import functional
 
-    crop = functional.crop(image, *box)
+    crop = functional.crop_image(image, *box)
     if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps
         crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
-    return functional.resize(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]
+    return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,292 @@
+"""Random transforms that are drawn in order and applied in threads: as by workers, without worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from tests.support.pictures import assert_same, smooth
+from vitmnist import from_dataloader
+from vitmnist.data.seeding import generator_states, preserved_generators, seed_generators
+from vitmnist.errors import DataError
+from vitmnist.replacement import random_samples
+from vitmnist.replacement.drawn_samples import DrawnDataset
+
+v1 = pytest.importorskip("torchvision.transforms")
+from torchvision.transforms import v2  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:transforms='tensor'")
+CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
+CLOSE_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
+MIXED = [
+    v1.RandomResizedCrop(130),
+    v1.RandomHorizontalFlip(),
+    v1.ColorJitter(0.3, 0.2),
+    v1.ToTensor(),
+    v1.RandomErasing(0.5, value="random"),
+    CLOSE[1],
+]
+
+
+class Photos(Dataset[Any]):
+    """Pictures of 150×140 pixels and labels; a transform makes one or two views of each.
+
+    Args:
+        small: index of a picture of 50×40 pixels.
+    """
+
+    def __init__(self, transforms: list[Any], views: int = 1, small: int = -1) -> None:
+        self.transform, self.views, self.small = v1.Compose(deepcopy(transforms)), views, small
+
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, index: int) -> Any:
+        image = smooth(index, (50, 40) if index == self.small else (150, 140))
+        return tuple(self.transform(image) for _ in range(self.views)), {"label": index}
+
+
+def replaced(loader: DataLoader[Any], *, drawn: bool, **options: Any) -> DataLoader[Any]:
+    """The replacement; without `drawn` the one that applies torchvision's transforms to samples, in real workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not drawn:
+            patch.setattr(random_samples, "can_be_drawn", lambda _: False)
+        made = from_dataloader(loader, "ram", transforms="tensor", **options)
+    assert isinstance(made.dataset, DrawnDataset) == drawn
+    return made
+
+
+def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None, None)) -> list[Any]:
+    """The batches of three epochs and the state of the global generators after each, some left by a `break`."""
+    seed_generators(3, 0, 0)
+    found: list[Any] = []
+    with preserved_generators():
+        for end in ends:
+            batches = iter(loader)
+            for _ in range(end if end is not None else 100):
+                if (batch := next(batches, None)) is None:
+                    break
+                found.append(batch)
+                torch.rand(1)  # the step draws too
+            del batches
+            numpy_state = generator_states()[1][1]
+            found.append([torch.get_rng_state(), torch.tensor(numpy_state.astype(np.int64)), random.random()])
+    return found
+
+
+def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ...] = (None, None, None)) -> None:
+    expected = epochs(replaced(build(), drawn=False), ends)
+    ours = replaced(build(), drawn=True)
+    iterator = iter(ours)
+    next(iterator)
+    assert not multiprocessing.active_children()
+    del iterator
+    ours = replaced(build(), drawn=True)
+    assert_same(epochs(ours, ends), expected)
+
+
+V1: dict[str, list[Any]] = {
+    "RandomResizedCrop": [v1.RandomResizedCrop(130), *CLOSE],
+    "RandomCrop": [v1.RandomCrop(130), *CLOSE],
+    "RandomCrop, padded": [v1.RandomCrop(145, (3, 5), pad_if_needed=True, padding_mode="reflect"), *CLOSE],
+    "flips": [v1.RandomVerticalFlip(), v1.RandomHorizontalFlip(0.3), v1.PILToTensor()],
+    "ColorJitter": [v1.PILToTensor(), v1.ColorJitter(0.4, 0.3, 0.2, 0.1), v1.ConvertImageDtype(torch.float32)],
+    "RandomErasing": [v1.RandomCrop(130), CLOSE[0], v1.RandomErasing(value="random"), CLOSE[1]],
+    "RandomErasing of values": [v1.RandomCrop(130), *CLOSE, v1.RandomErasing(1.0, value=(1, 2, 3))],
+    "RandomErasing of large areas": [v1.RandomCrop(130), *CLOSE, v1.RandomErasing(1.0, (1.0, 1.0))],
+    "RandomRotation": [v1.PILToTensor(), v1.RandomRotation(20, fill=7), v1.ConvertImageDtype(torch.float32)],
+    "others between": [
+        v1.RandomCrop(140),
+        v1.Resize(135),
+        v1.CenterCrop(134),
+        v1.Grayscale(3),
+        v1.RandomCrop(130),
+        *CLOSE,
+    ],
+    "kept as floats": [v1.ToTensor(), v1.RandomCrop(130), CLOSE[1]],
+}
+V2: dict[str, list[Any]] = {
+    "RandomResizedCrop": [v2.RandomResizedCrop(130), *CLOSE_V2],
+    "RandomCrop": [v2.RandomCrop(145, 4, pad_if_needed=True), *CLOSE_V2],
+    "flips": [v2.RandomVerticalFlip(), v2.RandomHorizontalFlip(0.3), v2.PILToTensor()],
+    "ColorJitter": [v2.PILToTensor(), v2.ColorJitter(0.4, 0.3, 0.2, 0.1), *CLOSE_V2],
+    "RandomErasing": [v2.RandomCrop(130), *CLOSE_V2, v2.RandomErasing(value="random")],
+    "RandomRotation": [v2.PILToTensor(), v2.RandomRotation(20), *CLOSE_V2],
+    "kept as images": [v2.ToImage(), v2.RandomResizedCrop(130), *CLOSE_V2[1:]],
+}
+ALL = [*((f"v1 {name}", value) for name, value in V1.items()), *((f"v2 {name}", value) for name, value in V2.items())]
+
+
+@pytest.mark.parametrize("transforms", [value for _, value in ALL], ids=[name for name, _ in ALL])
+def test_without_workers_batches_and_generators_are_those_of_torchvision(transforms: list[Any]) -> None:
+    check_equal(lambda: DataLoader(Photos(transforms), 4, shuffle=True))
+
+
+def seed_worker(worker: int) -> None:
+    """As in PyTorch's documentation on reproducibility."""
+    worker_seed = torch.initial_seed() % 2**32
+    np.random.seed(worker_seed)
+    random.seed(worker_seed)
+
+
+WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
+    "2": ({"num_workers": 2}, (None, None, None)),
+    "1, left early": ({"num_workers": 1, "prefetch_factor": 1, "drop_last": True}, (1, None, None)),
+    "persistent": ({"num_workers": 2, "persistent_workers": True}, (None, None, None)),
+    "persistent, left early": ({"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1}, (2, 0, None)),
+    "seeded": ({"num_workers": 3, "worker_init_fn": seed_worker}, (None,)),
+    "generator": ({"num_workers": 2, "generator": True}, (None, None)),
+}
+
+
+@pytest.mark.parametrize(("options", "ends"), WORKERS.values(), ids=WORKERS.keys())
+def test_batches_and_generators_are_those_of_real_workers(
+    options: dict[str, Any], ends: tuple[int | None, ...]
+) -> None:
+    def build() -> DataLoader[Any]:
+        own = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
+        return DataLoader(Photos(MIXED, views=2), 4, shuffle=True, **options | own)
+
+    check_equal(build, ends)
+
+
+def test_on_a_device_they_are_finished_there() -> None:
+    def build() -> DataLoader[Any]:
+        return DataLoader(Photos(MIXED), 4, shuffle=True, num_workers=2)
+
+    expected = epochs(replaced(build(), drawn=False, device="cpu"), (None,))
+    assert_same(epochs(replaced(build(), drawn=True, device="cpu"), (None,)), expected)
+
+
+def asks_for_worker(worker: int) -> None:
+    assert get_worker_info()
+
+
+def calls_its_default(worker: int, ask: Any = asks_for_worker) -> None:
+    ask(worker)
+
+
+def collate_in_worker(samples: list[Any]) -> Any:
+    return default_collate(samples)
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "in any order": {"in_order": False},
+    "worker_init_fn": {"worker_init_fn": asks_for_worker},
+    "default argument": {"worker_init_fn": calls_its_default},
+    "collate function": {"collate_fn": collate_in_worker},
+}
+
+
+@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT.keys())
+def test_what_depends_on_workers_keeps_them(options: dict[str, Any]) -> None:
+    ours = replaced(DataLoader(Photos(MIXED), 4, num_workers=1, **options), drawn=True)
+    iterator = iter(ours)
+    next(iterator)
+    assert multiprocessing.active_children()
+
+
+class OwnCrop(v1.RandomCrop):  # type: ignore[misc]
+    """A subclass, which might draw more."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        OwnCrop(130),
+        v1.RandomApply([v1.Grayscale(3)]),
+        v1.RandomRotation(9, expand=True),
+        v1.RandomErasing(inplace=True),
+    ],
+    ids=["subclass", "RandomApply", "expanding", "in place"],
+)
+def test_other_transforms_are_applied_in_workers(other: Any) -> None:
+    made = from_dataloader(
+        DataLoader(Photos([v1.PILToTensor(), other, v1.CenterCrop(130)]), 4), "ram", transforms="tensor"
+    )
+    assert not isinstance(made.dataset, DrawnDataset)
+    assert len(list(made)) == 6
+
+
+def test_a_dataloader_that_a_framework_builds_gets_the_same_batches_from_real_workers() -> None:
+    ours = replaced(DataLoader(Photos(MIXED), 4, num_workers=2), drawn=True)
+    again = DataLoader(ours.dataset, 4, num_workers=2, collate_fn=ours.collate_fn)
+    like = type(ours)(ours.dataset, 4, num_workers=2, collate_fn=ours.collate_fn)
+    expected = epochs(ours, (None,))
+    for other in (again, like):
+        assert_same(epochs(other, (None,)), expected)
+
+
+def test_an_error_comes_in_place_of_its_batch_and_names_the_sample() -> None:
+    for workers in (0, 2):
+        ours = replaced(DataLoader(Photos([v1.RandomCrop(130), *CLOSE], small=14), 4, num_workers=workers), drawn=True)
+        batches = iter(ours)
+        assert [len(label["label"]) for _, label in islice(batches, 3)] == [4, 4, 4]
+        with pytest.raises(DataError, match=r"^sample 14: RandomCrop raised ValueError: Required crop size"):
+            next(batches)
+        assert next(batches)[1]["label"].tolist() == [16, 17, 18, 19]
+
+
+def test_kept_pictures_stay_as_they_are_and_batches_are_new_and_contiguous() -> None:
+    ours = replaced(DataLoader(Photos([v1.RandomHorizontalFlip(), v1.PILToTensor()]), 7, num_workers=2), drawn=True)
+    before = ours.dataset._samples.content.clone()  # type: ignore[attr-defined]
+    first, *others = ((image := batch[0][0]).is_contiguous() and image.zero_().data_ptr() for batch in list(ours))
+    assert first
+    assert len({first, *others}) == 3
+    assert torch.equal(ours.dataset._samples.content, before)  # type: ignore[attr-defined]
+
+
+def batch_threads() -> list[Any]:
+    return [one for one in threading.enumerate() if one.name.startswith("vitmnist-batches")]
+
+
+def test_threads_end_with_the_loop_that_is_left() -> None:
+    ours = replaced(DataLoader(Photos(MIXED), 2, num_workers=2), drawn=True)
+    for _ in ours:
+        assert batch_threads()
+        break
+    deadline = time.monotonic() + 20
+    while batch_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not batch_threads()
+
+
+SCRIPT = """
+import warnings; warnings.simplefilter("ignore")
+from torch.utils.data import DataLoader
+from tests.replacement.test_drawn_samples import MIXED, Photos
+from vitmnist import from_dataloader
+if __name__ == "__main__":
+    batches = iter(from_dataloader(DataLoader(Photos(MIXED), 2, num_workers=2), "ram", transforms="tensor"))
+    next(batches)
+"""
+
+
+def test_nothing_is_printed_where_the_interpreter_ends_within_an_epoch(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_inference_mode_of_one_batch_does_not_reach_the_next() -> None:
+    batches = iter(replaced(DataLoader(Photos(MIXED), 4, num_workers=2), drawn=True))
+    with torch.inference_mode():
+        next(batches)
+    images: Tensor = next(batches)[0][0]
+    assert not images.is_inference()
