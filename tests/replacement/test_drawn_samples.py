@@ -237,7 +237,7 @@ def test_an_error_comes_in_place_of_its_batch_and_names_the_sample() -> None:
         ours = replaced(DataLoader(Photos([v1.RandomCrop(130), *CLOSE], small=14), 4, num_workers=workers), drawn=True)
         batches = iter(ours)
         assert [len(label["label"]) for _, label in islice(batches, 3)] == [4, 4, 4]
-        with pytest.raises(DataError, match=r"^sample 14: RandomCrop raised ValueError: Required crop size"):
+        with pytest.raises(DataError, match=r"^sample 14: the transform RandomCrop cannot be applied: Value"):
             next(batches)
         assert next(batches)[1]["label"].tolist() == [16, 17, 18, 19]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitmnist.errors import DataError, described
 from vitmnist.replacement.halves import Transform
 from vitmnist.replacement.tensor_form import CLOSING, CONVERTING, Converted, NativeResize, Normalized, resized_crop
 
@@ -45,7 +46,11 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
             steps.append(transform)
             shape = _resized(transform, shape) if name in RESIZING else shape
             continue
-        if step := (_draw_v2 if type(one).__module__.startswith(V2) else _draw_v1)(one, name, _like(shape)):
+        try:
+            step = (_draw_v2 if type(one).__module__.startswith(V2) else _draw_v1)(one, name, _like(shape))
+        except Exception as error:  # such as a crop that is larger than the picture
+            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
+        if step:
             steps.append(step)
         shape = (shape[0], *one.size) if name in CROPS else shape
     return steps, shape

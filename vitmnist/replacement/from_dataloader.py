@@ -52,8 +52,9 @@ def from_dataloader(
     without CUDA: see `vitmnist.keep_memory`. A `DataLoader` that is a replacement already is returned as it is.
 
     If samples are random, the transforms of the dataset are divided at the first random one: those before it are
-    applied once, the others to each sample in each epoch, in the workers of the original. The transforms are the
-    attributes `transform` and `transforms` of the dataset, or of those that a `Subset` or `ConcatDataset` is made of.
+    applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"
+    mostly in threads. The transforms are the attributes `transform` and `transforms` of the dataset, or of those that a
+    `Subset` or `ConcatDataset` is made of.
 
     Args:
         loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device,
@@ -66,8 +67,9 @@ def from_dataloader(
         fingerprint: names the decoded contents, so that later processes find them in `folder`; by default that of a
             Hugging Face dataset with torch's own collate function. Without one, the file is for this process only.
         transforms: of random samples. exact: they get what they got before, such as PIL images, and batches are equal
-            bit for bit. tensor: they get uint8 tensors `[C, H, W]`, and conversion to float and normalisation at their
-            end are applied to whole batches; the same random transforms, but resizing and colours round differently.
+            bit for bit. tensor: they get uint8 tensors `[C, H, W]`; the same random transforms, but resizing and
+            colours round differently. If torchvision's common ones are all that is random, they are drawn as before
+            and applied in threads of this process; with others, whole batches are converted and normalised.
         decode: with `transform`, the two steps of a sample for any other dataset: `decode(index)` returns what is kept
             of it, dicts, lists and tuples of pictures, tensors, arrays, numbers and text.
         transform: makes the sample from what `decode` returned.
