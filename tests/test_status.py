@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
-from tests.conftest import CallHere, Start
+from tests.conftest import CallHere, Start, result_of
 from vitmnist.cli import status
 
 
@@ -31,3 +33,21 @@ def test_a_run_under_way_a_killed_and_a_completed_one_are_told_apart(
     killed, completed = rows()
     assert (killed[:2], killed[3:]) == (["runs/a", "killed"], ["2", "h", "ago"])
     assert completed[:3] == ["runs/b", "completed", "2/2"]
+
+
+def test_json_has_plain_values(runs: Path, tmp_path: Path, call_here: CallHere) -> None:
+    """Also of a run without a readable record."""
+    shutil.copytree(runs, tmp_path / "runs")
+    (tmp_path / "runs" / "odd" / ".hydra").mkdir(parents=True)
+    (tmp_path / "runs" / "odd" / ".hydra" / "config.yaml").write_text("epochs: ${oc.env:HOME}")
+    cut, odd, whole = json.loads(call_here(status.main, "--json", "runs").stdout)
+    assert cut["state"] == "interrupted"
+    assert whole == {
+        "folder": "runs/whole",
+        "state": "completed",
+        "epochs_done": 2,
+        "epochs": 2,
+        "written_at": result_of(runs / "whole")["ended_at"],
+    }
+    assert (odd["state"], odd["epochs_done"], odd["epochs"]) == ("not started", 0, None)
+    assert abs(odd["written_at"] - time.time()) < 3600

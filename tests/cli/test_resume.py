@@ -110,6 +110,16 @@ def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
     assert result_of(tmp_path / "cut")["choices"]["loader"] == "gpu_slice"
 
 
+def test_the_log_has_dates_and_the_terminal_times(runs: Path, succeed: Printed, tmp_path: Path) -> None:
+    """When a run begins, and when it is resumed."""
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    log = tmp_path / "cut" / "vitmnist.log"
+    begun = log.read_text()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", begun)
+    assert re.match(r"\d\d:\d\d:\d\d  ", succeed("resume=cut", "max_minutes=null"))
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", log.read_text().removeprefix(begun))
+
+
 def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: Path) -> None:
     """Even in a step that never ends."""
     process = start(*quick, "hydra.run.dir=cut", before=block_training).until("blocked")

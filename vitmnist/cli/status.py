@@ -1,13 +1,16 @@
 """List the runs in or below some folders, with their progress.
 
 vitmnist status outputs
+vitmnist status --json outputs
 """
 
 from __future__ import annotations
 
+import json
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -19,16 +22,29 @@ from vitmnist.tracking.runs import Run, find_runs, read_run
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
-def row(run: Run, now: float) -> dict[str, str]:
-    """Folder, state, completed epochs, and the time since the run ended or last wrote a file."""
-    done = len(run.epochs) or _rows(run.folder / "epochs.csv")
+def progress(run: Run) -> dict[str, Any]:
+    """Folder, state, epochs done and in all, and when the run ended or last wrote a file, in seconds since 1970."""
     last = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
-    epochs = str(run.config.get("epochs", "?"))[:20]
-    cells = {"run": display_path(run.folder), "state": run.status, "epochs": f"{done}/{epochs}"}
+    epochs = run.config.get("epochs")
     return {
-        title: printable(cell)
-        for title, cell in (cells | {"written": f"{duration(now - run.result.get('ended_at', last))} ago"}).items()
+        "folder": display_path(run.folder),
+        "state": run.status,
+        "epochs_done": len(run.epochs) or _rows(run.folder / "epochs.csv"),
+        "epochs": epochs if isinstance(epochs, int) else None,  # a record of unknown origin may have anything there
+        "written_at": run.result.get("ended_at", last),
     }
+
+
+def row(run: Run, now: float) -> dict[str, str]:
+    """The `progress` of a run as a row of the table."""
+    values = progress(run)
+    cells = {
+        "run": values["folder"],
+        "state": values["state"],
+        "epochs": f"{values['epochs_done']}/{'?' if values['epochs'] is None else values['epochs']}",
+        "written": f"{duration(now - values['written_at'])} ago",
+    }
+    return {title: printable(cell) for title, cell in cells.items()}
 
 
 def _rows(table: Path) -> int:
@@ -49,10 +65,15 @@ def duration(seconds: float) -> str:
 
 def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
 
 @command(_parse)
 def main(options: Namespace) -> None:
-    rows = [row(read_run(folder), time.time()) for folder in find_runs(options.folders)]
-    print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))
+    runs = [read_run(folder) for folder in find_runs(options.folders)]
+    if options.json:
+        print(json.dumps([progress(run) for run in runs]))
+    else:
+        rows = [row(run, time.time()) for run in runs]
+        print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))

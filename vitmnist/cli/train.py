@@ -83,8 +83,10 @@ def _prepare_resumed(start: Start, folder: Path, typed: list[str]) -> Callable[[
         return None
     keys = [key_of(one) for one in typed]
     overrides = [one for one in recorded_overrides(folder) if key_of(one) not in keys] + typed
-    handlers = (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "vitmnist.log"))
-    line = "%(asctime)s  %(message)s"  # as conf/config.yaml says for a run that begins
+    line = "%(asctime)s  %(message)s"  # as in conf/config.yaml, which formats the log of a new run
+    file = logging.FileHandler(folder / "vitmnist.log")
+    file.setFormatter(logging.Formatter(line))  # with the date, which the terminal leaves out
+    handlers = (logging.StreamHandler(sys.stdout), file)
     logging.basicConfig(format=line, datefmt="%H:%M:%S", level=logging.INFO, handlers=handlers, force=True)
     return _training(start, resumed, folder, overrides)
 
