@@ -102,7 +102,7 @@ def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:
     found = brief([1] * 10, lambda batch: time.sleep(SLOW_S))
     assert found.step_s.low >= SLOW_S
     assert found.batch_s.low >= SLOW_S
-    assert found.verdict.startswith("few: ")
+    assert found.verdict.startswith("no verdict: ")
 
 
 @pytest.mark.usefixtures("two_workers")
@@ -264,9 +264,9 @@ def test_the_bound_is_of_the_step_alone_and_never_below_the_table(
         *times, one, Figure.of([waiting_pct]), one, one, steps=20, rounds=3, device="cpu", alternatives=rows
     )
     assert re.search(expected, found.verdict)
-    few = "few: a verdict needs 20 steps, and only 19 were measured; give larger batches= or seconds="
+    few = "no verdict: it needs 20 steps, and only 19 were measured; give larger batches= or seconds="
     assert replace(found, steps=19).verdict == few
-    few = "few: a verdict needs 3 rounds, and seconds= were over after 2"
+    few = "no verdict: it needs 3 rounds, and seconds= ended after 2; give more"
     assert replace(found, rounds=2).verdict == few
 
 

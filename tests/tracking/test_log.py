@@ -32,7 +32,7 @@ ADVICE = "; data/loader=auto measures which loader helps"
             "2% of the time is spent waiting for data, with 1.9 of 2 cores busy; whether loading slows down the step "
             "is not measured" + ADVICE,
         ),
-        (30.0, 1.0, 480, "few: a verdict needs 20 steps, and only 10 were measured"),
+        (30.0, 1.0, 480, "no verdict: it needs 20 steps, and only 10 were measured"),
     ],
 )
 def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(

@@ -34,13 +34,13 @@ class Preprocess(nn.Module):
     Images of a floating-point dtype are taken to be normalised, and pass through; their values are not looked at. To be
     augmented, they are converted back to uint8 if `data` is given, so that all loaders give the same augmented images.
 
-    Where the augmentation makes smaller images, of those that are not augmented the centre of that size is taken.
+    Where the augmentation makes images smaller, images that are not augmented are cropped to that size at the centre.
 
     Args:
-        data: what `make_loader` takes. A split has its channel statistics; those of a pair of tensors, or of a
-            map-style dataset, are computed from its uint8 images, each of which is read once.
+        data: what `make_loader` takes. A split has its channel statistics; for a pair of tensors or a map-style
+            dataset, they are computed from its uint8 images, each of which is read once.
         augment: applied before normalising if keys are given; one that mixes images is applied by `mixed`.
-        classes: number of classes, for an augmentation that mixes images; that of a split is known.
+        classes: number of classes, for an augmentation that mixes images; known if `data` is a split.
         mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
         std: likewise.
         size: height and width of what the model sees; by default those of the augmented images of `data`.

@@ -45,7 +45,7 @@ def described(default: Any = MISSING, **metadata: Any) -> Any:
 
 
 def or_auto(**bounds: Any) -> Any:
-    """As `bounded`, for a field of type `… | str` that takes the text `auto` and no other."""
+    """As `bounded`, for a field of type `… | str` whose only allowed string is `auto`."""
     return bounded(**bounds, auto=True)
 
 

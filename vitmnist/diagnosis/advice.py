@@ -64,7 +64,7 @@ def advise_on_loader(
             trial = try_samples(source, figures, loop)
             found = changes.find_changes(figures, loop, source, trial, most_workers, import_s)
             texts = [text for one in found if (text := one.advice(now_s, epochs, is_shared=cores.are_shared))]
-    # Where other programs take the cores, the parts of a sample vary by more than they differ.
+    # Where other programs take the cores, noise exceeds the differences between the parts of a sample.
     figures["parts"] = trial.parts if figures["waiting_pct"] == longest_pct and not cores.are_shared else {}
     text = "; ".join([reason, *([", or ".join(texts)] if texts else [])])
     if trial.refused:
@@ -92,7 +92,7 @@ def why_late(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         return f"the starts and ends of epochs take {figures['restarts_pct']:.0f}% of the time", 0
     if workers:
         # While the main thread waits for a worker, one of them makes the batch: computing takes at least this time.
-        # Which loader a worker belongs to is not known, so both times are those of all loaders.
+        # A worker cannot be assigned to its loader, so both times are summed over all loaders.
         computing_s, waiting_s = (cores.workers or 0.0) * script["seconds"], script["waiting_s"]
         batch_s = workers * (batch_s + script["work_s"])  # all of them work if the script waits
         reason = f"the {plural(workers, 'worker')} cannot keep up with the step of {milliseconds(script['work_s'])}"
@@ -100,7 +100,7 @@ def why_late(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> t
         computing_s, waiting_s = figures["waiting_cpu_s"], figures["waiting_s"]
         reason = f"the main process makes each batch between two steps, which takes {milliseconds(batch_s)}"
     enough = ceil(batch_s / max(script["work_s"], 1e-6))  # to make a batch per step
-    # What computes uses as little processor time as what waits if it gets no core.
+    # Without a free core, samples that compute use as little processor time as samples that wait.
     if computing_s < COMPUTES * waiting_s and not cores.are_shared:
         return f"{reason}; its samples wait rather than compute ({cores})", min(enough, MOST_WORKERS * cores.available)
     if cores.are_busy:

@@ -56,7 +56,7 @@ class Diagnosis:
         if self.steps < FEW_STEPS:
             return f"{few(self.steps)}; give larger batches= or seconds="
         if self.rounds < LEAST_ROUNDS:
-            return f"few: a verdict needs {LEAST_ROUNDS} rounds, and seconds= were over after {self.rounds}"
+            return f"no verdict: it needs {LEAST_ROUNDS} rounds, and seconds= ended after {self.rounds}; give more"
         both_s = self.batch_s.median
         # An alternative that is faster than the step over a resident batch shows that more can be gained.
         others = {"without loading": self.step_s} | {

@@ -37,7 +37,7 @@ def limit(loading_pct: float) -> str:
 
 def few(steps: int) -> str:
     """The sentence that replaces a verdict."""
-    return f"few: a verdict needs {FEW_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
+    return f"no verdict: it needs {FEW_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
 
 
 def milliseconds(seconds: float) -> str:

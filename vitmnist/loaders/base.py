@@ -43,7 +43,7 @@ class Place(Enum):
 
 
 class WrapperOptions:
-    """A base of the options of a loader that builds another one; these do not wrap each other."""
+    """Base class for the options of a loader that wraps another one. Such loaders do not wrap each other."""
 
 
 class Loader(ABC):
@@ -53,13 +53,13 @@ class Loader(ABC):
     its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
     `close`. An exception is raised unchanged, in place of the batch where it happened.
 
-    By `keeps` and `needs` a subclass declares its memory. `data/loader=auto` tries one that does not only if
+    By `keeps` and `needs` a subclass declares its memory. One that declares none is tried by `data/loader=auto` only if
     `candidates` names it.
     """
 
     keeps: Place | None = None
-    """Where the loader keeps all samples; None if it does not say. `auto` gives one that keeps them in memory what
-    another has decoded, and tries one that keeps them in a file only if no memory can hold them."""
+    """Where the loader keeps all samples; None if it does not say. `auto` builds loaders that keep them in memory from
+    what another one has decoded, and tries loaders that keep them in a file only if no memory can hold them."""
 
     decoded: TensorSet | None = None
     """All samples in host memory, if the loader has decoded them and others may use them."""

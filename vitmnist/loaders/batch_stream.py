@@ -26,7 +26,8 @@ class BatchStream:
     Args:
         source: a DataLoader, one of this project's loaders, or any other iterable. A generator has a single epoch.
         device: whose clock is used.
-        epoch: yields the step's arguments for the epoch of this number. By default `source.epoch` of our loaders.
+        epoch: yields the step's arguments for the epoch of this number. By default `source.epoch` of a `Loader`;
+            other sources are iterated.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class ResidentBatch(Loader):
 
 
 def _length(source: Iterable[Any] | Loader) -> int | None:
-    """The batches of an epoch; of our loaders, without a short last one, whose time would mislead."""
+    """Batches per epoch; for a `Loader`, a short last batch does not count, because its time would mislead."""
     if isinstance(source, Loader):
         sampler = source.sampler.global_sampler
         return sampler.size // sampler.batch_size or 1

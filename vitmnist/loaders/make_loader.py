@@ -43,7 +43,7 @@ def make_loader(
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
 
-    While one is open that delivers on the CPU, freed memory is kept: see `vitmnist.keep_memory`.
+    While a loader that delivers on the CPU is open, freed memory is kept: see `vitmnist.keep_memory`.
 
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
@@ -57,12 +57,12 @@ def make_loader(
         drop_last: leave out a last batch shorter than `batch_size`.
         epochs: how many epochs you will ask for, one after the other from 0 on; None if unknown. With the number,
             prefetch begins the next epoch before it is asked for, and none after the last.
-        step: for `auto`, which times the candidates with it: a function `step(images, labels)` that trains on a batch
-            (`step(batch)` if samples are not pairs). It really trains, on a few dozen batches per candidate and more
+        step: for `auto`, a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not
+            pairs), with which the candidates are timed. It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
             are restored.
-        rank: of this process, where several train one model: it gets its part of each batch. By default that of
-            `torch.distributed`, if it is initialised; 0 in a single process.
+        rank: of this process, where several train one model and each gets its part of every batch. By default the rank
+            in `torch.distributed`, if it is initialised; 0 in a single process.
         world_size: the number of these processes.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.

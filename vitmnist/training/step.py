@@ -203,7 +203,7 @@ class TrainStep:
 
 
 class ModelAndLoss(nn.Module):
-    """From images to the sums of their losses and metrics, none divided by anything: one module, for compile and DDP.
+    """From images to their summed loss and metrics, before division by the batch size: one module, for compile and DDP.
 
     Images and keys come from `Preprocess.on_bytes`, or from `Preprocess.mixed` with `targets`, the class probabilities
     `[B, classes]`.

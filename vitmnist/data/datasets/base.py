@@ -158,13 +158,13 @@ class Dataset:
         }
 
 
-DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
 DEFAULT_ROOT = "~/.cache/vitmnist"
+DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
-They may have `reader`, a function that makes an image of a file as the dataset does, or raises `DataError`; `predict`
-and the model card then do the same.
+They may have `reader`, a function that turns a file into an image as the dataset does, or raises `DataError`; `predict`
+and the model card then use it.
 """
 FileReader = Callable[[Path], Image.Image]
 
