@@ -1,7 +1,8 @@
 """A sweeper that searches: Optuna proposes the values of a trial, a launcher of Hydra runs it as a job.
 
-A journal in the sweep's folder has a line for the begin of each trial, with its values, and one for its end. Between
-them the trial is in the records of its job, so a search that is killed at any point goes on from there.
+A journal in the sweep's folder has a line for the start of each trial, with its values, and one for its end. In
+between, the state of the trial is in the records of its job, so a search that is killed at any point continues from
+there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How to feed a GPU from PyTorch: loaders that deliver the very same batches, and the trainer that compares them.
+"""How to feed a GPU from PyTorch: loaders that deliver identical batches, and a trainer that compares them.
 
 from vitmnist import load_dataset, make_loader
 

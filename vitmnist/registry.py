@@ -88,7 +88,7 @@ class Registry(Generic[Built]):
         return self._members[name][1]
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values`, with the defaults of missing options; what names no member is left for `build` to refuse."""
+        """`values`, with the defaults of missing options; `build` refuses an unknown name."""
         member = self._find(str(values.get("name")))
         return {**asdict(member[0]()), **values} if member else dict(values)
 

@@ -94,7 +94,7 @@ def run(
 
 
 class RunContext:
-    """A run that is set up, with its checkpoints, records and progress bar. Fills in `result` as the run goes on.
+    """A run that is set up, with its checkpoints, records and progress bar. Fills in `result` during the run.
 
     Args:
         stack: closes what the run has opened.

@@ -1,4 +1,4 @@
-"""A run that was stopped, however, goes on to the bit."""
+"""A run that was stopped, in whatever way, continues bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep: every job is run, whatever becomes of the others; it ends in a report; a stopped one goes on."""
+"""A sweep: every job is run, even if others fail; it ends in a report; a stopped one continues."""
 
 from __future__ import annotations
 

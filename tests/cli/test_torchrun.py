@@ -182,7 +182,7 @@ def test_a_restart_is_for_one_machine_and_a_command_that_resumes(monkeypatch: py
         check_restarts(["seed=1"])
     check_restarts(["resume=auto"])
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="--max-restarts=3: is for one machine, and these are 2"):
+    with pytest.raises(ConfigError, match="--max-restarts=3: works on one machine"):
         check_restarts(["resume=auto"])
 
 

@@ -161,7 +161,7 @@ def test_mistaken_candidates_are_named() -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ram` would fit by itself, but not beside the model's step, which is measured."""
+    """`ram` would fit by itself, but not next to the model's step, which is measured."""
     size = MAPPED.nbytes
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
     sizes = chain([2**28], repeat(1))  # 256 MiB at first: the process's memory varies by a few MiB by itself

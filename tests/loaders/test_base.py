@@ -133,7 +133,7 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, worker
         loader = make_loader(wrapper, Sleeps(), base={"name": "disk", **disk}, **sampler)
     else:
         loader = make_loader("disk", Sleeps(), **disk, **sampler)
-    # Beside a thread it is torch's handler of SIGCHLD that speaks, in the main thread and wherever that is.
+    # With a thread, torch's handler of SIGCHLD raises, in the main thread and at any line of it.
     wanted = (RuntimeError, LoadingError) if wrapper else LoadingError
     with loader, pytest.raises(wanted, match=r"killed|exited unexpectedly") as caught:  # noqa: PT012
         for number, _ in enumerate(loader.epoch(0)):

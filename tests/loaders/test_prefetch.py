@@ -28,7 +28,7 @@ BATCHES = 6
 
 
 class Source(Loader):
-    """Delivers numbered batches and raises where it is told to."""
+    """Delivers numbered batches and raises at a given batch."""
 
     fail_at: int | None = None
     error: BaseException = OSError("the disk is gone")
@@ -94,7 +94,7 @@ def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: Prefet
     consumer.start()
     while prefetch.base.made < 2:
         time.sleep(0.01)
-    prefetch.close()  # the base is amid a batch, which cannot be interrupted
+    prefetch.close()  # the base is reading a batch, which cannot be interrupted
     consumer.join(timeout=5)
     assert not consumer.is_alive()
     assert seen in ([], [0], [0, 1])
@@ -128,7 +128,7 @@ def prefetching() -> list[threading.Thread]:
 
 
 def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
-    """Whatever the machine's speed: the consumer goes on although the thread cannot be ended."""
+    """At any speed of the machine, the consumer continues although the thread cannot be ended."""
     assert soon(lambda: not prefetching())
     blocked = threading.Event()
     prefetch.base.before_batch = {1: blocked.wait}

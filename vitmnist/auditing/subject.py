@@ -20,7 +20,7 @@ from vitmnist.data.seeding import GENERATORS, draw_from_generators, seed_generat
 from vitmnist.errors import ConfigError, DataError
 
 START = (0, 0, 0)  # seeds the global generators before a loader is built, as a training script may
-ENDLESS = 10  # an epoch of so many times the set counts as endless
+ENDLESS = 10  # an epoch of this many times the set counts as endless
 
 BatchCopy = tuple[Tensor, Tensor | None]
 """Labels and images on the CPU; of a `ProbeDataset`, the indices `[B]` and the numbers `[B, 3]`, if any."""

@@ -157,7 +157,7 @@ class CheckpointManager:
 
     @contextmanager
     def proving(self) -> Iterator[None]:
-        """Report what the first step after `restore` raises, such as an optimizer, as damage of the checkpoint."""
+        """Report an error in the first step after `restore`, such as the optimizer's, as damage of the checkpoint."""
         try:
             yield
         except Exception as error:

@@ -125,7 +125,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
 
 
 def _take_all(config: Config, typed: set[str]) -> None:
-    """Leave out nothing of another folder: what a run keeps from training is no part of it."""
+    """Take all images of another folder, unless keys that limit or divide them were typed."""
     if "data.holdout" not in typed:
         config.data.holdout = None
     options = config.data.dataset

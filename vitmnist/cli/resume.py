@@ -1,4 +1,4 @@
-"""`resume=`: the recorded values of a run, and on top of them what was typed.
+"""`resume=`: the recorded values of a run, overridden by what was typed.
 
 A record is data: it is checked against the schema, and nothing of it is given to Hydra, resolved or imported.
 """
@@ -37,7 +37,7 @@ SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other grou
 
 
 def recorded_config(folder: Path, typed: list[str]) -> Config:
-    """The configuration of a run's last start, with overrides on top of it.
+    """The configuration of a run's last start, changed by overrides.
 
     An override of a group replaces that section, unless it names the member that is recorded.
 

@@ -36,7 +36,7 @@ def check_restarts(typed: list[str]) -> None:
     machines, restarts = (int(os.environ.get(name, "0")) for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS"))
     if machines > 1 and restarts:
         raise ConfigError(
-            f"--max-restarts={restarts}: is for one machine, and these are {machines}; type --max-restarts=0 and "
+            f"--max-restarts={restarts}: works on one machine, and there are {machines}; type --max-restarts=0 and "
             f"{AUTO_FORM}, and start it again yourself"
         )
     if restarts and "resume" not in map(key_of, typed):

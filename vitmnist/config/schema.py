@@ -90,7 +90,7 @@ class DistributedConfig:
 
 @dataclass
 class SweepConfig:
-    """`sweep`: what a hyperparameter search looks for."""
+    """`sweep`: what a hyperparameter search optimises."""
 
     objective: str | None = described()
 

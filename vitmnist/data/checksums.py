@@ -46,7 +46,7 @@ class Checksums:
 
 
 def damage(entry: Path | None, index: int) -> DamagedCacheError:
-    """The error for a sample of a cache; the cache loses its record, so that nobody uses it any more."""
+    """The error for a sample of a cache; removes the record of the cache, which is not used again."""
     if entry:
         with suppress(OSError):
             (entry / RECORD).unlink()

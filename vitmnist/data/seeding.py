@@ -76,7 +76,7 @@ def refusing_draws(indices: Sequence[int]) -> Iterator[None]:
     if changed := changed_generators(before):
         raise DataError(
             f"one of the samples {indices[0]} to {indices[-1]} draws a random number ({', '.join(changed)}) when it is "
-            "read, so that one version of it would be kept; draw it in a transform of the dataset, or use the "
+            "read, and only one version of it would be kept; draw it in a transform of the dataset, or use the "
             "DataLoader as it is"
         )
 

@@ -71,7 +71,7 @@ def epoch_now(figures: dict[str, Any], loop: Loop) -> Epoch:
 def find_changes(
     figures: dict[str, Any], loop: Loop, source: Source, trial: Trial, most_workers: int, import_s: float
 ) -> Iterator[Change]:
-    """Changes that may make an epoch shorter, with what they take.
+    """Changes that may make an epoch shorter, with their costs.
 
     Args:
         trial: of `from_dataloader`.

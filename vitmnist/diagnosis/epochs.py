@@ -88,7 +88,7 @@ class Loop:
         return Epoch(max(0.0, ended - began - count * each_s) + first_s, self.batches * each_s / part)
 
     def _imitated(self) -> Callable[[float], None]:
-        """What takes so many seconds as the step does: waiting, or computing, which workers may slow down."""
+        """A function that imitates a step of given seconds: by waiting, or computing, which workers may slow down."""
         if self.cores < COMPUTES:
             return sleep
         square = torch.ones(*2 * [64 if self.cores < 1 + COMPUTES else 512])  # small ones are multiplied on one core

@@ -16,7 +16,7 @@ from vitmnist.diagnosis.passes import Pass
 from vitmnist.runtime.cpu import Cores, CpuTime
 
 READ_EVERY_S = 0.1  # between readings of processor times within a pass, which take up to 0.3 ms
-SHORT_S = 0.02  # passes below which none is read as they begin and end
+SHORT_S = 0.02  # processor times are not read as shorter passes begin and end
 COVERED = 0.9  # by a pass: the part of the time between two readings from which they count
 
 

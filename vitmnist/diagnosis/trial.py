@@ -79,7 +79,7 @@ def try_samples(source: Source, figures: dict[str, Any], loop: Loop) -> Trial:
         _try(loader, trial, loop)
         # What making samples changes by itself is no state that the script has set.
         for name in sorted(changed - now.changed_values())[:1]:
-            raise ConfigError(f"{name} has changed while the script ran, and decoded samples would not follow it")
+            raise ConfigError(f"{name} has changed while the script ran, and decoded samples would not have the change")
         if workers < figures["num_workers"] and not trial.unread:
             _add_spawned(trial, figures)
     except DoesNotFitError:  # in memory; a file may have room

@@ -17,7 +17,7 @@ class DecodedDataset(Dataset[Any]):
     """The samples of another dataset, decoded once.
 
     Attributes other than `original` and `sample_nbytes` are those of the original dataset, such as `classes`. Setting
-    one of them, or changing one in the original, is an error at the next batch: the decoded samples do not follow it.
+    one of them, or changing one in the original, is an error at the next batch: decoded samples would lack the change.
 
     Args:
         original: the dataset.

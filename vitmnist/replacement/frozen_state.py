@@ -78,7 +78,7 @@ class FrozenState:
         """Raise `ConfigError` if an attribute has changed."""
         for name in self._changed():
             raise ConfigError(
-                f"{name} has changed since the samples were decoded, and they do not follow it; set it before "
+                f"{name} has changed since the samples were decoded, which do not have the change; set it before "
                 "from_dataloader, or use the DataLoader as it is"
             )
 

@@ -30,7 +30,7 @@ from vitmnist.replacement.samples import naming
 
 TRIED = 8  # samples on which transforms and collate functions are tried, and by which the memory is estimated
 COMPARED = 3  # batches that are compared with the original before a replacement is returned,
-COMPARED_SIZE = 16  # of so many samples at most: each is decoded again
+COMPARED_SIZE = 16  # of at most this many samples, because each is decoded again
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 

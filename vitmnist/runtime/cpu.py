@@ -16,7 +16,7 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
 BUSY = 0.75  # share of the cores; above it, they count as busy
 MANY_OTHERS = 0.25  # share of the cores; other programs that use less are not worth stopping
-NOTICEABLE = 0.05  # share of the time or of the cores; what takes less is neglected
+NOTICEABLE = 0.05  # share of the time or of the cores; smaller ones are neglected
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def write_output(path: Path, content: bytes) -> None:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what processes that were killed in `write_atomic` have left of the records of a run or sweep."""
+    """Remove temporary files from a run or sweep that processes left when they were killed in `write_atomic`."""
     for part in (folder, folder / ".hydra", folder / "checkpoints"):
         for temporary in part.glob(f".*.{8 * '[0-9a-f]'}"):
             temporary.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ class Monitor:
     patience: int | None = None
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
-        """The index of the best epoch, the first among equals; None if the metric of none is a number."""
+        """The index of the best epoch, the first among equals; None if no epoch has a number."""
         best, sign = None, 1 if self.metric.direction == "max" else -1
         for number, epoch in enumerate(epochs):
             value = epoch.get(self.metric.name)
@@ -43,7 +43,7 @@ def may_train_longer(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def searched_metric(config: Any) -> Metric:
-    """What a search looks for: `sweep.objective` of the configuration, or else `monitor`; raises like `find_metric`."""
+    """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")
 

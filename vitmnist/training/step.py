@@ -97,7 +97,7 @@ class TrainStep:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step, the highest where `lr_scale` divides it."""
+        """The learning rate of the next step; the highest, if `lr_scale` makes several."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def train_mode(self) -> None:

@@ -64,7 +64,7 @@ def test_an_existing_folder_is_used_as_it_is(tmp_path: Path, layout: str, packed
         for name in FILES:
             (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes(), mtime=0))
             (folder / name).unlink()
-        (folder / FILES[0]).write_bytes(b"a .gz beside it comes first, for it has a checksum")
+        (folder / FILES[0]).write_bytes(b"a .gz next to it comes first, for it has a checksum")
     before = sorted(folder.rglob("*"))
     found = kmnist(tmp_path)
     assert torch.equal(found.train.images, tiny.train.images)
