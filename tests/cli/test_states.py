@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Train, assert_same_run
+from tests.conftest import REPOSITORY, Train, assert_same_run, result_of
+from tests.support.pages import blocks
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
@@ -94,3 +98,30 @@ def test_a_completed_run_without_a_checkpoint_is_not_begun_again(
         "error: whole: is completed, and has no checkpoint to continue from; start a new run"
     )
     assert all(path.read_bytes() == content for path, content in before.items() if path.suffix != ".log")
+
+
+@pytest.mark.slow
+def test_the_documented_job_array_is_requeued_until_its_run_is_completed(quick: list[str], tmp_path: Path) -> None:
+    """With stand-ins for Slurm: SIGUSR1 before training begins, a stop that saves, and the rest."""
+    (script,) = blocks("sh", REPOSITORY / "docs" / "command-line.md")
+    stand_ins = {
+        "srun": 'exec timeout --signal=USR1 --preserve-status $LIMIT "$@"',
+        "scontrol": 'echo "scontrol $*"',
+        "vitmnist": f'exec {sys.executable} -m vitmnist "$@"',
+    }
+    for name, line in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_ARRAY_JOB_ID": "36", "SLURM_ARRAY_TASK_ID": "4", "SLURM_JOB_ID": "36"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+
+    def start(*typed: str, limit: float = 0) -> tuple[int, bool]:
+        command = ["bash", "-c", script.replace("epochs=30", " ".join([*quick, *typed]))]
+        environment = {**os.environ, **slurm, **path, "LIMIT": str(limit)}
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        return ended.returncode, "scontrol requeue 36_4\n" in ended.stdout
+
+    assert start(limit=0.2) == (138, True)
+    assert start("max_minutes=0") == (75, True)
+    assert start("max_minutes=null") == (0, False)
+    assert result_of(tmp_path / "outputs" / "sweeps" / "lr" / "0.003-2")["resumed"]
