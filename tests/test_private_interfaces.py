@@ -173,6 +173,3 @@ def test_messages_still_have_the_words_that_are_looked_for(words: str) -> None:
 def test_the_libraries_of_torch_are_recognised() -> None:
     """Without, a record does not say which BLAS torch was built with."""
     assert LIBRARIES.search(torch.__config__.show() + torch.__config__.parallel_info())
-
-
-# What happens without them.

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -21,6 +20,7 @@ from hydra.errors import MissingConfigException
 from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import REPOSITORY, Printed, Start, Train, assert_same_run, result_of, start_program
+from tests.support.processes import hide_optuna
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ExitCode
 
@@ -279,14 +279,13 @@ def test_a_search_is_not_continued_as_another_one(
     assert "here: holds a search with another epochs; type" in refuse(*search, "resume=auto")
 
 
-def test_optuna_is_imported_by_a_search_only(quick: list[str], tmp_path: Path) -> None:
-    code = "import sys; sys.modules['optuna'] = None; from vitmnist.cli.train import main; main()"
-    program = [sys.executable, "-c", code, "-m", *quick, "seed=1"]
-    assert subprocess.run(program, cwd=tmp_path, check=False).returncode == 0
-    program = [*program, LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]
-    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert ended.stderr == "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n"
+def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp_path: Path) -> None:
+    assert start("-m", *quick, "seed=1", before=hide_optuna).ended()[0] == 0
+    search = ["-m", *quick, "seed=1", LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]
+    assert start(*search, before=hide_optuna).ended() == (
+        1,
+        "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n",
+    )
     assert not (tmp_path / "other").exists()
 
 

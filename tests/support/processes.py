@@ -215,6 +215,12 @@ def block_reading() -> None:
     Image.open = block
 
 
+def hide_optuna() -> None:
+    """Let an import of optuna fail."""
+    assert "optuna" not in sys.modules
+    sys.modules["optuna"] = None  # type: ignore[assignment]
+
+
 def kill_leftovers() -> None:
     """Kill every process started here that is still running."""
     for process in multiprocessing.active_children():
