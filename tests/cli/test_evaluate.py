@@ -230,9 +230,6 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
     (place / "best.pt").unlink()
     with pytest.raises(DataError, match=r"final\.safetensors: is damaged, or not of this version"):
         load_inference_model(folder, CPU)
-    (place / "final.safetensors").write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"final\.safetensors: is damaged"):
-        load_inference_model(folder, CPU)
     (place / "final.safetensors").unlink()
     assert load_inference_model(folder, CPU).path.stem == "last"
     with pytest.raises(ConfigError, match="holds no final weights"):

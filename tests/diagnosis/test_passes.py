@@ -116,10 +116,10 @@ for epoch in range(2):
 def test_the_verdict_of_a_loop_that_waits_is_not_that_of_the_plots_after_it(tmp_path: Path) -> None:
     """Nor are time of a step, cores and --fail-above."""
     plots = "\nbegan = time.thread_time()\nwhile time.thread_time() - began < 1:\n    pass\n"
-    script = f"{SLOW_DATA}for batch in DataLoader(Slow()):\n    time.sleep(0.0005)\n{plots}"
+    script = f"{SLOW_DATA}for batch in DataLoader(Slow(0.02)):\n    time.sleep(0.0005)\n{plots}"
     ended, report = diagnose(tmp_path, script, "--warm-up=2", "--fail-above=50")
     assert ended.returncode == 1
     assert report["verdict"].startswith("input-bound: ")
     assert report["waiting_pct"] > 60
-    assert report["work_s"] < 0.005
-    assert report["cores"]["busy"] < 0.7
+    assert report["work_s"] < 0.02
+    assert report["cores"]["busy"] < 0.4
