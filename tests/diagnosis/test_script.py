@@ -209,7 +209,7 @@ class Scaled(Slow):
 loader = DataLoader(Scaled(), 8)
 for SCALE in range(1, 7): train(loader)
 """
-    ended, _ = diagnose(tmp_path, script % "SCALE", "--warm-up=0", fresh=True)
+    ended, _ = diagnose(tmp_path, script % "SCALE", "--warm-up=0")
     assert "refuses this loader: the global SCALE of __main__ has changed while the script ran" in ended.stderr
-    ended, _ = diagnose(tmp_path, script % "2", "--warm-up=0", fresh=True)
+    ended, _ = diagnose(tmp_path, script % "2", "--warm-up=0")
     assert "refuses" not in ended.stderr

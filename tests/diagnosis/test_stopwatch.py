@@ -90,7 +90,7 @@ for epoch in range(4):
 """,
     "a local loader with persistent workers": """
 def main():
-    loader = DataLoader(Slow(samples=80), 1, num_workers=1, persistent_workers=True)
+    loader = DataLoader(Slow(), 1, num_workers=1, persistent_workers=True)
     for epoch in range(2):
         train(watch.over(loader))
     with watch:  # the workers end with the loader
@@ -100,7 +100,7 @@ main()
     "list": """
 for epoch in range(2):
     with watch:
-        batches = list(DataLoader(Slow(), 1))
+        batches = list(DataLoader(Slow(samples=20), 1))
     train(batches, 0.015)
 """,
     "one batch ahead": """
@@ -119,7 +119,7 @@ with watch:
 train(watch.over(both), 0.020)
 """,
     "training and validation": """
-loader, validation = DataLoader(Slow(samples=20), 1), DataLoader(Slow(0.020, samples=8), 1)
+loader, validation = DataLoader(Slow(samples=12), 1), DataLoader(Slow(0.020, samples=6), 1)
 for epoch in range(2):
     train(watch.over(loader), 0.030)
     train(watch.over(validation), 0.001)

@@ -61,7 +61,8 @@ class TrainProcess(ForkServerProcess):
         self.errors = folder / (errors or output)
         self.environment = {"HYDRA_FULL_ERROR": "0", **(environment or {})}
         self.before = before
-        self.file.unlink(missing_ok=True)
+        for file in {self.file, self.errors}:
+            file.unlink(missing_ok=True)
         self.start()
 
     def run(self) -> None:
