@@ -71,7 +71,3 @@ def test_a_validation_split_keeps_the_best_weights_and_the_test_split_for_the_en
     assert 0 <= result["test"]["test_acc"] <= 100
     assert "test split  loss" in output
     assert {"train", "validation", "test"} == {key.split("_")[0] for key in result["dataset"]["sha256"]}
-
-
-def test_patience_needs_a_validation_split(quick: list[str], refuse: Printed) -> None:
-    assert "patience=2: needs a validation split" in refuse(*quick, "patience=2")

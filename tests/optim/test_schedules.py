@@ -5,11 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from torch import nn
 
-from tests.conftest import Printed
-from vitmnist.errors import ConfigError
-from vitmnist.optim.base import OPTIMIZERS, build_schedule
+from vitmnist.optim.base import build_schedule
 
 ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 0.0001}
 
@@ -45,14 +42,3 @@ def test_cosine_warms_up_for_some_epochs_and_falls_to_its_final_factor(warmup_ep
     assert factors[peak:] == sorted(factors[peak:], reverse=True)
     assert factors[(peak + 400) // 2] == pytest.approx(0.55, abs=0.01)
     assert factors[-1] == pytest.approx(0.1, abs=1e-3)
-
-
-def test_a_warm_up_that_fills_the_run_is_refused_by_its_key(quick: list[str], refuse: Printed) -> None:
-    message = "schedule.warmup_epochs=2: must be below epochs=2"
-    assert message in refuse(*quick, "schedule=cosine", "schedule.warmup_epochs=2")
-
-
-def test_nesterov_needs_momentum() -> None:
-    options = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "nesterov": True, "weight_decay": 0.0}
-    with pytest.raises(ConfigError, match=r"optimizer\.nesterov=true needs optimizer\.momentum above 0"):
-        OPTIMIZERS.build(options, nn.Linear(1, 1), False)

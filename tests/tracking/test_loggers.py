@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import struct
 from collections.abc import Iterator
@@ -13,19 +12,6 @@ import pytest
 from tests.conftest import REPOSITORY, Printed, result_of
 from tests.support.pages import blocks
 from tests.support.processes import TrainProcess
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("[board]", r"logger\.0\.name=board: not known; .*allowed: .*tensorboard, wandb"),
-        ("[tensorboard,{name: wandb, team: us}]", r"logger\.1\.team: there is no such key"),
-        ("[3]", r"logger\.0=3: must be one of"),
-        ("wandb", "logger=wandb: must be a list"),
-    ],
-)
-def test_a_mistake_is_named_before_data_are_read(typed: str, message: str, quick: list[str], refuse: Printed) -> None:
-    assert re.search(message, refuse(*quick, "data.root=/nowhere", f"logger={typed}"))
 
 
 def test_without_loggers_the_files_of_the_run_are_written(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
