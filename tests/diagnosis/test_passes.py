@@ -113,6 +113,25 @@ for epoch in range(2):
     assert report["after_s"] >= OTHER_S
 
 
+def test_looking_at_a_loader_within_a_pass_is_neither_work_nor_waiting(tmp_path: Path) -> None:
+    """Here by its length, which the validation itself asks for once."""
+    loop = """
+class Counted(Slow):
+    def __len__(self):
+        time.sleep(0.5)
+        return 12
+for number, batch in enumerate(DataLoader(Slow(samples=12))):
+    if number == 6:
+        for batch in DataLoader(Counted()):
+            pass
+"""
+    report = observed(tmp_path, loop)
+    assert report["steps"] == STEPS
+    assert report["loaders"][1]["measuring_s"] >= 0.5
+    assert 0.5 < report["loaders"][1]["waiting_s"] < 1.0
+    assert report["work_s"] * STEPS < 0.5
+
+
 def test_the_verdict_of_a_loop_that_waits_is_not_that_of_the_plots_after_it(tmp_path: Path) -> None:
     """Nor are time of a step, cores and --fail-above."""
     plots = "\nbegan = time.thread_time()\nwhile time.thread_time() - began < 1:\n    pass\n"

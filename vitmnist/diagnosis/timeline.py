@@ -242,9 +242,7 @@ class Timeline:
 
     def _add_measuring(self, observation: Observation, began: float) -> None:
         """Count the time since then as neither work nor waiting."""
-        if self.ended:
-            return
-        took = perf_counter() - began
+        took = 0.0 if self.ended else perf_counter() - began
         observation.measuring_s += took
         if self._open or self._held:
             self.measuring_s += took
