@@ -178,7 +178,7 @@ def test_a_truncated_jpeg_is_an_error_unless_pillow_is_to_read_it(
     assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb").size == (90, 60)
 
 
-def test_without_torchvisions_decoder_or_if_it_differs_pillow_decodes(
+def test_without_torchvisions_decoder_or_if_it_fails_or_differs_pillow_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "photo.jpg", noisy((90, 60)))
@@ -187,11 +187,15 @@ def test_without_torchvisions_decoder_or_if_it_differs_pillow_decodes(
     def inverted(content: object, *_: object) -> object:
         return 255 - decode(content, 3, False)
 
+    def not_built(*_: object) -> object:
+        raise RuntimeError("decode_jpeg: torchvision not compiled with libjpeg support")
+
     decode = image_io.torch.ops.image.decode_jpeg.default
-    image_io._jpeg_decoder.cache_clear()
-    monkeypatch.setattr(image_io.torch.ops.image.decode_jpeg, "default", inverted)
-    assert image_io._jpeg_decoder() is None
-    assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
+    for other in (inverted, not_built):
+        image_io._jpeg_decoder.cache_clear()
+        monkeypatch.setattr(image_io.torch.ops.image.decode_jpeg, "default", other)
+        assert image_io._jpeg_decoder() is None
+        assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
     image_io._jpeg_decoder.cache_clear()
     monkeypatch.setattr(image_io, "find_spec", lambda name: None)
     assert image_io._jpeg_decoder() is None

@@ -97,20 +97,20 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
     package = find_spec("torchvision")
     folders = (package and package.submodule_search_locations) or []
     specs = [PathFinder.find_spec(name, folders) for name in ("image_stable", "image")]  # the latter before 0.29
-    try:
-        torch.ops.load_library(next(spec.origin for spec in specs if spec))
-        function = torch.ops.image.decode_jpeg.default
-    except (StopIteration, AttributeError, OSError):  # torchvision 0.29 says that it will be removed
-        return None
 
     def decode(content: Pixels) -> Pixels:
-        pixels: Tensor = function(torch.from_numpy(content), IMAGE_READ_MODE_RGB, False)
+        pixels: Tensor = torch.ops.image.decode_jpeg.default(torch.from_numpy(content), IMAGE_READ_MODE_RGB, False)
         return pixels.permute(1, 2, 0).numpy()
 
     written = BytesIO()  # builds of libjpeg differ in how they round, and enlarge the colours
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)).save(written, "JPEG")
-    is_same = np.array_equal(decode(np.array(bytearray(written.getvalue()))), np.array(Image.open(written)))
-    return decode if is_same else None
+    try:
+        torch.ops.load_library(next(spec.origin for spec in specs if spec))
+        pixels = decode(np.array(bytearray(written.getvalue())))
+    # Without the function, which torchvision 0.29 says will be removed; RuntimeError: it was built without libjpeg.
+    except (StopIteration, AttributeError, OSError, RuntimeError):
+        return None
+    return decode if np.array_equal(pixels, np.array(Image.open(written))) else None
 
 
 def has_alpha(path: Path) -> bool:
