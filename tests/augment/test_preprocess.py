@@ -39,11 +39,16 @@ def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
     assert torch._dynamo.explain(preprocess)(images).graph_break_count == 0
 
 
-def test_images_stay_on_their_device_whatever_the_default_is() -> None:
+def test_images_stay_on_their_device_and_are_float32_whatever_the_defaults_are() -> None:
     """So many that they are normalised in threads, into memory that is allocated before."""
     preprocess, images = Preprocess(mean=0.5, std=0.5), torch.zeros(2, 1, PART, 1, dtype=torch.uint8)
     with torch.device("meta"):  # as torch.set_default_device("cuda")
         assert torch.equal(preprocess(images), torch.full_like(images, -1, dtype=torch.float32))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert {preprocess(one).dtype for one in (images, images[:, :, :8])} == {torch.float32}
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool])

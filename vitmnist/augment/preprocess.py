@@ -134,7 +134,7 @@ class Preprocess(nn.Module):
         # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
         drawn = self._draw(images, keys)
         size = self.augment.output_size(*images.shape[2:]) if self.augment and drawn else images.shape[2:]
-        finished = torch.empty(*images.shape[:2], *size, device=images.device)
+        finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
         if is_large(size):
             steps = self.augment.by_picture(drawn) if self.augment and drawn else []
             number = self.augment.number_on_bytes(images) if self.augment and drawn else 0
@@ -183,7 +183,7 @@ class Preprocess(nn.Module):
         if images.dtype != torch.uint8:
             return images * self.std + self.mean
         if out is None or out.shape != images.shape:
-            out = torch.empty(images.shape, device=images.device)
+            out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
         return out.copy_(images).div_(self.white)
 
     def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
