@@ -99,8 +99,9 @@ def test_the_bytes_and_their_layout_are_those_of_ram(folder: Path, size: int) ->
             assert images.is_contiguous(memory_format=torch.channels_last if size == 100 else torch.contiguous_format)
 
 
-def test_in_inference_mode(split: Split) -> None:
-    with torch.inference_mode(), disk(split) as loader:
+@pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta")])
+def test_in_inference_mode_and_with_another_default_device(split: Split, mode: Any) -> None:
+    with mode, disk(split) as loader:
         found = [images for images, _ in loader.epoch(0)]
     with disk(split) as loader:
         assert all(map(torch.equal, found, [images for images, _ in loader.epoch(0)]))

@@ -36,7 +36,7 @@ def empty_images(number: int, channels: int, height: int, width: int, *, pin_mem
     """
     layout = torch.channels_last if is_large((height, width)) else torch.contiguous_format
     shape = number, channels, height, width
-    return torch.empty(shape, dtype=torch.uint8, memory_format=layout, pin_memory=pin_memory)
+    return torch.empty(shape, dtype=torch.uint8, device="cpu", memory_format=layout, pin_memory=pin_memory)
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:

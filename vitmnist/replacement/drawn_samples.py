@@ -87,7 +87,7 @@ class DrawnSamples(Prepared):
         # In rows that follow one another, in place of tensors that are copied into a batch.
         batches: list[tuple[Tensor, list[Tensor]]] = []
         for pictures in zip(*(pictures for *_, pictures in self.drawn), strict=True):
-            batch = torch.empty((len(pictures), *pictures[0][2]), dtype=self.dtype)
+            batch = torch.empty((len(pictures), *pictures[0][2]), dtype=self.dtype, device="cpu")
             batches.append((batch, list(batch)))
 
         def stack(rows: list[Tensor], *, collate_fn_map: Any = None) -> Any:
