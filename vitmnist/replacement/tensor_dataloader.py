@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.replacement.drawn_samples import DrawnDataset
+from vitmnist.runtime.backend import backend_of
 
 AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever
-SEEDING = (torch, random, np, np.random)
-ATTRIBUTES = ("initial_seed", "int", "random", "seed")
+SEEDING = {"torch", "initial_seed", "np", "numpy", "random", "seed", "int"}  # the names in such a worker_init_fn
 
 
 class TensorDataLoader(DataLoader[Any]):
@@ -44,10 +41,8 @@ class TensorDataLoader(DataLoader[Any]):
             batches = super().__iter__()  # draws its seed at once, as the original does
         finally:
             self.collate_fn = collate
-        return (collate.finish(map_tensors(self._to_device, batch)) for batch in batches)
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        to_device = backend_of(self.device).to_device
+        return (collate.finish(map_tensors(to_device, batch)) for batch in batches)
 
     def _get_iterator(self) -> Any:
         collate: Any = getattr(self.collate_fn, "__self__", self.collate_fn)
@@ -128,10 +123,5 @@ def seeds_others_only(function: Any) -> bool:
     """
     if not isinstance(function, FunctionType):
         return function is None
-    code = function.__code__
-    calls_others = code.co_freevars or function.__defaults__ or any(isinstance(one, CodeType) for one in code.co_consts)
-    values = {name: function.__globals__.get(name) for name in code.co_names}
-    return not calls_others and all(
-        any(value is one for one in SEEDING) or type(value) is int or (value is None and name in ATTRIBUTES)
-        for name, value in values.items()
-    )
+    code, numbers = function.__code__, {name for name, one in function.__globals__.items() if type(one) is int}
+    return {*code.co_names} <= SEEDING | numbers and not (code.co_freevars or function.__defaults__)
