@@ -125,14 +125,11 @@ def _closed(image: Tensor, closing: Sequence[Transform], row: Tensor | None) -> 
     if row is None or image.shape != row.shape:
         return apply(closing, (image,))[0]  # type: ignore[no-any-return]
     last = [one for one in closing[-1:] if isinstance(one, Normalized)]
-    others = closing[: len(closing) - len(last)]
-    if list(others) == [Converted(to_float=True)]:
-        row.copy_(image).div_(255)  # in half the time of a float picture that is then copied
+    others = list(closing[: len(closing) - len(last)])
+    if others == [Converted(to_float=True)]:
+        image = row.copy_(image).div_(255)  # in half the time of a float picture that is then copied
     else:
-        (result,) = apply(others, (image,))
-        if result.dtype != row.dtype:
-            return apply(last, (result,))[0]  # type: ignore[no-any-return]
-        row.copy_(result)
-    for one in last:
-        one.in_place(row)
-    return row
+        (image,) = apply(others, (image,))
+    if image.dtype != row.dtype:
+        return apply(last, (image,))[0]  # type: ignore[no-any-return]
+    return last[0](image, out=row) if last else row.copy_(image)

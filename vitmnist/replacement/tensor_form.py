@@ -79,13 +79,9 @@ class Normalized:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         mean, std = _on_device((self.mean, self.std), images.dtype, images.device)
-        return images.sub(mean).div_(std)
-
-    def in_place(self, images: Tensor) -> None:
-        mean, std = _on_device((self.mean, self.std), images.dtype, images.device)
-        images.sub_(mean).div_(std)
+        return torch.sub(images, mean, out=out).div_(std)
 
 
 @lru_cache(maxsize=16)
