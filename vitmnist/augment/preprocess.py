@@ -133,23 +133,22 @@ class Preprocess(nn.Module):
         """The images augmented and normalised in threads: large ones one by one, others as many as a cache holds."""
         # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
         drawn = self._draw(images, keys)
-        size = self.augment.output_size(*images.shape[2:]) if self.augment and drawn else images.shape[2:]
+        augment = self.augment if drawn else None
+        size = augment.output_size(*images.shape[2:]) if augment else images.shape[2:]
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
         if is_large(size):
-            steps = self.augment.by_picture(drawn) if self.augment and drawn else []
-            number = self.augment.number_on_bytes(images) if self.augment and drawn else 0
-            in_parts(
-                partial(self._finish_pictures, images, steps[:number], steps[number:], finished), len(images), SPANS
-            )
+            steps, number = (augment.by_picture(drawn), augment.number_on_bytes(images)) if augment else ([], 0)
+            finish = partial(self._finish_pictures, images, steps[:number], steps[number:], finished)
+            in_parts(finish, len(images), SPANS)
             return finished
 
-        def finish(rows: slice) -> None:
+        def finish_part(rows: slice) -> None:
             part = finished[rows]
             result = self._finished(images[rows], [[one[rows] for one in numbers] for numbers in drawn], part)
             if result is not part:
                 part.copy_(result)
 
-        in_parts(finish, len(images), math.ceil(images.numel() / (PART * torch.get_num_threads())))
+        in_parts(finish_part, len(images), math.ceil(images.numel() / (PART * torch.get_num_threads())))
         return finished
 
     def _finish_pictures(
