@@ -40,7 +40,7 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
     "pictures": (
         ["--folder=files", "--pictures=70", "--batches=1", "--sides=8", "--rounds=1"],
-        ["decoding alone, 1 thread", "`disk`, 2 workers", "torchvision v2 per sample", "`ram`, `imagenet`"],
+        ["decoding alone, 1 thread", "`disk`", "torchvision v2 per sample", "`ram`, `imagenet`"],
     ),
     "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
     "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
