@@ -43,7 +43,9 @@ PRIVATE = {  # of what, names: what the user sees without them
     # torch documents `torch._C.DisableTorchFunctionSubclass`: the values of a tensor of any subclass.
     ("torch", "_C"): "from_dataloader refuses samples of other kinds of tensors",
     # Batches of PIL images and None, which torch's `default_collate` refuses.
-    ("torch.utils.data._utils.collate", "collate default_collate_fn_map"): NOTHING,
+    ("torch.utils.data._utils.collate", "collate collate_tensor_fn default_collate_fn_map"): NOTHING,
+    # Batches made in threads, as those of a DataLoader with pin_memory=True.
+    ("torch.utils.data._utils.pin_memory", "pin_memory"): NOTHING,
     # Ends those that torch gives up waiting for.
     ("iterator of a DataLoader", "_workers"): "a program whose worker is stuck does not end",
     ("datasets.Dataset", "_fingerprint"): "each process decodes a Hugging Face dataset again",

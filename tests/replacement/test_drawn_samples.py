@@ -154,6 +154,7 @@ WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize(("options", "ends"), WORKERS.values(), ids=WORKERS.keys())
 def test_batches_and_generators_are_those_of_real_workers(
     options: dict[str, Any], ends: tuple[int | None, ...]

@@ -10,9 +10,8 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, dataloader, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.replacement.drawn_samples import DrawnDataset
@@ -57,7 +56,7 @@ class TensorDataLoader(DataLoader[Any]):
         return super()._get_iterator()
 
 
-class ThreadIterator(_BaseDataLoaderIter):
+class ThreadIterator(dataloader._BaseDataLoaderIter):
     """The batches of a `DataLoader` with workers, whose samples are drawn as in these and made in threads.
 
     The indices of `prefetch_factor` batches for each worker are read ahead, as torch does, because samplers draw too.
