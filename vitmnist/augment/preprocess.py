@@ -21,7 +21,6 @@ from vitmnist.data.threads import PART, in_parts
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
 
-SMALL = 2**19  # values of a batch that torch's own threads finish; these spin afterwards, on cores that others need
 SPANS = 4  # of a batch for each thread: threads end nearly together, also on busy cores
 
 Steps = Sequence[tuple[Callable[..., Tensor], Sequence[Any]]]
@@ -125,7 +124,7 @@ class Preprocess(nn.Module):
         """The second part: the remaining operations, and normalising."""
         if images.is_floating_point() and keys is None:
             return images
-        if torch.compiler.is_compiling() or images.device.type != "cpu" or images.numel() <= SMALL:
+        if torch.compiler.is_compiling() or images.device.type != "cpu" or images.numel() <= PART:
             return self._finished(images, self._draw(images, keys))
         return self._in_parts(images, keys)
 
