@@ -2,9 +2,9 @@
 
     python benchmarks/pictures.py --output benchmarks/results/pictures-cpu.md
 
-The files, 500×375 and about 50 KB each, are drawn once into `--folder`. Candidates have 2 workers or threads, and
-decode in every epoch, or start from the same squares in memory. FFCV and simplejpeg are left out if they are not
-installed: benchmarks/README.md has the commands.
+The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All candidates crop, flip and normalise, with 2
+workers or threads. They decode in every epoch, or start from the same squares in memory, or replace the DataLoader of a
+script. FFCV and simplejpeg are left out if they are not installed: benchmarks/README.md has the commands.
 """
 
 from __future__ import annotations

@@ -54,27 +54,18 @@ class ColorJitter(Operation):
         if channels not in (1, 3):
             raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
         *factors, turns = drawn
-        remaining = iter(factors)
+        factor = iter(factors)
         if self.options.brightness:
-            factor = next(remaining)
-            _clamp(images.mul_(factor), factor)
+            images.mul_(next(factor)).clamp_(0, 1)
         if self.options.contrast:
             # Row by row: of a single image, torch would divide one sum among its threads, and round it accordingly.
             mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
-            factor = next(remaining)
-            _clamp(torch.lerp(mean, images, factor, out=images), factor)
+            torch.lerp(mean, images, next(factor), out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
-            factor = next(remaining)
-            _clamp(torch.lerp(_luma(images), images, factor, out=images), factor)
+            torch.lerp(_luma(images), images, next(factor), out=images).clamp_(0, 1)
         if self.options.hue and channels == 3:
             images = _turn_hue(images, turns)
         return images
-
-
-def _clamp(images: Tensor, factor: Tensor | float) -> None:
-    """Limit images to 0…1, which a factor up to 1 does not leave."""
-    if isinstance(factor, Tensor) or factor > 1:
-        images.clamp_(0, 1)
 
 
 def _luma(images: Tensor) -> Tensor:

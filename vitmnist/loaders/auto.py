@@ -17,7 +17,7 @@ import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from vitmnist.config.validation import bounded, join
+from vitmnist.config.validation import AUTO, bounded, join
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import SampleSource
@@ -191,20 +191,18 @@ class Candidates(Bench):
         return self.add(name, partial(self._build, values))
 
     def add_workers(self, counts: list[int] | None) -> None:
-        """Try other numbers of workers or threads, unless the fastest loader already leaves nothing to wait for."""
+        """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
         timed = {one.row.name: one for one in self.turns if one.row and one.first}
         fastest = min((one.first for one in timed.values() if one.first), default=None)
         for name, given in timed.items() if fastest and fastest.waits else ():
-            values, settings = self.values[name], getattr(given.stream.source, "settings", {})
-            if "threads" in values and "threads" in settings and counts is None:
-                threads = settings["threads"]
-                try_workers(given, threads, partial(self._add_number, name, "threads"), least=threads)
-            elif "num_workers" in values:
-                workers = {**values, **settings}["num_workers"]
-                try_workers(given, workers, partial(self._add_number, name, "num_workers"), counts)
+            values = self.values[name]
+            workers = {**values, **getattr(given.stream.source, "settings", {})}.get("num_workers")
+            # `auto` is left where threads read picture files, as many as there are cores: workers only if asked for.
+            if workers is not None and (workers != AUTO or counts):
+                try_workers(given, workers, partial(self._add_workers, name, values), counts)
 
-    def _add_number(self, name: str, key: str, number: int) -> Timed | None:
-        return self.add_loader(f"{name}, {number} {key.removeprefix('num_')}", {**self.values[name], key: number})
+    def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
+        return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
 
     def data_for(self, values: Mapping[str, Any]) -> SampleSource:
         """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""

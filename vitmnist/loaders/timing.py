@@ -186,21 +186,16 @@ def take_turns(turns: list[Timed], batches: int, seconds: float) -> int:
 
 
 def try_workers(
-    given: Timed,
-    num_workers: int,
-    build: Callable[[int], Timed | None],
-    counts: list[int] | None = None,
-    least: int = 0,
+    given: Timed, num_workers: int, build: Callable[[int], Timed | None], counts: list[int] | None = None
 ) -> None:
-    """Warm up other numbers of workers: as many as there are cores, and more where those are not busy.
+    """Warm up other numbers of worker processes: as many as there are cores, and more where those are not busy.
 
     Samples that compute gain nothing from more workers than cores; samples that wait for a disk or a network do.
 
     Args:
-        given: the candidate as it is, with `num_workers` processes or threads.
+        given: the candidate as it is, with `num_workers`.
         build: makes a candidate with another number, and times its first block; None if that failed.
         counts: just these; None decides by what is measured.
-        least: fewer are not tried.
     """
     for workers in counts or ():
         if workers != num_workers:
@@ -208,8 +203,6 @@ def try_workers(
     cores, last, best_s = available_cores(), given.first, float("inf")
     for workers in WORKER_COUNTS if counts is None else ():
         is_beyond = workers > max(cores, 2)
-        if workers < least:
-            continue
         if not last or not last.waits or (is_beyond and last.cores > BUSY * cores):
             return
         timed = given if workers == num_workers else build(workers)

@@ -95,7 +95,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     samples = decoder.samples
     entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
     (images, labels), notes = entry.mapped, entry.notes
-    if images.shape[1] != options.shape[0]:  # not so in older caches
+    if images.shape[1] != options.shape[0]:  # large ones are stored with channels last, but for those of older caches
         images = images.permute(0, 3, 1, 2)
     entry.checksums[1].checked(labels)
     unreadable = dict(notes["unreadable"])
