@@ -150,7 +150,7 @@ class RandomResizedCrop(Operation):
 
     def on_picture(self, image: Tensor, top: int, left: int, bottom: int, right: int) -> Tensor:
         """For 224×224 pixels on one core 0.13 ms, and 0.53 ms as floats: torch has vector code if channels are last."""
-        crop = image[:, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
+        crop = image[:, :, top:bottom, left:right]
         return F.interpolate(crop, self.output_size(*image.shape[2:]), mode="bilinear", align_corners=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
@@ -20,8 +19,6 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.data.threads import PART, in_parts
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
-
-SPANS = 4  # of a batch for each thread: threads end nearly together, also on busy cores
 
 Steps = Sequence[tuple[Callable[..., Tensor], Sequence[Any]]]
 """Operations on one picture, and the other arguments of each for each picture."""
@@ -138,7 +135,7 @@ class Preprocess(nn.Module):
         if is_large(size):
             steps, number = (augment.by_picture(drawn), augment.number_on_bytes(images)) if augment else ([], 0)
             finish = partial(self._finish_pictures, images, steps[:number], steps[number:], finished)
-            in_parts(finish, len(images), SPANS)
+            in_parts(finish, len(images), size=1)
             return finished
 
         def finish_part(rows: slice) -> None:
@@ -147,21 +144,24 @@ class Preprocess(nn.Module):
             if result is not part:
                 part.copy_(result)
 
-        in_parts(finish_part, len(images), math.ceil(images.numel() / (PART * torch.get_num_threads())))
+        in_parts(finish_part, len(images), size=max(1, PART // images[0].numel()))
         return finished
 
     def _finish_pictures(
         self, images: Tensor, on_bytes: Steps, on_floats: Steps, finished: Tensor, rows: slice
     ) -> None:
         """Finish some images one by one: each stays in a core's cache from its bytes to its normalised floats."""
+        # Locals: what a thread does between two operations holds the interpreter's lock, for which the others wait.
+        mean, std, white = self.mean, self.std, self.white
         for row in range(len(images))[rows]:
             picture, out = images[row : row + 1], finished[row : row + 1]
             for operation, arguments in on_bytes:
                 picture = operation(picture, *arguments[row])
-            floats = self._unit_range(picture, out)
+            is_in_row = picture.dtype == torch.uint8 and picture.shape == out.shape
+            floats = torch.div(picture, white, out=out) if is_in_row else self._unit_range(picture)
             for operation, arguments in on_floats:
                 floats = operation(floats, *arguments[row])
-            floats.sub_(self.mean).div_(self.std)
+            floats.sub_(mean).div_(std)
             if floats is not out:
                 out.copy_(floats)
 

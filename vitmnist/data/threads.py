@@ -7,16 +7,18 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
 
-from vitmnist.runtime.backend import limit_to_one_core
+from vitmnist.runtime.backend import limit_to_one_core, stop_idle_spinning
 
 PART = 2**20  # values of a batch that a thread works on at a time: its temporaries stay in the cache
+
+_busy: list[None] = []  # has an element for each thread of `map_in_threads` that computes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -57,38 +59,49 @@ def map_in_threads(
 
 
 def _work(function: Callable[[Item], Result], jobs: SimpleQueue[tuple[Future[Result], Item] | None]) -> None:
+    stop_idle_spinning()
     limit_to_one_core()
     while job := jobs.get():
         future, item = job
         if future.set_running_or_notify_cancel():
+            _busy.append(None)
             try:
                 future.set_result(function(item))
             except BaseException as error:  # SystemExit too: the consumer would wait for ever
                 future.set_exception(error)
+            finally:
+                _busy.pop()
 
 
-def in_parts(function: Callable[[slice], object], rows: int, parts: int = 1, threads: int | None = None) -> None:
+def in_parts(
+    function: Callable[[slice], object], rows: int, size: int | None = None, threads: int | None = None
+) -> None:
     """Call a function with spans of the rows of a batch, in threads that use a core each.
 
     Unlike torch's own threads they do not wait for each other after every operation, which on busy cores takes longer
     than the operation.
 
     Args:
-        parts: spans for each thread, at most.
-        threads: by default as many as torch uses.
+        size: rows of a span; a thread takes the next one when it is free. By default each thread has one span.
+        threads: by default as many as torch uses, without those that `map_in_threads` keeps busy: reading pictures of
+            224×224 on two cores, 2.0 ms of processor time a picture instead of 2.3.
     """
-    threads, is_inference = threads or torch.get_num_threads(), torch.is_inference_mode_enabled()
+    threads, is_inference = threads or max(1, torch.get_num_threads() - len(_busy)), torch.is_inference_mode_enabled()
+    size = size or math.ceil(rows / threads)
+    spans = iter([slice(first, first + size) for first in range(0, rows, size)])
 
-    def call(span: slice) -> None:
+    def work() -> None:
         with torch.inference_mode(is_inference):  # each thread has a mode of its own
-            function(span)
+            for span in spans:
+                function(span)
 
-    size = math.ceil(rows / (threads * parts))
-    for _ in _pool(os.getpid(), threads).map(call, [slice(first, first + size) for first in range(0, rows, size)]):
-        pass
+    futures = [_pool(os.getpid()).submit(work) for _ in range(threads)]
+    wait(futures)  # also for those that still write to the batch when another has raised an error
+    for future in futures:
+        future.result()
 
 
 @cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
     """The threads of a process; they are kept, because limiting one to a core takes a millisecond."""
-    return ThreadPoolExecutor(threads, "vitmnist-parts", limit_to_one_core)
+    return ThreadPoolExecutor(os.cpu_count(), "vitmnist-parts", limit_to_one_core)

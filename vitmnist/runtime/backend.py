@@ -133,3 +133,14 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     torch.get_num_threads()  # torch initialises a new thread to all cores at first use, which would undo the limit
     limits: AbstractContextManager[Any] = threadpool_limits(1, user_api="openmp")
     return limits
+
+
+def stop_idle_spinning() -> None:
+    """Let idle OpenMP threads sleep at once, in the whole process and as long as the calling thread lives.
+
+    After each operation of torch on several cores, GNU's OpenMP (libgomp) lets its threads spin for about 10 ms, on
+    cores that other threads need: reading pictures of 64×64 in two threads next to a training step, a picture took 1.8
+    ms of processor time, and 1.3 ms without. It does not where there are more OpenMP threads than cores, which
+    those of a second team see to: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
+    """
+    torch.zeros(2**17, device="cpu").add_(1)  # large enough for all cores

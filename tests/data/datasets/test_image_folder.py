@@ -156,7 +156,7 @@ def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(fold
         assert torch.equal(found, expected)
 
 
-def test_pictures_that_0_1_has_decoded_are_not_decoded_again(folder: Path) -> None:
+def test_a_new_option_does_not_make_pictures_be_decoded_again(folder: Path) -> None:
     """The fingerprint of a cache says by what it was made; a new option must not change it by its default."""
     for name in CLASSES:
         draw(folder / "train" / name / "0.png", 1)
@@ -168,9 +168,9 @@ def test_pictures_that_0_1_has_decoded_are_not_decoded_again(folder: Path) -> No
         (str(path.relative_to(folder)), label, path.stat().st_size, path.stat().st_mtime_ns)
         for path, label in [*parts["train"], *parts["test"]]
     ]
-    made_by_0_1 = json.dumps([str(folder.resolve()), 3, len(parts["train"]), 28, "grey", True, files])
+    made_before = json.dumps([str(folder.resolve()), 4, len(parts["train"]), 28, "grey", True, files])
     decoder = FolderDecoder(folder, [*parts.values()], options)
-    assert decoder.fingerprint() == hashlib.sha256(made_by_0_1.encode()).hexdigest()
+    assert decoder.fingerprint() == hashlib.sha256(made_before.encode()).hexdigest()
     found = {
         FolderDecoder(folder, [*parts.values()], replace(options, resize=resize)).fingerprint() for resize in Resize
     }
