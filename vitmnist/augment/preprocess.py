@@ -134,7 +134,7 @@ class Preprocess(nn.Module):
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
         if is_large(size):
             steps, number = (augment.by_picture(drawn), augment.number_on_bytes(images)) if augment else ([], 0)
-            finish = partial(self._finish_pictures, images, steps[:number], steps[number:], finished)
+            finish = partial(self._finish_pictures, images.split(1), steps[:number], steps[number:], finished.split(1))
             in_parts(finish, len(images), size=1)
             return finished
 
@@ -148,13 +148,13 @@ class Preprocess(nn.Module):
         return finished
 
     def _finish_pictures(
-        self, images: Tensor, on_bytes: Steps, on_floats: Steps, finished: Tensor, rows: slice
+        self, images: Sequence[Tensor], on_bytes: Steps, on_floats: Steps, finished: Sequence[Tensor], rows: slice
     ) -> None:
         """Finish some images one by one: each stays in a core's cache from its bytes to its normalised floats."""
         # Locals: what a thread does between two operations holds the interpreter's lock, for which the others wait.
         mean, std, white = self.mean, self.std, self.white
         for row in range(len(images))[rows]:
-            picture, out = images[row : row + 1], finished[row : row + 1]
+            picture, out = images[row], finished[row]
             for operation, arguments in on_bytes:
                 picture = operation(picture, *arguments[row])
             is_in_row = picture.dtype == torch.uint8 and picture.shape == out.shape
