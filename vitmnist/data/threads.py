@@ -38,7 +38,7 @@ def map_in_threads(
     jobs: SimpleQueue[tuple[Future[Result], Item] | None] = SimpleQueue()
     waiting: deque[Future[Result]] = deque()
     # Daemons: at its end the interpreter waits for all that an executor has queued, and only then closes this iterator.
-    workers = [threading.Thread(target=_work, args=(function, jobs), daemon=True) for _ in range(threads)]
+    workers = [threading.Thread(target=_work, args=(function, jobs, not n), daemon=True) for n in range(threads)]
     for worker in workers:
         worker.start()
     try:
@@ -58,8 +58,11 @@ def map_in_threads(
             worker.join()
 
 
-def _work(function: Callable[[Item], Result], jobs: SimpleQueue[tuple[Future[Result], Item] | None]) -> None:
-    stop_idle_spinning()
+def _work(
+    function: Callable[[Item], Result], jobs: SimpleQueue[tuple[Future[Result], Item] | None], is_first: bool
+) -> None:
+    if is_first:
+        stop_idle_spinning()
     limit_to_one_core()
     while job := jobs.get():
         future, item = job

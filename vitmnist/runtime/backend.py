@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
@@ -138,9 +139,12 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
 def stop_idle_spinning() -> None:
     """Let idle OpenMP threads sleep at once, in the whole process and as long as the calling thread lives.
 
-    After each operation of torch on several cores, GNU's OpenMP (libgomp) lets its threads spin for about 10 ms, on
-    cores that other threads need: reading pictures of 64×64 in two threads next to a training step, a picture took 1.8
+    After each operation of torch on several cores, GNU's OpenMP (libgomp) lets its threads spin for 5 to 10 ms, on
+    cores that other threads need: where two threads read pictures of 64×64 next to a training step, a picture took 1.8
     ms of processor time, and 1.3 ms without. It does not where there are more OpenMP threads than cores, which
-    those of a second team see to: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
+    a second team sees to: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
     """
-    torch.zeros(2**17, device="cpu").add_(1)  # large enough for all cores
+    if torch.get_num_threads() > 1:
+        cores = os.cpu_count() or 1
+        with threadpool_limits(cores, user_api="openmp"):
+            torch.zeros(cores * 2**16, device="cpu").add_(1)  # large enough for a thread on each core
