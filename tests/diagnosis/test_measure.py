@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
@@ -135,12 +136,8 @@ def test_model_optimizer_and_random_generators_are_restored() -> None:
         optimizer.step()
 
     def state() -> list[Any]:
-        generators = [
-            torch.get_rng_state(),
-            generator.get_state(),
-            np.random.get_state()[1].tolist(),
-            random.getstate(),
-        ]
+        drawn = [np.random.get_state()[1].tolist(), random.getstate()]
+        generators = [torch.get_rng_state(), generator.get_state(), *drawn]
         weights = [value.clone() for value in model.state_dict().values()]
         return [*generators, *weights, optimizer.state_dict()["state"], [one.grad for one in model.parameters()]]
 
@@ -229,12 +226,14 @@ class OnlyHere(Samples):
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_an_alternative_that_fails_is_refused_alone() -> None:
+def test_an_alternative_that_fails_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what torch waits for a worker's end
     found = brief(DataLoader(OnlyHere(SLOW_S), batch_sampler=[[0, 1]] * 20))
     rows = {row.name: row for row in found.alternatives}
     assert found.waiting_pct.median > 50
     assert rows["DataLoader, num_workers=2"].refused.startswith("OSError: Caught OSError in DataLoader worker process")
     assert str(rows["ram"].refused).endswith("__getitem__ raised OSError: the file is only here")
+    gc.collect()
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:

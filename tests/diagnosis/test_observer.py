@@ -20,7 +20,7 @@ def test_figures_of_each_loader_are_parts_of_the_scripts(tmp_path: Path) -> None
 train(DataLoader(Slow(), batch_size=2))
 train(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
 train(DataLoader(Stream(), batch_size=2))
-for batches in zip(DataLoader(Slow(0), batch_size=2), DataLoader(Slow(0.010), batch_size=2)):
+for batches in zip(DataLoader(Slow(0), batch_size=2), DataLoader(Slow(0.030), batch_size=2)):
     pass
 for epoch in range(2):
     train(DataLoader(Slow(), batch_size=4, shuffle=True), epochs=1)
@@ -39,10 +39,12 @@ assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_work
     assert report["work_s"] * report["steps"] + report["waiting_s"] == pytest.approx(report["seconds"])
     assert main["waiting_s"] >= 21 * 0.010
     assert 0 < workers["restarts_s"] < workers["waiting_s"]
-    assert slow["waiting_s"] > max(fast["waiting_s"], 12 * 2 * 0.010)
+    assert slow["waiting_s"] > max(fast["waiting_s"], 12 * 2 * 0.030)
     assert [figures["num_loaders"] for figures in rebuilt] == [2, 2]
     assert "  loaders     2 in turn, with the same line, settings, and class and length of the dataset" in ended.stderr
     assert "loader 8" not in ended.stderr  # nothing was observed of it
+    assert "loader 3: Stream, batch size 2, num_workers=0, mine.py:" in ended.stderr
+    assert "  observed    21 batches after 3 of the warm-up" in ended.stderr
     assert "-0" not in ended.stderr
     cores = Cores(**report["cores"])
     assert cores.workers > 0
@@ -110,13 +112,6 @@ for batch in loader:
     assert report["reason"].endswith("; not observed: __main__.PipelineLoader, which is none of torch.utils.data")
     assert report["waiting_pct"] is None
     assert ended.returncode == 0
-
-
-def test_reports_have_no_names_of_torch_and_no_figures_that_say_nothing(tmp_path: Path) -> None:
-    ended, _ = diagnose(tmp_path, f"{SLOW_DATA}train(DataLoader(Stream(), batch_size=1))\n", "--warm-up=10")
-    assert "loader 1: Stream, batch size 1, num_workers=0, mine.py:" in ended.stderr
-    assert "  observed    38 batches after 10 of the warm-up" in ended.stderr
-    assert "of them in its workers" not in ended.stderr
 
 
 def waiting(loader: dict[str, Any]) -> float:

@@ -144,20 +144,13 @@ class Pooled(Slow):
 """
 
 
-@pytest.mark.parametrize(("last_line", "code"), [("sys.exit()", 0), ("raise KeyError", 1)])
-def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path, last_line: str, code: int) -> None:
-    """A script that failed has figures and no advice."""
-    ended, _ = diagnose(
-        tmp_path,
-        f"{POOL}loader = DataLoader(Pooled(0.01))\nfor _ in range(10): train(loader)\n{last_line}\n",
-        "--warm-up=0",
-        fresh=True,
-    )
-    assert ended.returncode == code
+def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path) -> None:
+    script = f"{POOL}loader = DataLoader(Pooled(0.01))\nfor _ in range(5): train(loader)\nsys.exit()\n"
+    ended, _ = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
+    assert ended.returncode == 0
     assert "input-bound: " in ended.stderr
-    assert ("use vitmnist.from_dataloader(loader), which decodes once" in ended.stderr) == (not code)
+    assert "use vitmnist.from_dataloader(loader), which decodes once" in ended.stderr
     assert "refuses this loader" not in ended.stderr
-    assert ("no advice, because the script failed" in ended.stderr) == bool(code)
 
 
 def test_a_thread_pool_that_the_script_has_closed_is_no_refusal(tmp_path: Path) -> None:
@@ -202,14 +195,16 @@ def test_decoding_once_is_not_advised_for_a_dataset_that_reads_what_the_script_c
 import torch
 SCALE = 1
 class Scaled(Slow):
+    def __getitem__(self, index):
+        return super().__getitem__(index) * torch.ones(3) * SCALE
+class Counting(Slow):
     read = 0
     def __getitem__(self, index):
         self.read += 1
-        return super().__getitem__(index) * torch.ones(3) * %s
-loader = DataLoader(Scaled(), 8)
-for SCALE in range(1, 7): train(loader)
+        return super().__getitem__(index) * torch.ones(3)
+loaders = DataLoader(Scaled(0.002), 8), DataLoader(Counting(0.002), 8)
+for SCALE in range(1, 4): [train(loader) for loader in loaders]
 """
-    ended, _ = diagnose(tmp_path, script % "SCALE", "--warm-up=0")
+    ended, _ = diagnose(tmp_path, script, "--warm-up=0")
     assert "refuses this loader: the global SCALE of __main__ has changed while the script ran" in ended.stderr
-    ended, _ = diagnose(tmp_path, script % "2", "--warm-up=0")
-    assert "refuses" not in ended.stderr
+    assert ended.stderr.count("refuses this loader") == 1
