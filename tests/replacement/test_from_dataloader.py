@@ -28,9 +28,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
     random_split,
 )
+from torchvision.transforms import Compose, RandomCrop, ToTensor
 
-from tests.support.pictures import Pictures, assert_same, run, write_pictures
-from tests.support.samples import SIZE, Pairs
+from tests.support.pictures import Pictures, assert_same, run
+from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import decoded_cache
 from vitmnist.errors import ConfigError, DataError
@@ -40,24 +41,20 @@ from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
 
 STORES = ("ram", "cache", "gpu_slice")
+CROP = Compose([RandomCrop(8), ToTensor()])
 Point = namedtuple("Point", ["x", "y"])
 
 
-class Nested(Dataset[Any]):
-    """Samples of every structure and dtype that a batch may have, and one tensor with a NaN."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return {
-            "image": torch.full((3, 4, 5), index / 7),
-            "pair": (index, torch.tensor([index, -index], dtype=torch.int16)),
-            "flag": index % 2 == 0,
-            "inner": OrderedDict(half=torch.full((2,), index / 3, dtype=torch.float16), list=[index / 9]),
-            "point": Point(float(index), np.float32("nan") if index == 3 else np.float32(index)),
-            "nothing": torch.zeros(0),
-        }
+def nested(index: int) -> dict[str, Any]:
+    """A sample of every structure and dtype that a batch may have; one has a NaN."""
+    return {
+        "image": torch.full((3, 4, 5), index / 7),
+        "pair": (index, torch.tensor([index, -index], dtype=torch.int16)),
+        "flag": index % 2 == 0,
+        "inner": OrderedDict(half=torch.full((2,), index / 3, dtype=torch.float16), list=[index / 9]),
+        "point": Point(float(index), np.float32("nan") if index == 3 else np.float32(index)),
+        "nothing": torch.zeros(0),
+    }
 
 
 def compare(build: Callable[[], DataLoader[Any]], run: Callable[[Any], Any], name: str = "ram", **options: Any) -> Any:
@@ -88,7 +85,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "replacement": {"batch_size": 8, "sampler": RandomSampler(range(SIZE), replacement=True, num_samples=50)},
 }
 DATASETS: dict[str, Dataset[Any]] = {
-    "nested": Nested(),
+    "nested": Made(nested, SIZE),
     "subset": Subset(ConcatDataset([Pairs(20), Pairs(30)]), range(3, 3 + SIZE)),
 }
 
@@ -115,16 +112,19 @@ def test_batches_and_order_are_those_of_the_dataloader(
         assert from_dataloader(replacement) is replacement
 
 
-def test_set_epoch_of_a_distributed_sampler_changes_the_order() -> None:
-    sampler = DistributedSampler(Pairs(), num_replicas=2, rank=1, seed=3)
-    dataloader = DataLoader(Pairs(), batch_size=5, sampler=sampler)
-    replacement = from_dataloader(dataloader)
-    orders = []
-    for number in (0, 1):
-        sampler.set_epoch(number)
-        assert_same(list(replacement), list(dataloader))
-        orders.append(labels_of(replacement))
-    assert orders[0] != orders[1]
+@pytest.mark.parametrize("is_random", [False, True])
+def test_set_epoch_of_a_distributed_sampler_changes_the_order(is_random: bool, folder: Path) -> None:
+    dataset = Pictures(folder, CROP) if is_random else Pairs()
+    for rank in range(2):
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=rank, seed=3)
+        dataloader = DataLoader(dataset, batch_size=5, sampler=sampler)
+        replacement = from_dataloader(dataloader)
+        orders = []
+        for number in (0, 1):
+            sampler.set_epoch(number)
+            assert_same(run(replacement, 1), run(dataloader, 1))
+            orders.append(labels_of(replacement))
+        assert orders[0] != orders[1]
 
 
 WORKERS: list[dict[str, Any]] = [
@@ -241,18 +241,24 @@ def test_probing_does_not_advance_the_generators_of_a_dataset() -> None:
         compare(build, lambda loader: [images.tolist() for images, _ in loader], "auto")
 
 
-def test_a_set_larger_than_memory_is_kept_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_random", [False, True])
+def test_a_set_larger_than_memory_is_kept_in_a_file(
+    is_random: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And refused before anything is decoded where the disk is too small, too."""
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=SIZE))
-    dataloader = DataLoader(Pairs(), batch_size=4)
-    for name in ("ram", "gpu_slice"):
-        with pytest.raises(DoesNotFitError, match=f"^{name}: the set takes"):
+    dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
+    size = r"[\d.]+ MiB"
+    for name in ("ram",) if is_random else ("ram", "gpu_slice"):
+        with pytest.raises(DoesNotFitError, match=rf"^{name}: the .*set takes {size} .*, where {size} are free"):
             from_dataloader(dataloader, name)
     written, decode = [], keep_samples.decode_temporarily
     monkeypatch.setattr(keep_samples, "decode_temporarily", lambda *parts: written.append(1) or decode(*parts))
-    assert_same(list(from_dataloader(dataloader, folder=str(tmp_path))), list(dataloader))
+    assert_same(run(from_dataloader(dataloader, folder=str(tmp_path))), run(dataloader))
     assert written
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=SIZE))
+    monkeypatch.setattr(keep_samples, "SharedFile", lambda: pytest.fail("decoded"))
     monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
     with pytest.raises(DoesNotFitError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
         from_dataloader(dataloader, "cache", folder=str(tmp_path))
@@ -285,11 +291,8 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("is_random", [False, True])
-def test_a_damaged_cache_is_never_delivered(is_random: bool, tmp_path: Path) -> None:
-    from torchvision.transforms import Compose, RandomCrop, ToTensor  # takes 2 s
-
-    crops = Pictures(write_pictures(tmp_path / "pictures"), Compose([RandomCrop(8), ToTensor()]))
-    loader: DataLoader[Any] = DataLoader(crops if is_random else Pairs(), batch_size=8)
+def test_a_damaged_cache_is_never_delivered(is_random: bool, folder: Path, tmp_path: Path) -> None:
+    loader: DataLoader[Any] = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=8)
 
     def batches() -> list[Any]:
         return run(from_dataloader(loader, "cache", folder=str(tmp_path), fingerprint="one"))

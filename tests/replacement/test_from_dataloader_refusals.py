@@ -11,28 +11,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    IterableDataset,
-    Sampler,
-    Subset,
-)
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
+from torchvision import transforms
 
-from tests.support.samples import SIZE, Pairs
+from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 
-transforms = pytest.importorskip("torchvision.transforms")
-
-
-class Random(Pairs):
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.rand(2), index
-
 
 def test_samples_that_are_random_without_a_transform_are_refused() -> None:
-    dataloader = DataLoader(Random(), batch_size=10)
+    dataloader = DataLoader(Made(lambda index: torch.rand(2)), batch_size=10)
     message = "sample 0 is random apart from the transforms .* name the two steps with decode= and transform="
     with pytest.warns(UserWarning, match=f"returns the DataLoader as it is, undecoded: ram: {message}"):
         assert from_dataloader(dataloader) is dataloader
@@ -118,11 +106,6 @@ def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
         list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))
 
 
-class Unread(Pairs):
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        raise AssertionError("is not read")
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -132,9 +115,10 @@ class Unread(Pairs):
     ],
 )
 def test_other_indices_are_named_before_the_dataset_is_read(settings: dict[str, Any], named: str) -> None:
+    unread = Made(lambda index: pytest.fail("is read"), SIZE)
     message = rf"^dataloader: the sampler gives other indices than 0 to 42 \(such as {named}\)"
     with pytest.raises(ConfigError, match=message):
-        from_dataloader(DataLoader(Unread(), **settings), "ram")
+        from_dataloader(DataLoader(unread, **settings), "ram")
 
 
 class Once(Sampler[int]):
@@ -201,11 +185,7 @@ class Composed(Pairs):
         ),
         (Subset(Pairs(), range(20)), lambda dataset, collate: setattr(dataset, "indices", [1]), r"dataset\.indices"),
         # As a loop does that trains on larger images from epoch to epoch.
-        (
-            Composed(),
-            lambda dataset, collate: setattr(dataset.transforms[0], "scale", 2),
-            r"dataset\.transforms\[0\]\.scale",
-        ),
+        (Composed(), lambda dataset, _: setattr(dataset.transforms[0], "scale", 2), r"dataset\.transforms\[0\]\.scale"),
         (Composed(), lambda dataset, collate: dataset.transforms.append(Scaled()), r"dataset\.transforms\[1\]"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,16 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
+from torchvision import datasets
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
-from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
-from tests.support.processes import fork, free_port
+from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import TransformedDataset
 from vitmnist.replacement.frozen_state import preserved_own_generators
-
-v1 = pytest.importorskip("torchvision.transforms")
-from torchvision import datasets  # noqa: E402
-from torchvision.transforms import v2  # noqa: E402
 
 CROP = v1.RandomResizedCrop(16)
 FLIP = v1.RandomHorizontalFlip()
@@ -33,11 +30,6 @@ V1 = v1.Compose([v1.Resize(24), CROP, FLIP, v1.ColorJitter(0.4, 0.4, 0.4), *CLOS
 V2 = v2.Compose(
     [v2.Resize(24), v2.RandomResizedCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 def once_and_always(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]]:
@@ -76,33 +68,6 @@ def test_a_generator_whose_state_was_saved_continues_the_epochs(folder: Path) ->
     expected = list(loader)
     generator.set_state(saved)
     assert_same(list(replaced), expected)
-
-
-def rank_epochs(rank: int, port: int, folder: Path) -> None:
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-
-    def build() -> DataLoader[Any]:
-        dataset = Pictures(folder, V1)
-        return DataLoader(dataset, 4, sampler=DistributedSampler(dataset, seed=4))
-
-    epochs = []
-    for loader in replaced_as_well(build):
-        torch.manual_seed(rank)
-        epochs.append([])
-        for epoch in range(2):
-            loader.sampler.set_epoch(epoch)
-            epochs[-1] += list(loader)
-    assert_same(*epochs)
-    gathered: list[Any] = [None, None]
-    torch.distributed.all_gather_object(gathered, [labels.tolist() for _, labels in epochs[0]])
-    assert gathered[0] != gathered[1]
-
-
-def test_two_ranks_get_their_parts(folder: Path) -> None:
-    processes = [fork(partial(rank_epochs, rank, port, folder)) for port in [free_port()] for rank in range(2)]
-    for process in processes:
-        process.join(100)
-    assert [process.exitcode for process in processes] == [0, 0]
 
 
 class Noisy:
@@ -297,8 +262,7 @@ FEW = [5, 1, 9, 12, 3, 3, 8]
 DATASETS: dict[str, Callable[[Path], Any]] = {
     "subset": lambda folder: Subset(Subset(Pictures(folder, V1), range(1, 15)), FEW),
     "concatenated": lambda folder: ConcatDataset([Pictures(folder, V1), Subset(Pictures(folder, V2), FEW)]),
-    "image folder": lambda folder: datasets.ImageFolder(str(folder), V1),
-    "target transform": lambda folder: datasets.ImageFolder(str(folder), V1, target_transform=float),
+    "image folder": lambda folder: datasets.ImageFolder(str(folder), V1, target_transform=float),
     "cifar": lambda folder: Cifar(transform=CLOSED, target_transform=float),
     "pair of transforms": lambda folder: Segmented(transform=CLOSED, target_transform=v1.PILToTensor()),
     "joint transform": lambda folder: Segmented(transforms=JOINT),

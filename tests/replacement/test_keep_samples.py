@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,29 +13,20 @@ import torch
 from PIL import Image
 from torch.utils._pytree import tree_structure
 from torch.utils.data import DataLoader, get_worker_info
+from torchvision import transforms as v1
+from torchvision import tv_tensors
 
-from tests.support.pictures import Pictures, assert_same, check_same, draw, run, write_pictures
+from tests.support.pictures import Pictures, assert_same, check_same, draw, run
 from tests.support.samples import Pairs
 from vitmnist import from_dataloader
-from vitmnist.data import decoded_cache
 from vitmnist.data.difference import find_difference
 from vitmnist.errors import DataError
 from vitmnist.replacement import keep_samples
 from vitmnist.replacement.encoding import MODES
 from vitmnist.replacement.keep_samples import Store
 from vitmnist.replacement.samples import Samples, encode
-from vitmnist.runtime import memory
-from vitmnist.runtime.memory import DoesNotFitError, Memory
-
-v1 = pytest.importorskip("torchvision.transforms")
-from torchvision import tv_tensors  # noqa: E402
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 VALUES: list[Any] = [
@@ -98,36 +88,6 @@ def test_forked_workers_share_the_memory(folder: Path) -> None:
     assert addresses == {dataset._samples.content.data_ptr()}
 
 
-class Reads(Pictures):
-    """Leaves a line for each read of a sample."""
-
-    def open(self, index: int) -> Any:
-        with (self.root.parent / "reads").open("a") as file:
-            file.write(f"{index}\n")
-        return super().open(index)
-
-
-def test_too_little_room_is_refused_before_anything_is_decoded(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=1000))
-    # `auto` takes the file if memory is too small.
-    check_same(lambda: DataLoader(Pictures(folder, FLIP), 4, True), loader="auto", folder=str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr(keep_samples, "SharedFile", lambda: pytest.fail("decoded"))
-    monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
-    dataloader = DataLoader(Pictures(folder, v1.Compose([v1.RandomCrop(9), v1.ToTensor()])), 4)
-    for name, advice in (("ram", "loader='cache' keeps it"), ("cache", "folder=")):
-        size = r"[\d.]+ MiB"
-        with pytest.raises(
-            DoesNotFitError, match=rf"^{name}: the .*set takes {size} .*, where {size} are fr.*{advice}"
-        ):
-            from_dataloader(dataloader, name, folder=str(tmp_path))
-    with pytest.warns(UserWarning, match="undecoded: cache: the decoded set takes"):
-        from_dataloader(dataloader, folder=str(tmp_path))
-
-
 class Doubled:
     """Its `repr` has its address, which is another one in each process."""
 
@@ -135,19 +95,19 @@ class Doubled:
         return image.resize((2 * image.width, 2 * image.height))
 
 
-def test_later_replacements_find_the_files_by_their_fingerprint(tmp_path: Path) -> None:
-    folder, cache = write_pictures(tmp_path / "pictures", 90), str(tmp_path / "cache")
-    counts = []
+def test_later_replacements_find_the_files_by_their_fingerprint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, chunks = [], keep_samples.read_chunks
+    monkeypatch.setattr(keep_samples, "read_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
+    stored: dict[str, Any] = {"loader": "cache", "folder": str(tmp_path), "fingerprint": "pictures"}
     for _ in range(2):
-        dataset = Reads(folder, v1.Compose([Doubled(), FLIP]))
-        found = from_dataloader(DataLoader(dataset, 4, True), "cache", folder=cache, fingerprint="pictures")
-        counts.append(len((tmp_path / "reads").read_text().splitlines()))
-        assert_same(run(found), run(DataLoader(Pictures(folder, v1.Compose([Doubled(), FLIP])), 4, True)))
-    assert counts[1] - counts[0] == counts[0] - 90
-    assert len(list(Path(cache).glob("*/images.npy"))) == 1
+        dataset = Pictures(folder, v1.Compose([Doubled(), FLIP]))
+        check_same(lambda dataset=dataset: DataLoader(dataset, 4, True), **stored)
+        assert len(decoded) == 1
     dataset.paths.reverse()
     with pytest.raises(DataError, match=r"the samples of this fingerprint= do not fit$"):
-        from_dataloader(DataLoader(dataset, 4), "cache", folder=cache, fingerprint="pictures")
+        from_dataloader(DataLoader(dataset, 4), **stored)
 
 
 def look_at_dataset(worker: int) -> None:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tests.support.pictures import assert_same, run
+from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.data.difference import find_difference
 from vitmnist.replacement.decoded_dataset import TransformedDataset
 from vitmnist.replacement.frozen_state import preserved_own_generators
 
 SIZE = 24
-
-
-class Made(Dataset[Any]):
-    """Samples that a function makes of their index."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 def check_same(original: DataLoader[Any], **options: Any) -> list[Any]:
@@ -52,7 +39,7 @@ class ByName(Made):
     """Reads, and transforms by keyword."""
 
     def __init__(self, transform: Any) -> None:
-        super().__init__(lambda index: (pixels(index), pixels(index)[..., 0]))
+        super().__init__(lambda index: (pixels(index), pixels(index)[..., 0]), SIZE)
         self.transform = transform
 
     def __getitem__(self, index: int) -> Any:
@@ -110,11 +97,11 @@ def test_tokenizers(tmp_path: Path) -> None:
     def text(index: int) -> str:
         return " ".join(words[: 1 + index % 8])
 
-    encodings = Made(lambda index: tokenizer(text(index)))
+    encodings = Made(lambda index: tokenizer(text(index)), SIZE)
     for dataset, collate, workers in (
         (encodings, transformers.DataCollatorWithPadding(tokenizer), 2),
         (encodings, lambda samples: tokenizer.pad(samples, return_tensors="pt"), 0),
-        (Made(text), lambda samples: tokenizer(samples, padding=True, return_tensors="pt"), 0),
+        (Made(text, SIZE), lambda samples: tokenizer(samples, padding=True, return_tensors="pt"), 0),
     ):
         found = check_same(DataLoader(dataset, 4, shuffle=True, num_workers=workers, collate_fn=collate))
         assert isinstance(found[0], transformers.BatchEncoding)
@@ -138,6 +125,6 @@ def test_graphs(workers: int) -> None:
             return graph(index)
 
     split = transforms.Compose([transforms.NormalizeFeatures(), transforms.RandomNodeSplit(num_val=1, num_test=1)])
-    for dataset in (Made(graph), Graphs(), Graphs(transform=split)):
+    for dataset in (Made(graph, SIZE), Graphs(), Graphs(transform=split)):
         found = check_same(loader.DataLoader(dataset, 4, shuffle=True, num_workers=workers, follow_batch=["y"]))
         assert isinstance(found[0], geometric.data.Batch)

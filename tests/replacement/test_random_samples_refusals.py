@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
+from torchvision import transforms as v1
 
 from tests.support.pictures import Pictures, assert_same, draw, run, write_pictures
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import keep_samples
 
-v1 = pytest.importorskip("torchvision.transforms")
-
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 class Counting:
@@ -111,7 +106,7 @@ def test_a_picture_that_cannot_be_read_is_named(damaged: int, workers: int, tmp_
     path = dataset.paths[damaged]
     for damage in (lambda: path.write_bytes(path.read_bytes()[:-60]), path.unlink):
         damage()
-        with pytest.raises(DataError, match=rf"^ram: sample {damaged}: \w+ raised \w+Error: "):
+        with pytest.raises(DataError, match=rf"^ram: sample {damaged}: (open|load) raised \w+Error: "):
             from_dataloader(DataLoader(dataset, 4, num_workers=workers), "ram")
     assert list(from_dataloader(DataLoader(Subset(dataset, [1, 2, 3]), 3), "ram"))
 
@@ -158,9 +153,7 @@ def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypa
 
 def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path) -> None:
     def build() -> DataLoader[Any]:
-        return DataLoader(
-            Pictures(folder, v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])), 9
-        )
+        return DataLoader(Pictures(folder, deepcopy(FLIP)), 9)
 
     for form in ("exact", "tensor"):
         original, replaced = build(), from_dataloader(build(), "ram", transforms=form)
@@ -169,16 +162,14 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
             loader.dataset.transform.transforms[1].p = 1.0
         assert_same(run(replaced), run(original))
 
-    def replace(replaced: Any) -> None:
-        replaced.dataset.transform = v1.ToTensor()
-
-    def append(replaced: Any) -> None:
-        replaced.dataset.transform.transforms.append(v1.RandomErasing())
-
-    for change, name in ((replace, r"dataset\.transform"), (append, r"dataset\.transform\.transforms\[3\]")):
+    changes: list[tuple[Callable[[Any], object], str]] = [
+        (lambda dataset: setattr(dataset, "transform", v1.ToTensor()), r"dataset\.transform"),
+        (lambda dataset: dataset.transform.transforms.append(FLIP), r"dataset\.transform\.transforms\[3\]"),
+    ]
+    for change, name in changes:
         replaced = from_dataloader(build(), "ram")
         assert list(replaced)
-        change(replaced)
+        change(replaced.dataset)
         with pytest.raises(ConfigError, match=f"^{name} has changed since the samples were decoded"):
             list(replaced)
 
@@ -189,7 +180,6 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
         ({"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allowed: exact, tensor"),
         ({"loader": "gpu_slice"}, r"^gpu_slice: the transform RandomHorizontalFlip is random, and .*; use ram"),
         ({"decode": len}, r"^decode= and transform= are the two steps of a sample; give both"),
-        ({"transform": len}, r"^decode= and transform= are the two steps of a sample; give both"),
         ({"decode": len, "transform": len, "transforms": "tensor"}, r"is for transforms of the dataset; leave dec"),
         ({"decode": lambda index: index, "transform": str}, r"^ram: .*of them: decode= and transform= do not fit$"),
         ({"decode": lambda index: 1 // 0, "transform": str}, r"^ram: sample 0: <lambda> raised ZeroDivisionError"),

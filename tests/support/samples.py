@@ -1,6 +1,9 @@
-"""A small dataset whose samples are their own index."""
+"""Small datasets: samples that are their own index, or what a function makes of it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,3 +23,19 @@ class Pairs(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return torch.full((2, 2), index, dtype=torch.uint8), index
+
+
+class Made(Dataset[Any]):
+    """Samples that a function makes of their index; counts the reads of this process."""
+
+    reads = 0
+
+    def __init__(self, make: Callable[[int], Any], size: int = 40) -> None:
+        self.make, self.size = make, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return self.make(index)
