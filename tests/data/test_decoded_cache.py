@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from tests.support.processes import fork
+from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data import decoded_cache
 from vitmnist.data.decoding import DatasetSource
@@ -36,17 +38,18 @@ def _not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DatasetSource, "refuse_random", lambda *parts: None)
 
 
-class Counted(Dataset[tuple[torch.Tensor, int]]):
-    """Counts its reads."""
+def sample(index: int) -> tuple[Tensor, int]:
+    return torch.full((3, 2), index, dtype=torch.uint8), index
 
-    reads = 0
 
-    def __len__(self) -> int:
-        return 10
+def counted(make: Callable[[int], Any] = sample) -> Made:
+    return Made(make, 10)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.reads += 1
-        return torch.full((3, 2), index, dtype=torch.uint8), index
+
+def flip_last_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
 
 
 def values(samples: Dataset, folder: Path, **options: object) -> list[int]:
@@ -55,7 +58,7 @@ def values(samples: Dataset, folder: Path, **options: object) -> list[int]:
 
 
 def test_samples_are_decoded_once_per_fingerprint_and_length(tmp_path: Path) -> None:
-    samples = Counted()
+    samples = counted()
     for _ in range(2):
         assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
     assert samples.reads == 10
@@ -68,13 +71,13 @@ def test_samples_are_decoded_once_per_fingerprint_and_length(tmp_path: Path) -> 
 
 
 def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_path: Path) -> None:
-    samples = Counted()
+    samples = counted()
     assert values(samples, tmp_path) == values(samples, tmp_path) == EXPECTED
     assert samples.reads == 20
     assert list(tmp_path.iterdir()) == []
 
     def cache_and_die() -> None:
-        with make_loader("cache", Counted(), folder=str(tmp_path), **ORDER):
+        with make_loader("cache", counted(), folder=str(tmp_path), **ORDER):
             os.kill(os.getpid(), signal.SIGKILL)
 
     process = fork(cache_and_die)
@@ -85,7 +88,7 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
 
 def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     """A sparse file, which takes no room on the disk."""
-    values(Counted(), tmp_path, fingerprint="counted")
+    values(counted(), tmp_path, fingerprint="counted")
     (path,) = tmp_path.glob("*/images.npy")
     size = (psutil.virtual_memory().total + psutil.swap_memory().total) // 10 + 2**27
     with path.open("wb") as file:
@@ -95,7 +98,7 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     del record["crc32"]
     record["crc32"] = decoded_cache._checksum(record, path.parent, ("images", "labels"))
     (path.parent / "cache.json").write_text(json.dumps(record))
-    tensors = DatasetSource(Counted()).in_file(tmp_path, "counted")
+    tensors = DatasetSource(counted()).in_file(tmp_path, "counted")
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
 
@@ -111,7 +114,7 @@ def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype:
 
 
 def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Path) -> None:
-    tensors = DatasetSource(Counted()).in_file(tmp_path, "counted")
+    tensors = DatasetSource(counted()).in_file(tmp_path, "counted")
     (path,) = tmp_path.glob("*/images.npy")
     stored = np.load(path, mmap_mode="r+")
     assert np.array_equal(stored, tensors.images.numpy())
@@ -134,15 +137,30 @@ def test_a_set_that_the_disk_has_no_room_for_is_refused_before_anything_is_writt
         with pytest.raises(
             DoesNotFitError, match=rf"takes .* MiB on the disk of {tmp_path}, where .* data\.root=FOLDER"
         ):
-            values(Counted(), tmp_path, fingerprint=fingerprint)
+            values(counted(), tmp_path, fingerprint=fingerprint)
     assert written == []
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-    with make_loader("auto", Counted(), candidates=["ram"], batches=1, worker_counts=[], **ORDER) as loader:
+    with make_loader("auto", counted(), candidates=["ram"], batches=1, worker_counts=[], **ORDER) as loader:
         assert loader.selection.name == "ram"
 
 
 def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
+
+
+def become_fifo(file: Path) -> None:
+    """Opening it waits for a writer."""
+    file.unlink()
+    os.mkfifo(file)
+
+
+def become_endless(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def become_deep(file: Path) -> None:
+    file.write_text("[" * 100_000)
 
 
 def replace(written: bytes, found: bytes) -> Callable[[Path], None]:
@@ -165,12 +183,16 @@ def replace(written: bytes, found: bytes) -> Callable[[Path], None]:
         ("labels.npy", replace(b"'<i8'", b"'>i8'")),
         ("cache.json", truncate),
         ("cache.json", replace(b'"notes": {}', b'"notes": {"mean": 0.9}')),  # of the pixels
+        ("cache.json", become_deep),
+        ("cache.json", become_fifo),
+        ("images.npy", become_fifo),
+        ("crc32.npy", become_endless),
     ],
 )
 def test_a_damaged_cache_is_decoded_again_with_a_warning(
     name: str, damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    samples = Counted()
+    samples = counted()
     values(samples, tmp_path, fingerprint="counted")
     (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
     damage(place / name)
@@ -181,18 +203,12 @@ def test_a_damaged_cache_is_decoded_again_with_a_warning(
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [place]
 
 
-def flip_last_byte(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
 @pytest.mark.parametrize("loader", ["cache", "ram", "gpu_slice"])
 @pytest.mark.parametrize("shuffle", ["sample", "none"])
 def test_a_sample_that_is_not_what_was_written_is_not_delivered_and_decoded_again(
     loader: str, shuffle: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    samples = Counted()
+    samples = counted()
     values(samples, tmp_path, fingerprint="counted")
     mapped = DatasetSource(samples).in_file(tmp_path, "counted")
     (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
@@ -208,43 +224,27 @@ def test_a_sample_that_is_not_what_was_written_is_not_delivered_and_decoded_agai
 
 
 def test_damaged_labels_are_found_when_the_cache_is_opened(tmp_path: Path) -> None:
-    values(Counted(), tmp_path, fingerprint="counted")
+    values(counted(), tmp_path, fingerprint="counted")
     flip_last_byte(next(tmp_path.glob("*/labels.npy")))
     with pytest.raises(DataError, match="sample 9 is not what was written"):
-        values(Counted(), tmp_path, fingerprint="counted")
-    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
-
-
-@pytest.mark.parametrize("name", ["cache.json", "images.npy", "crc32.npy"])
-@pytest.mark.parametrize("hostile", ["fifo", "device", "deep"])
-def test_a_file_of_another_kind_is_not_waited_for_and_decoded_again(name: str, hostile: str, tmp_path: Path) -> None:
-    values(Counted(), tmp_path, fingerprint="counted")
-    (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    (place / name).unlink()
-    if hostile == "fifo":
-        os.mkfifo(place / name)
-    elif hostile == "device":
-        (place / name).symlink_to("/dev/zero")
-    else:
-        (place / name).write_text("[" * 100_000)
-    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
+        values(counted(), tmp_path, fingerprint="counted")
+    assert values(counted(), tmp_path, fingerprint="counted") == EXPECTED
 
 
 def test_an_interrupted_decoding_leaves_nothing(tmp_path: Path) -> None:
-    class Fails(Counted):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            if index == 7:
-                raise OSError("the disk is gone")
-            return super().__getitem__(index)
+    def fail(index: int) -> Any:
+        if index == 7:
+            raise OSError("the disk is gone")
+        return sample(index)
 
     with pytest.raises(OSError, match="the disk is gone"):  # unchanged: it is not the cache that failed
-        values(Fails(), tmp_path, fingerprint="counted")
+        values(counted(fail), tmp_path, fingerprint="counted")
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
+    assert values(counted(), tmp_path, fingerprint="counted") == EXPECTED
     (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
     killed = tmp_path / f".{place.name}.unfinished"  # as a process leaves it that is killed while it writes
     place.rename(killed)
-    assert values(Counted(), tmp_path, fingerprint="counted") == EXPECTED
+    assert values(counted(), tmp_path, fingerprint="counted") == EXPECTED
     assert not killed.exists()
 
 
@@ -252,11 +252,11 @@ def test_an_interrupted_decoding_leaves_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, fingerprint: str | None) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match=rf"cache folder {tmp_path / 'file'} cannot be used.*data\.root=FOLDER"):
-        values(Counted(), tmp_path / "file", fingerprint=fingerprint)
+        values(counted(), tmp_path / "file", fingerprint=fingerprint)
 
 
 def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = Counted()
+    samples = counted()
     values(samples, tmp_path, fingerprint="counted")
 
     def refuse(path: Path) -> None:  # permissions would not stop root
@@ -268,15 +268,9 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
 
 
 def test_samples_of_different_shapes_are_named(tmp_path: Path) -> None:
-    class Ragged(Counted):
-        def __len__(self) -> int:
-            return 300
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            return torch.zeros(2 + (index // 256)), index
-
+    ragged = Made(lambda index: (torch.zeros(2 + (index // 256)), index), 300)
     with pytest.raises(DataError, match=r"from 256 on are torch.float32 \[3\], those before torch.float32 \[2\]"):
-        make_loader("cache", Ragged(), folder=str(tmp_path), **ORDER)
+        make_loader("cache", ragged, folder=str(tmp_path), **ORDER)
 
 
 def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
+from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.auditing.subject import ProbeDataset
@@ -22,11 +21,6 @@ from vitmnist.errors import ConfigError
 CPU = torch.device("cpu")
 ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}
 NOISY = ProbeDataset(23)
-
-
-def digest(batches: list[Any]) -> str:
-    content = b"".join(part.contiguous().numpy().tobytes() for batch in batches for part in batch)
-    return hashlib.sha256(content).hexdigest()[:4]
 
 
 def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
@@ -53,39 +47,6 @@ def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]
     assert changed_generators(before) == [name]
 
 
-def test_a_training_loop_draws_what_it_drew_before() -> None:
-    """Neither does reading samples change the draws of the loop, nor the loop those of the samples."""
-
-    def train(dropout: bool) -> tuple[str, list[float]]:
-        torch.manual_seed(1), np.random.seed(1), random.seed(1)
-        batches, drawn = [], []
-        with make_loader("disk", NOISY, **ORDER, num_workers=0) as loader:
-            for batch in loader.epoch(0):
-                batches.append(batch)
-                if dropout:
-                    drawn += [torch.rand(1).item(), np.random.rand(), random.random()]
-        return digest(batches), drawn
-
-    torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    undisturbed = [draw() for _ in range(6) for draw in (lambda: torch.rand(1).item(), np.random.rand, random.random)]
-    assert train(dropout=True) == (train(dropout=False)[0], undisturbed)
-
-
-class Failing(Dataset[tuple[torch.Tensor, int]]):
-    """Its sample 9 fails: by a stray `next` of an iterator that is at its end, or because a server is gone."""
-
-    def __init__(self, error: type[Exception]) -> None:
-        self.error = error
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if index == 9:
-            raise self.error("the server is gone")
-        return torch.zeros(1), index
-
-
 @pytest.mark.parametrize(
     ("options", "error", "raised", "message"),
     [
@@ -97,21 +58,24 @@ class Failing(Dataset[tuple[torch.Tensor, int]]):
 def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_worker(
     options: dict[str, Any], error: type[Exception], raised: type[Exception], message: str
 ) -> None:
+    """By a stray `next` of an iterator that is at its end, or because a server is gone."""
+
+    def fail(index: int) -> Any:
+        if index == 9:
+            raise error("the server is gone")
+        return torch.zeros(1), index
+
     before = running()
-    with make_loader(data=Failing(error), **ORDER, **options) as loader:
+    with make_loader(data=Made(fail, 12), **ORDER, **options) as loader:
         with pytest.raises(raised, match=message) as kept:
             list(loader.epoch(0))
         assert not left_since(before)  # although the traceback refers to the iterator
     assert kept.value.__traceback__ is not None
 
 
-def options_of(name: str, folder: Path) -> dict[str, Any]:
-    return {"folder": str(folder)} if name == "cache" else {}
-
-
 @pytest.mark.parametrize("name", ["ram", "cache"])
 def test_a_loader_that_decodes_once_refuses_random_samples(name: str, tmp_path: Path) -> None:
-    options = options_of(name, tmp_path)
+    options = {"folder": str(tmp_path)} if name == "cache" else {}
     message = rf"^{name}: sample 0 differs between epochs 0 and 1.*disk or prefetch.*data/augment"
     with pytest.raises(ConfigError, match=message):
         make_loader(name, NOISY, **ORDER, **options)
@@ -119,20 +83,12 @@ def test_a_loader_that_decodes_once_refuses_random_samples(name: str, tmp_path: 
         make_loader("prefetch", NOISY, **ORDER, base={"name": name, **options})
 
 
-class Rarely(Dataset[tuple[torch.Tensor, int]]):
-    """Erases one image in ten; or none, and then has a pixel that is not a number."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    def __len__(self) -> int:
-        return 500
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((2,), 0.0 if torch.rand(1) < self.rate else torch.nan), index
-
-
 def test_rare_randomness_is_found_and_what_is_not_random_is_not_refused() -> None:
+    """One image in ten is erased; or none, and then has a pixel that is not a number."""
+    rarely, never = (
+        Made(lambda index, rate=rate: (torch.full((2,), 0.0 if torch.rand(1) < rate else torch.nan), index), 500)
+        for rate in (0.1, 0.0)
+    )
     with pytest.raises(ConfigError, match=r"ram: sample \d+ differs between epochs 0 and 1"):
-        make_loader("ram", Rarely(0.1), **ORDER)
-    make_loader("ram", Rarely(0.0), **ORDER).close()
+        make_loader("ram", rarely, **ORDER)
+    make_loader("ram", never, **ORDER).close()

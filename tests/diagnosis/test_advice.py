@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script, why_late
 from vitmnist.diagnosis.changes import Change, epoch_now, find_changes, loop_of
@@ -25,21 +26,13 @@ from vitmnist.runtime.cpu import Cores
 IDLE = Cores(8, busy=1.0, workers=0.0)
 
 
-class Samples(Dataset[Any]):
-    def __init__(self, *, is_random: bool = False) -> None:
-        self.is_random = is_random
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Tensor:
-        print("reading", index)
-        return torch.rand(3) if self.is_random else torch.ones(3)
-
-
-class Epochs(Samples):
+class Epochs(Made):
     def set_epoch(self, epoch: int) -> None:
         """Changes the samples."""
+
+
+def ones(index: int) -> Tensor:
+    return torch.ones(3)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +105,11 @@ def test_workers_may_help_where_cores_are_free_or_samples_wait(
 
 
 def test_a_loader_for_which_the_script_hardly_waits_gets_no_advice() -> None:
-    assert not advice_on(Samples(), waiting_pct=9.0)
+    assert not advice_on(Made(ones), waiting_pct=9.0)
 
 
 def test_samples_are_read_without_output(capsys: pytest.CaptureFixture[str]) -> None:
-    assert advice_on(Samples())
+    assert advice_on(Made(lambda index: print("reading") or ones(index)))  # type: ignore[func-returns-value]
     assert not capsys.readouterr().out
 
 
@@ -133,10 +126,10 @@ class Endless(DataLoader[Any]):
 @pytest.mark.parametrize(
     ("dataset", "kind", "reason"),
     [
-        (Samples(is_random=True), DataLoader, "is random apart from the transforms"),
-        (Epochs(), DataLoader, "set_epoch"),
+        (Made(lambda index: torch.rand(3)), DataLoader, "is random apart from the transforms"),
+        (Epochs(ones), DataLoader, "set_epoch"),
         (Stream(), DataLoader, "IterableDataset"),
-        (Samples(), Endless, "Endless iterates in its own way; give a plain DataLoader"),
+        (Made(ones), Endless, "Endless iterates in its own way; give a plain DataLoader"),
     ],
 )
 def test_decoding_once_is_not_advised_where_it_would_be_refused(dataset: Any, kind: type, reason: str) -> None:
@@ -224,7 +217,7 @@ def changes_of(
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])  # tests may have left others
     loader = loader_of(**changed)
     loop = loop_of(loader, script_of(loader), IDLE)
-    source = Source(Samples(), default_collate, None, DataLoader)
+    source = Source(Made(ones), default_collate, None, DataLoader)
     now_s = epoch_now(loader, loop).seconds
     found = find_changes(loader, loop, source, trial, 0 if loader["num_workers"] else 5, import_s=0.1)
     return [text for one in found if (text := one.advice(now_s, loader["epochs"]))]
@@ -260,22 +253,16 @@ def test_an_epoch_now_is_that_of_the_script_with_its_restarts() -> None:
     assert epoch_now(stopped, loop).start_s == 0.1  # of the warm-up
 
 
-class Slept(Samples):
-    """Counts what is read; reading a sample takes 5 ms, its random transform none."""
-
-    reads = 0
+class Slept(Made):
+    """Reading a sample takes 5 ms, its random transform none."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        super().__init__(lambda index: torch.ones(3 + index % 7 * (kind == "kept")), 80)
         self.transform = RandomShift() if kind == "random" else None
 
-    def __len__(self) -> int:
-        return 80
-
     def __getitem__(self, index: int) -> Tensor:
-        self.reads += 1
         time.sleep(0.005)
-        sample = torch.ones(3 + index % 7 * (self.kind == "kept"))
+        sample = super().__getitem__(index)
         return self.transform(sample) if self.transform else sample
 
 

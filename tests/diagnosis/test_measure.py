@@ -24,8 +24,7 @@ from vitmnist.diagnosis import alternatives
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import timing
-from vitmnist.loaders.batch_stream import BatchStream
-from vitmnist.loaders.timing import Alternative, Block, Figure, Timed, try_workers
+from vitmnist.loaders.timing import Alternative, Figure
 
 SLOW_S = 0.02
 ENOUGH_S = 600.0  # that the time is over for no measurement, however busy the machine is
@@ -104,15 +103,6 @@ def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:
     assert found.step_s.low >= SLOW_S
     assert found.batch_s.low >= SLOW_S
     assert found.verdict.startswith("no verdict: ")
-
-
-@pytest.mark.usefixtures("two_workers")
-@pytest.mark.parametrize(("waiting_s", "tried"), [(0.04, []), (0.06, [2])])
-def test_other_workers_are_tried_only_if_the_step_waits(waiting_s: float, tried: list[int]) -> None:
-    asked: list[int] = []
-    given = Timed(BatchStream([], torch.device("cpu")), first=Block(batch_s=1.0, waiting_s=waiting_s))
-    try_workers(given, 0, asked.append)
-    assert asked == tried
 
 
 @pytest.mark.usefixtures("two_workers")

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from tests.conftest import BRIEF, Train, assert_same_run, result_of
+from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.checksums import Checksums, crc32
 from vitmnist.data.datasets.base import Dataset
@@ -130,32 +131,10 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     assert found[:1] == built_from
 
 
-@pytest.mark.parametrize("fastest", ["ram", "gpu_slice", "disk"])
-def test_any_loader_of_a_map_style_dataset_may_win(fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU gpu_slice is timed on what ram has decoded, and built of it."""
-
-    def decide(turns: list[Timed], *parts: object) -> int:
-        for timed in turns:
-            assert timed.row
-            timed.blocks = [Block(0.1 if timed.row.name == fastest else 1.0, 0.0)]
-        return 1
-
-    monkeypatch.setattr(auto_module, "take_turns", decide)
-    pairs = TensorDataset(torch.arange(69).view(23, 3), torch.arange(23))
-    options = {"candidates": ["ram", "gpu_slice", "disk"], "worker_counts": []}
-    with make_loader("auto", pairs, batch_size=5, device="cpu", seed=0, **options) as loader:
-        assert loader.selection.name == fastest
-        found = list(loader.epoch(0))
-    with make_loader("disk", pairs, batch_size=5, device="cpu", seed=0) as loader:
-        assert find_difference(found, list(loader.epoch(0))) is None
-
-
 def test_mistaken_candidates_are_named() -> None:
     with pytest.raises(ConfigError, match=r"data\.loader\.candidates=auto: not known; .*allowed: .*\bram\b"):
         chosen("auto")
-    with pytest.raises(
-        ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or null"
-    ):
+    with pytest.raises(ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or nul"):
         make_loader("auto", TENSORS, worker_counts=4, batch_size=1, device="cpu", seed=0)
 
 
@@ -264,28 +243,22 @@ def test_workers_are_tried_for_picture_files_only_if_asked_for(
     assert [row["name"] for row in selection.candidates] == ["disk", *(f"disk, {one} workers" for one in asked or ())]
 
 
-@pytest.mark.parametrize("fastest", ["RamLoader", "GpuSliceLoader"])
-def test_what_was_decoded_for_a_trial_is_used(fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by gpu_slice, which takes no dataset that is read sample by sample."""
+@pytest.mark.parametrize("fastest", ["RamLoader", "GpuSliceLoader", "DiskLoader"])
+def test_any_loader_of_a_map_style_dataset_may_win_and_uses_what_was_decoded_for_a_trial(
+    fastest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also gpu_slice, which takes no dataset that is read sample by sample."""
     pretend(monkeypatch, lambda loader, number: 1.0 + (type(loader).__name__ != fastest))
-
-    class Counted(torch.utils.data.Dataset):
-        reads = 0
-
-        def __len__(self) -> int:
-            return 100
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            Counted.reads += 1
-            time.sleep(0.001)
-            return torch.full((3,), float(index)), index
-
-    names = ["ram", "gpu_slice"]
-    with make_loader("auto", Counted(), batch_size=10, device="cpu", seed=0, candidates=names, batches=3) as loader:
+    samples = Made(lambda index: (torch.full((3,), float(index)), index), 100)
+    order = {"batch_size": 10, "device": "cpu", "seed": 0}
+    options = {"candidates": ["ram", "gpu_slice", "disk"], "batches": 3, "worker_counts": []}
+    with make_loader("auto", samples, **order, **options) as loader:
         assert type(loader).__name__ == fastest
-        assert sum(len(labels) for _, labels in loader.epoch(0)) == 100
-    # Each sample once, two of each probe for randomness, four for a batch of them, and the first for its size.
-    assert Counted.reads < 100 + 2 * 32 + 4 + 5
+        # Each sample once, two of each probe for randomness, four for a batch of them, and the first for its size.
+        assert samples.reads < 100 + 2 * 32 + 4 + 5
+        found = list(loader.epoch(0))
+    with make_loader("disk", samples, **order, num_workers=0) as loader:
+        assert find_difference(found, list(loader.epoch(0))) is None
 
 
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,13 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from tests.support.samples import Made
 from vitmnist import check_loader, make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError, LoadingError
@@ -99,23 +99,20 @@ def workers() -> Workers:
     return lambda: set(multiprocessing.active_children()) - before
 
 
-class Sleeps(torch.utils.data.Dataset):
-    """Its fifth sample never comes."""
+def hang_at_5(index: int) -> tuple[int, int]:
+    while index == 5:
+        time.sleep(0.1)
+    return index, index
 
-    def __len__(self) -> int:
-        return 8
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        while index == 5:
-            time.sleep(0.1)
-        return index, index
+HANGING = Made(hang_at_5, 8)
 
 
 @pytest.mark.slow  # torch waits five seconds for a worker that does not end
 def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
     sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
     with (
-        make_loader("disk", Sleeps(), num_workers=1, timeout_s=1.0, **sampler) as loader,
+        make_loader("disk", HANGING, num_workers=1, timeout_s=1.0, **sampler) as loader,
         pytest.raises(LoadingError, match=r"disk: no batch came from a worker in time.*data\.loader\.timeout_s"),
     ):
         list(loader.epoch(0))
@@ -130,9 +127,9 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, worker
     sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
     disk = {"num_workers": 1, "prefetch_factor": 1}
     if wrapper:
-        loader = make_loader(wrapper, Sleeps(), base={"name": "disk", **disk}, **sampler)
+        loader = make_loader(wrapper, HANGING, base={"name": "disk", **disk}, **sampler)
     else:
-        loader = make_loader("disk", Sleeps(), **disk, **sampler)
+        loader = make_loader("disk", HANGING, **disk, **sampler)
     # With a thread, torch's handler of SIGCHLD raises, in the main thread and at any line of it.
     wanted = (RuntimeError, LoadingError) if wrapper else LoadingError
     with loader, pytest.raises(wanted, match=r"killed|exited unexpectedly") as caught:  # noqa: PT012
@@ -163,7 +160,7 @@ def test_workers_outlive_the_signals_of_their_group_and_end_with_the_loader(work
 
 @pytest.mark.slow  # torch waits five seconds for it
 def test_a_worker_that_is_stopped_is_killed(workers: Workers) -> None:
-    with make_loader("disk", Sleeps(), num_workers=1, batch_size=1, device="cpu", seed=0) as loader:
+    with make_loader("disk", HANGING, num_workers=1, batch_size=1, device="cpu", seed=0) as loader:
         next(loader.epoch(0))
         for worker in workers():
             os.kill(worker.pid, signal.SIGSTOP)
@@ -195,14 +192,7 @@ def test_numbers_of_numpy_are_whole_numbers() -> None:
 
 
 def test_samples_that_make_no_batch_are_refused_with_what_can() -> None:
-    class Lengths(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> Any:
-            return torch.ones(index + 1), index
-
-    samples = Lengths()
+    samples = Made(lambda index: (torch.ones(index + 1), index), 4)
     with (
         make_loader("disk", samples, batch_size=2, device="cpu", seed=0, num_workers=0) as loader,
         pytest.raises(DataError, match=r"do not make a batch: .*same shape in a transform .* or use a DataLoader"),

@@ -183,27 +183,6 @@ def test_whatever_is_done_with_the_loader_gives_what_the_original_gives() -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_two_loaders_over_one_dataset_in_lockstep(workers: int) -> None:
-    class Counted(Pairs):
-        """Reading changes an attribute, which is no reason to refuse."""
-
-        reads = 0
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            self.reads += 1
-            return super().__getitem__(index)
-
-    orders = []
-    for is_replaced in (False, True):
-        dataset = Counted()
-        loaders = [DataLoader(dataset, size, shuffle=True, num_workers=workers) for size in (7, 5)]
-        loaders = [from_dataloader(loader) for loader in loaders] if is_replaced else loaders
-        torch.manual_seed(1)
-        orders.append([[part.tolist() for _, part in both] for both in zip(*loaders, strict=False)])
-    assert orders[0] == orders[1]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_the_order_is_drawn_when_the_original_draws_it(workers: int) -> None:
     """With workers by `iter`, which reads ahead; without them by the first `next`."""
 

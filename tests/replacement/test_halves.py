@@ -59,17 +59,6 @@ def test_batches_are_the_same_with_any_workers_and_after_an_early_break(settings
     assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate())
 
 
-def test_a_generator_whose_state_was_saved_continues_the_epochs(folder: Path) -> None:
-    generator = torch.Generator().manual_seed(7)
-    loader = DataLoader(Pictures(folder, V1), 4, shuffle=True, generator=generator, num_workers=2)
-    replaced = from_dataloader(loader, "ram")
-    list(loader)
-    saved = generator.get_state()
-    expected = list(loader)
-    generator.set_state(saved)
-    assert_same(list(replaced), expected)
-
-
 class Noisy:
     """A random transform of a user, of which nothing is known."""
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from torchvision import transforms as v1
 
-from tests.support.pictures import Pictures, assert_same, draw, run, write_pictures
+from tests.support.pictures import Pictures, assert_same, run, write_pictures
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement import keep_samples
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
@@ -109,46 +107,6 @@ def test_a_picture_that_cannot_be_read_is_named(damaged: int, workers: int, tmp_
         with pytest.raises(DataError, match=rf"^ram: sample {damaged}: (open|load) raised \w+Error: "):
             from_dataloader(DataLoader(dataset, 4, num_workers=workers), "ram")
     assert list(from_dataloader(DataLoader(Subset(dataset, [1, 2, 3]), 3), "ram"))
-
-
-def test_a_picture_with_a_palette_is_named_and_a_converted_one_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "all").mkdir()
-    for number in range(60):
-        draw(number, "P" if number == 57 else ["RGB", "L", "RGBA", "I;16"][number % 4]).save(
-            tmp_path / "all" / f"{number:02}.png"
-        )
-    crop = v1.Compose([v1.RandomCrop(9), v1.PILToTensor()])
-    with pytest.raises(DataError, match=r"^cache: sample 57: .*a picture of mode P; a file keeps only .*convert it"):
-        from_dataloader(DataLoader(Pictures(tmp_path, crop, None), 4, collate_fn=list), "cache", folder=str(tmp_path))
-    for form in ("exact", "tensor"):
-        assert list(from_dataloader(DataLoader(Pictures(tmp_path, crop, "RGBA"), 4), "ram", transforms=form))
-
-
-class Changing(Pictures):
-    """Its files change when `change` is set."""
-
-    change: Callable[[Path], Image.Image] | None = None
-
-    def open(self, index: int) -> Image.Image:
-        return self.change(self.paths[index]) if self.change else super().open(index)
-
-
-def test_files_that_change_between_probing_and_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = keep_samples.SharedFile
-    dataset = Changing(write_pictures(tmp_path), FLIP)
-
-    def create_and_change() -> Any:
-        dataset.change = change
-        return create()
-
-    monkeypatch.setattr(keep_samples, "SharedFile", create_and_change)
-    change = lambda path: Image.open(path.with_name("gone"))  # noqa: E731
-    with pytest.raises(DataError, match=r"^ram: sample 0: open raised FileNotFoundError"):
-        from_dataloader(DataLoader(dataset, 4), "ram")
-    dataset.transform = v1.Compose([v1.RandomCrop(90, pad_if_needed=True), v1.ToTensor()])
-    dataset.change, change = None, lambda path: Image.open(path).resize((100, 100))  # more than was estimated
-    original, replaced = DataLoader(dataset, 4), from_dataloader(DataLoader(dataset, 4), "ram")
-    assert_same(run(replaced), run(original))
 
 
 def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path) -> None:

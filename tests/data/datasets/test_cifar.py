@@ -13,7 +13,6 @@ import torch
 from torchvision import datasets as torchvision_datasets
 from torchvision.transforms.functional import pil_to_tensor
 
-from tests.conftest import Train
 from tests.support.cifar import write_cifar
 from vitmnist.data.datasets.base import load_dataset
 from vitmnist.errors import DataError
@@ -82,16 +81,3 @@ def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage:
     )
     assert advice == f"Put {source.filename} into {tmp_path}, or type data.root= and the folder that has them"
     assert not (tmp_path / "run").exists()
-
-
-def test_a_model_that_does_not_fit_is_refused_before_anything_is_downloaded(train_here: Train, tmp_path: Path) -> None:
-    refused = train_here("data/dataset=cifar10", f"data.root={tmp_path / 'root'}")
-    assert "model.patch_size=7 does not divide the image of 32×32; allowed: 1, 2, 4, 8, 16, 32" in refused.stderr
-    assert not (tmp_path / "root").exists()
-
-
-@pytest.mark.parametrize("name", ["cifar100"], indirect=True)
-def test_a_vision_transformer_trains_on_cifar(name: str, train_here: Train, tmp_path: Path) -> None:
-    small = ("model.patch_size=8", "model.depth=1", "batch_size=4", "epochs=1", "log.images_every_epochs=null")
-    done = train_here(f"data/dataset={name}", f"data.root={tmp_path}", *small)
-    assert done.returncode == 0, done.stderr

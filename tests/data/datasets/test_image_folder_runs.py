@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.conftest import CallHere, Printed, Train, result_of
+from tests.conftest import Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, draw, folder, load
-from tests.support.processes import fork
-from vitmnist.cli import evaluate, predict
+from vitmnist.cli import evaluate
 from vitmnist.data import image_io
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.datasets.base import Dataset
@@ -53,25 +48,6 @@ def test_training_and_test_set_must_fit_into_memory_together(
 def assert_equal(one: Dataset, other: Dataset) -> None:
     assert one.sha256 == other.sha256
     assert (one.train.files, one.test.files, one.skipped) == (other.train.files, other.test.files, other.skipped)
-
-
-def test_a_killed_decoding_starts_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_or_die(path: Path, *parts: object, **options: object) -> Image.Image:
-        if path.name == "9.png":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return read_picture(path, *parts, **options)
-
-    def decode() -> None:
-        monkeypatch.setattr(image_io, "read_picture", read_or_die)
-        load(many, skip_unreadable=True)
-
-    killed = fork(decode)
-    killed.join(60)
-    assert killed.exitcode == -signal.SIGKILL
-    found = load(many, skip_unreadable=True)
-    assert [path.name for path in (many.parent / "root").rglob(".*")] == []
-    shutil.rmtree(many.parent / "root")
-    assert_equal(found, load(many, skip_unreadable=True))
 
 
 def test_pictures_are_decoded_on_all_cores_in_the_same_order(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,45 +99,3 @@ def test_training_on_ones_own_pictures(
     assert refused.returncode == 1
     assert "3.png" in refused.stderr
     assert "Traceback" not in refused.stderr
-
-
-def test_predict_decodes_jpegs_as_the_run_did(
-    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
-) -> None:
-    for path in folder.glob("*/*.png"):
-        draw(path.with_suffix(".jpg"), int(path.stem), size=(300, 220))
-        path.unlink()
-    data = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
-    ended = train_here(*data, "model=cnn", "epochs=1", "hydra.run.dir=run")
-    assert ended.returncode == 0, ended.stderr
-
-    def printed(program: Callable[[], None], *arguments: str) -> Any:
-        return json.loads(call_here(program, "run", "--json", *arguments).stdout.splitlines()[-1])  # the run logged
-
-    expected = printed(evaluate.main, "--predictions")["predictions"]
-    files = [str(folder / row["image"]) for row in expected]
-    for weights in ("final", "last"):
-        for row, found in zip(expected, printed(predict.main, f"--weights={weights}", *files), strict=True):
-            assert found["probability"] == pytest.approx(row["probability"], abs=1e-6)
-
-
-def test_a_picture_that_goes_bad_under_a_run_fails_it_with_its_name(
-    folder: Path, train_here: Train, tmp_path: Path
-) -> None:
-    """`disk` opens the files themselves; what the run has recorded stays."""
-    arguments = (
-        "data/dataset=image_folder",
-        f"data.dataset.path={folder}",
-        f"data.root={tmp_path / 'root'}",
-        "epochs=1",
-    )
-    changed = load(folder).train.reader.paths[0]
-    times = changed.stat()
-    changed.write_bytes(bytes(times.st_size))
-    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # unseen where only the decoded pictures are read
-    ended = train_here(*arguments, "data/loader=disk", "data.loader.num_workers=0", "hydra.run.dir=failed")
-    assert ended.returncode == 1
-    assert f"error: {changed}: cannot be read as a picture" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert result_of(tmp_path / "failed")["status"] == "failed"
-    assert str(changed) in result_of(tmp_path / "failed")["error"]

@@ -39,11 +39,8 @@ def table(folder: Path, columns: str = "file,label,split") -> list[str]:
     rows = [columns]
     for path in sorted(folder.rglob("*.png")):
         name = path.relative_to(folder)
-        rows.append(
-            ",".join(
-                {"file": str(name), "label": path.parent.name, "split": name.parts[0]}[c] for c in columns.split(",")
-            )
-        )
+        cells = {"file": str(name), "label": path.parent.name, "split": name.parts[0]}
+        rows.append(",".join(cells[column] for column in columns.split(",")))
     return rows
 
 
@@ -74,13 +71,17 @@ def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest
 
 
 def test_folders_may_lack_a_split(divided: Path) -> None:
-    shutil.move(divided / "test", divided.parent / "test")
+    (divided / "test").rename(divided.parent / "test")
     assert list(load(divided).splits) == ["train", "validation"]
-    shutil.move(divided / "val", divided.parent / "val")
-    alone = load(divided, test_share=0.25)
-    assert {name: len(split) for name, split in alone.splits.items()} == {"train": 9, "test": 3}
-    whole = load(divided, test_share=0)
-    assert {name: len(split) for name, split in whole.splits.items()} == {"train": 12}
+    (divided / "val").rename(divided / "Testing")  # another name for it
+    assert {name: len(split) for name, split in load(divided).splits.items()} == {"train": 12, "test": 9}
+    (divided / "Testing").rename(divided / "exam")
+    message = "has a folder train with classes, but none for the test; add .*/pictures/test"
+    with pytest.raises(ConfigError, match=message):
+        load(divided)
+    (divided / "exam").rename(divided.parent / "exam")
+    for share, sizes in ((0.25, {"train": 9, "test": 3}), (0, {"train": 12})):
+        assert {name: len(split) for name, split in load(divided, test_share=share).splits.items()} == sizes
 
 
 def test_splits_have_the_same_classes_and_none_is_empty(divided: Path) -> None:
@@ -188,13 +189,8 @@ def test_epochs_are_evaluated_on_val_and_the_test_split_once(
     assert ended.returncode == 0, ended.stderr
     assert "evaluated on the validation split, 9 images" in ended.stdout
     result = result_of(tmp_path / "run")
-    assert result["eval_split"] == "validation"
-    assert {key: result["dataset"][f"{key}_size"] for key in ("train", "validation", "test")} == {
-        "train": 12,
-        "validation": 9,
-        "test": 6,
-    }
-    assert result["test"]["weights"] == "best"
+    assert (result["eval_split"], result["test"]["weights"]) == ("validation", "best")
+    assert [result["dataset"][f"{key}_size"] for key in ("train", "validation", "test")] == [12, 9, 6]
     assert "the dataset has a validation split of 9 images" in refuse(*data, "data.holdout=2")
     shutil.rmtree(divided / "val")
     shutil.rmtree(divided / "test")
