@@ -79,12 +79,6 @@ def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | Non
         assert torch.equal(ours, TF.resized_crop(image, *box, [size or 12, size or 17], antialias=False))
 
 
-@pytest.mark.parametrize("name", ["shift", "horizontal_flip"])
-def test_bytes_move_as_floats_do(name: str) -> None:
-    source = images().mul(255).to(torch.uint8)
-    assert torch.equal(one_by_one(name, source), operation(name)(source.float(), keys()).to(torch.uint8))
-
-
 @pytest.mark.parametrize("strength", [0.2, 1.0])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_colours_of_one_picture_are_those_in_a_batch_to_the_last_bit(channels: int, strength: float) -> None:

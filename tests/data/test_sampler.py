@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.loaders.base import LOADERS
 
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 
@@ -123,13 +120,3 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
     for number, batch in enumerate(index_batches(sampler, 1, start)):
         valid = [batches[number][: own.num_valid(start + number)] for own, batches in zip(samplers, parts, strict=True)]
         assert torch.equal(torch.cat(valid), batch)
-
-
-@pytest.mark.parametrize("name", ["ram", "gpu_slice", "prefetch", "cache", "disk"])
-def test_every_loader_delivers_the_part_of_a_rank(name: str, tiny: Dataset, tmp_path: Path) -> None:
-    sampler = RankSampler.of(EpochSampler(23, 11, 3), 1, 2)
-    options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
-    values = LOADERS.complete({"name": name, **options})
-    with LOADERS.build(values, tiny.train, sampler, torch.device("cpu")) as loader:
-        delivered = torch.cat([labels for _, labels in loader.epoch(1)])
-    assert torch.equal(delivered, tiny.train.labels[sampler.indices(1)])

@@ -153,7 +153,7 @@ with watch:
 train(watch.over(both), 0.020)
 """,
     "validation within an epoch": """
-loader, validation = DataLoader(Slow(samples=12), 1), DataLoader(Slow(0.020, samples=6), 1)
+loader, validation = DataLoader(Slow(samples=12), 1), DataLoader(Slow(0.050, samples=12), 1)
 for number, batch in enumerate(watch.over(loader)):
     time.sleep(0.030)
     if number % 6 == 3:
@@ -259,7 +259,7 @@ def test_times_are_those_of_a_stopwatch(tmp_path: Path, names: list[str]) -> Non
     assert next(measured, None) is None
     if names == [*LOOPS]:
         in_passes_s = sum(truth["seconds"] for truth in truths) + len(COLLECTING) * OTHER_S
-        assert report["seconds"] == pytest.approx(in_passes_s, rel=SHARE)
+        assert report["seconds"] == pytest.approx(in_passes_s, rel=SHARE / 2)
         assert min(report["before_s"], report["after_s"]) >= OTHER_S
         assert " the passes over the loaders" in ended.stderr
     in_all_s = sum(report[key] for key in ("seconds", "between_s", "after_s"))  # the frameworks are imported between

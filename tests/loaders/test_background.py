@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,13 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
-from tests.conftest import Train
 from vitmnist import make_loader
-from vitmnist import run as run_module
 from vitmnist.auditing.leftovers import left_since, running
-from vitmnist.errors import ConfigError, ExitCode
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import Loader
 
 SAMPLES, BATCH_SIZE = 16, 2
@@ -180,21 +175,3 @@ print(sum(1 for loader in begun for batch in loader.epoch(0)), sum(1 for batches
 def test_a_number_of_epochs_that_is_none_is_refused(epochs: object) -> None:
     with pytest.raises(ConfigError, match=f"epochs={epochs}: must be "):
         build("disk", (torch.arange(SAMPLES), torch.arange(SAMPLES)), epochs=epochs)
-
-
-def test_a_stop_while_the_next_epoch_is_begun_leaves_no_process(
-    quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # tqdm's own thread stays
-    before = running()
-    loader = "data/loader=prefetch data/loader@data.loader.base=disk data.loader.base.num_workers=1"
-    evaluate = run_module.evaluate
-
-    def stopped(*parts: object) -> object:
-        assert running() - before  # the next epoch is begun
-        os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*parts)
-
-    monkeypatch.setattr(run_module, "evaluate", stopped)
-    assert train_here(*quick, *loader.split(), "epochs=2").returncode == ExitCode.UNFINISHED
-    assert not left_since(before)

@@ -21,13 +21,15 @@ PAIR = torch.arange(23 * 3).view(23, 3), torch.arange(23)
 ORDER = {"batch_size": 5, "device": "cpu", "seed": 0}
 
 
-def labels(**options: object) -> list[list[int]]:
-    with make_loader("ram", PAIR, **ORDER, **options) as loader:
+def labels(name: str = "ram", **options: object) -> list[list[int]]:
+    with make_loader(name, PAIR, **ORDER, **options) as loader:
         return [batch.tolist() for _, batch in loader.epoch(1)]
 
 
-def test_ranks_share_the_batches_of_a_single_process() -> None:
-    parts = [labels(rank=rank, world_size=2) for rank in range(2)]
+@pytest.mark.parametrize("name", ["ram", "gpu_slice", "prefetch", "cache", "disk"])
+def test_ranks_share_the_batches_of_a_single_process(name: str, tmp_path: Path) -> None:
+    options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})
+    parts = [labels(name, rank=rank, world_size=2, **options) for rank in range(2)]
     assert [first + second for first, second in zip(*parts, strict=True)] == labels()
 
 

@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 from tests.support.pictures import assert_same, smooth
 from vitmnist import from_dataloader
@@ -26,9 +28,6 @@ from vitmnist.data.seeding import generator_states, preserved_generators, seed_g
 from vitmnist.errors import DataError
 from vitmnist.replacement import random_samples
 from vitmnist.replacement.drawn_samples import DrawnDataset
-
-v1 = pytest.importorskip("torchvision.transforms")
-from torchvision.transforms import v2  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:transforms='tensor'")
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]

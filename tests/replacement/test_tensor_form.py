@@ -16,8 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
+from torchvision import datasets, tv_tensors
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
-from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run, write_pictures
+from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run
 from tests.support.waits import CUDA, refusing_waits
 from vitmnist import from_dataloader
 from vitmnist.data.collate import map_tensors
@@ -25,19 +28,10 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import tensor_form
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 
-v1 = pytest.importorskip("torchvision.transforms")
-from torchvision import datasets, tv_tensors  # noqa: E402
-from torchvision.transforms import v2  # noqa: E402
-
 FLIPS = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
 NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 CLOSE = [v1.ToTensor(), NORMALIZE]
 RESIZED = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ColorJitter(0.2, 0.2), *CLOSE])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 class Noisy:

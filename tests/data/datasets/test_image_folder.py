@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +19,7 @@ from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.datasets.class_folders import find_samples
-from vitmnist.data.datasets.image_folder import FolderDecoder, ImageFolderOptions
-from vitmnist.data.image_io import Resize, find_pictures, read_picture
+from vitmnist.data.image_io import find_pictures, read_picture
 from vitmnist.data.tensors import digest
 from vitmnist.errors import DataError
 
@@ -48,6 +43,11 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path, **options: object) -> Dataset:
     return load_dataset("image_folder", root=str(folder.parent / "root"), path=str(folder), **options)
+
+
+def overrides(folder: Path) -> list[str]:
+    """What is typed to train on it."""
+    return ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={folder.parent / 'root'}"]
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("grey", 1), ("rgb", 3)])
@@ -96,7 +96,9 @@ def check_loaders(train: Split) -> None:
         assert torch.equal(labels, train.labels), name
 
 
-def test_pictures_are_decoded_again_only_when_they_change(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pictures_are_decoded_again_only_when_they_change_or_are_read_in_another_way(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
         before = load(folder)
         load(folder)
@@ -104,7 +106,10 @@ def test_pictures_are_decoded_again_only_when_they_change(folder: Path, caplog: 
         changed = before.train.reader.paths[0]
         draw(changed, 999)
         after = load(folder)
-    assert caplog.text.count("decoding once") == 2
+        assert caplog.text.count("decoding once") == 2
+        for number, options in enumerate(({"resize": "pad"}, {"resize": "crop"}, {"size": 9}, {"mode": "rgb"}), 3):
+            load(folder, **options)
+            assert caplog.text.count("decoding once") == number
     assert not torch.equal(before.train.images[0], after.train.images[0])
     assert torch.equal(before.train.images[1:], after.train.images[1:])
 
@@ -127,27 +132,6 @@ def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(fold
         )
         assert found.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(found, expected)
-
-
-def test_a_new_option_does_not_make_pictures_be_decoded_again(folder: Path) -> None:
-    """The fingerprint of a cache says by what it was made; a new option must not change it by its default."""
-    for name in CLASSES:
-        draw(folder / "train" / name / "0.png", 1)
-        draw(folder / "test" / name / "0.png", 2)
-        shutil.rmtree(folder / name)
-    options = ImageFolderOptions(path=str(folder))
-    _, parts = find_samples(folder, None, 0.2, False)
-    files = [
-        (str(path.relative_to(folder)), label, path.stat().st_size, path.stat().st_mtime_ns)
-        for path, label in [*parts["train"], *parts["test"]]
-    ]
-    made_before = json.dumps([str(folder.resolve()), 4, len(parts["train"]), 28, "grey", True, files])
-    decoder = FolderDecoder(folder, [*parts.values()], options)
-    assert decoder.fingerprint() == hashlib.sha256(made_before.encode()).hexdigest()
-    found = {
-        FolderDecoder(folder, [*parts.values()], replace(options, resize=resize)).fingerprint() for resize in Resize
-    }
-    assert len(found) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n damaged", None])
@@ -235,12 +219,11 @@ def test_colour_that_grey_drops_is_announced_also_when_it_is_decoded_already(
 def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
     folder: Path, refuse: Printed, tmp_path: Path
 ) -> None:
-    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}"]
-    for overrides, message in (
+    for typed, message in (
         (["data.dataset.train_size=25"], "data.dataset.train_size=25: the set has 24 images"),
         (["data/augment=shift", "data.augment.operations.0.pixels=28"], "pixels=28: must be below the side of an im"),
     ):
-        assert message in refuse(*data, *overrides)
+        assert message in refuse(*overrides(folder), *typed)
     assert not (tmp_path / "root").exists()
 
 

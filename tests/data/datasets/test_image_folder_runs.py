@@ -1,37 +1,25 @@
-"""Decoding a folder of pictures, on all cores and if it is killed; training on one."""
+"""Decoding a folder of pictures on all cores; training on one."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.conftest import Printed, Train, result_of
-from tests.data.datasets.test_image_folder import CLASSES, draw, folder, load
+from tests.conftest import CallHere, Printed, Train, result_of
+from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.cli import evaluate
 from vitmnist.data import image_io
 from vitmnist.data.datasets import image_folder
-from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_io import read_picture
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
 
 __all__ = ["folder"]  # a fixture
-
-
-@pytest.fixture
-def many(tmp_path: Path) -> Path:
-    """A hundred pictures of two classes."""
-    for number in range(100):
-        draw(tmp_path / "pictures" / CLASSES[number % 2] / f"{number}.png", number, size=(4, 4))
-    (tmp_path / "pictures" / "cat" / "40.png").write_bytes(b"no picture")
-    return tmp_path / "pictures"
 
 
 @pytest.mark.parametrize("loader", ["gpu_slice", "ram"])
@@ -40,19 +28,14 @@ def test_training_and_test_set_must_fit_into_memory_together(
 ) -> None:
     pets = load(folder)
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=pets.train.nbytes + pets.test.nbytes - 1))
-    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={folder.parent / 'root'}"]
-    printed = refuse(*data, f"data/loader={loader}", "device=cpu")
+    printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
     assert re.search(rf"{loader}: the set takes .* are free; data/loader=cache or data/loader=disk would work", printed)
 
 
-def assert_equal(one: Dataset, other: Dataset) -> None:
-    assert one.sha256 == other.sha256
-    assert (one.train.files, one.test.files, one.skipped) == (other.train.files, other.test.files, other.skipped)
-
-
-def test_pictures_are_decoded_on_all_cores_in_the_same_order(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = load(many, skip_unreadable=True)
-    shutil.rmtree(many.parent / "root")
+def test_pictures_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "cat" / "4.png").write_bytes(b"no picture")
+    expected = load(folder, skip_unreadable=True)
+    shutil.rmtree(folder.parent / "root")
     together, seen, before = threading.Barrier(3), set(), {*threading.enumerate()}
 
     def read(path: Path, *parts: object, **options: object) -> Image.Image:
@@ -64,38 +47,25 @@ def test_pictures_are_decoded_on_all_cores_in_the_same_order(many: Path, monkeyp
 
     monkeypatch.setattr(image_folder, "available_cores", lambda: 3)
     monkeypatch.setattr(image_io, "read_picture", read)
-    assert_equal(load(many, skip_unreadable=True), expected)
+    found = load(folder, skip_unreadable=True)
+    assert (found.sha256, found.skipped) == (expected.sha256, 1)
+    assert (found.train.files, found.test.files) == (expected.train.files, expected.test.files)
     assert len(seen) == 3
     assert not {*threading.enumerate()} - before
 
 
-def evaluated(run: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> Any:
-    """What `vitmnist evaluate` prints."""
-    capsys.readouterr()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["evaluate", str(run), *overrides])
-        evaluate.main()
-    return capsys.readouterr()
-
-
-def test_training_on_ones_own_pictures(
-    folder: Path, train_here: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_on_ones_own_pictures(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
     (folder / "dog" / "3.png").write_bytes(b"")
-    arguments = ("data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}")
-    ended = train_here(*arguments, "epochs=1", "data.dataset.skip_unreadable=true", "data.dataset.mode=rgb")
+    options = ["data.dataset.skip_unreadable=true", "data.dataset.mode=rgb", "hydra.run.dir=run", "epochs=1"]
+    ended = train_here(*overrides(folder), *options)
     assert ended.returncode == 0, ended.stderr
     assert "evaluated on the test split, 6 images" in ended.stdout
-    run = next((tmp_path / "outputs" / "runs").glob("*/*"))
-    result = result_of(run)
-    assert evaluated(run, capsys).err == ""
+    result = result_of(tmp_path / "run")
+    assert (result["dataset"]["skipped"], result["choices"]["dataset"]) == (1, "image_folder")
+    assert call_here(evaluate.main, "run").stderr == ""
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
-    printed = evaluated(run, capsys, f"data.root={tmp_path / 'root'}")  # they are decoded again, there
-    assert "warning: the images of the test split have changed since training" in printed.err
-    assert result["dataset"]["skipped"] == 1
-    assert result["choices"]["dataset"] == "image_folder"
-    refused = train_here(*arguments, "epochs=1")
-    assert refused.returncode == 1
-    assert "3.png" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    ended = call_here(evaluate.main, "run", f"data.root={tmp_path / 'root'}")  # they are decoded again, there
+    assert "warning: the images of the test split have changed since training" in ended.stderr
+    refused = train_here(*overrides(folder), "epochs=1")
+    assert (refused.returncode, "3.png" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)

@@ -12,7 +12,7 @@ import torch
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import CallHere, Printed, Train, result_of
-from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load
+from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load, overrides
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset
@@ -44,9 +44,13 @@ def table(folder: Path, columns: str = "file,label,split") -> list[str]:
     return rows
 
 
+def sizes(dataset: Dataset) -> dict[str, int]:
+    return {name: len(split) for name, split in dataset.splits.items()}
+
+
 def assert_as_drawn(dataset: Dataset, folder: Path) -> None:
     """Every picture of `divided` is in its split, with its label and pixels."""
-    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 12, "validation": 9, "test": 6}
+    assert sizes(dataset) == {"train": 12, "validation": 9, "test": 6}
     for name, split in dataset.splits.items():
         assert {Path(file).parts[0] for file in split.files} == {"val" if name == "validation" else name}
         assert [dataset.train.classes[label] for label in split.labels] == [Path(one).parts[1] for one in split.files]
@@ -74,14 +78,14 @@ def test_folders_may_lack_a_split(divided: Path) -> None:
     (divided / "test").rename(divided.parent / "test")
     assert list(load(divided).splits) == ["train", "validation"]
     (divided / "val").rename(divided / "Testing")  # another name for it
-    assert {name: len(split) for name, split in load(divided).splits.items()} == {"train": 12, "test": 9}
+    assert sizes(load(divided)) == {"train": 12, "test": 9}
     (divided / "Testing").rename(divided / "exam")
     message = "has a folder train with classes, but none for the test; add .*/pictures/test"
     with pytest.raises(ConfigError, match=message):
         load(divided)
     (divided / "exam").rename(divided.parent / "exam")
-    for share, sizes in ((0.25, {"train": 9, "test": 3}), (0, {"train": 12})):
-        assert {name: len(split) for name, split in load(divided, test_share=share).splits.items()} == sizes
+    assert sizes(load(divided, test_share=0.25)) == {"train": 9, "test": 3}
+    assert sizes(load(divided, test_share=0)) == {"train": 12}
 
 
 def test_splits_have_the_same_classes_and_none_is_empty(divided: Path) -> None:
@@ -107,7 +111,7 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
     labels.write_text("\n".join([rows[0], *(row.replace("eel", "Aal", 1) for row in rows[1:])]))
     pets = load(divided, labels=str(labels), test_share=0.34)
     assert pets.train.classes == ("Aal", "cat", "dog")
-    assert {name: len(split) for name, split in pets.splits.items()} == {"train": 18, "test": 9}
+    assert sizes(pets) == {"train": 18, "test": 9}
     check_loaders(load(divided, labels=str(labels), test_share=0.1).train.part(slice(24)))
 
 
@@ -184,7 +188,7 @@ def test_a_hold_out_that_cannot_be_drawn_is_refused(divided: Path) -> None:
 def test_epochs_are_evaluated_on_val_and_the_test_split_once(
     divided: Path, train_here: Train, refuse: Printed, tmp_path: Path
 ) -> None:
-    data = ["data/dataset=image_folder", f"data.dataset.path={divided}", f"data.root={tmp_path / 'root'}", "model=cnn"]
+    data = [*overrides(divided), "model=cnn"]
     ended = train_here(*data, "epochs=2", "hydra.run.dir=run")
     assert ended.returncode == 0, ended.stderr
     assert "evaluated on the validation split, 9 images" in ended.stdout
@@ -204,22 +208,17 @@ def test_epochs_are_evaluated_on_val_and_the_test_split_once(
 def test_all_of_another_folder_is_evaluated(
     folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
 ) -> None:
-    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
-    sizes = ["data.dataset.train_size=20", "data.dataset.test_size=4", "data.holdout=5"]
-    assert train_here(*data, *sizes, "epochs=1", "hydra.run.dir=run").returncode == 0
+    data = [*overrides(folder), "model=cnn"]
+    parts = ["data.dataset.train_size=20", "data.dataset.test_size=4", "data.holdout=5"]
+    assert train_here(*data, *parts, "epochs=1", "hydra.run.dir=run").returncode == 0
     for name in CLASSES:
         draw(tmp_path / "other" / name / "only.png", 5)
         draw(tmp_path / "other" / name / "second.png", 6)
-
-    def evaluated(*overrides: str) -> dict:
-        ended = call_here(evaluate_main, "run", "--json", f"data.root={tmp_path / 'root'}", *overrides)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout.splitlines()[-1])
-
-    for overrides, images, split in (
+    for other, images, split in (
         ([], 5, "validation"),
         (["data.dataset.path=other"], 6, "all"),
         (["data.dataset.path=other", "data.dataset.test_share=0.5"], 3, "test"),
     ):
-        printed = evaluated(*overrides)
+        ended = call_here(evaluate_main, "run", "--json", data[2], *other)
+        printed = json.loads(ended.stdout.splitlines()[-1])
         assert (printed["images"], printed["split"]) == (images, split)
