@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
@@ -41,7 +41,13 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=Checksums(crc32(TENSOR
 
 
 @pytest.fixture
-def registered() -> Iterator[None]:
+def own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers ends with it."""
+    monkeypatch.setattr(LOADERS, "_registered", {**LOADERS._members})
+
+
+@pytest.fixture
+def registered(own_loaders: None) -> None:
     """The loaders `slow`, which takes 30 ms a batch, and `broken`."""
 
     class Slow(Loader):
@@ -58,9 +64,6 @@ def registered() -> Iterator[None]:
 
     LOADERS.register("slow")(Slow)
     LOADERS.register("broken")(broken)
-    yield
-    for name in ("slow", "broken"):
-        del LOADERS._members[name]
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
@@ -98,6 +101,7 @@ def test_a_loader_that_does_not_say_its_memory_is_tried_only_if_it_is_named() ->
     assert chosen("slow").name == "slow"
 
 
+@pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
     ("place", "built_from"),
     [(Place.HOST, ["decoded"]), (Place.DEVICE, ["decoded"]), (Place.NOWHERE, ["as given"]), (Place.FILE, [])],
@@ -122,11 +126,8 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     LOADERS.register("second")(Second)
     monkeypatch.setattr(LOADERS, "names", lambda: ["ram", "second"])
     pairs = TensorDataset(TENSORS.images, TENSORS.labels)
-    try:
-        with make_loader("auto", pairs, batch_size=5, device="cpu", seed=0) as loader:
-            tried = [row["name"] for row in loader.selection.candidates]
-    finally:
-        del LOADERS._members["second"]
+    with make_loader("auto", pairs, batch_size=5, device="cpu", seed=0) as loader:
+        tried = [row["name"] for row in loader.selection.candidates]
     assert tried == ["ram", "second"][: 1 + len(built_from)]
     assert found[:1] == built_from
 

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
+from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.errors import ConfigError
@@ -31,27 +31,22 @@ LOADERS = {
 }
 AHEAD = ["prefetch of disk", "prefetch of ram"]
 
-Reads = Callable[[], int]
 
-
-class Recorded(Dataset[tuple[Tensor, int]]):
+class Recorded(Made):
     """Appends a byte to a file at each read, from any process; can fail at the first sample of epoch 1."""
 
     def __init__(self, file: Path, fails: bool = False) -> None:
+        super().__init__(lambda index: (torch.rand(2), index), SAMPLES)
         self.file, self.fails = file, fails
 
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> Any:
         with self.file.open("ab") as opened:
             opened.write(b".")
         if self.fails and self.file.stat().st_size > SAMPLES:
             raise OSError("the disk is gone")
-        return torch.rand(2), index
+        return super().__getitem__(index)
 
-    def reads(self) -> int:
-        """Batches that were read."""
+    def batches_read(self) -> int:
         return self.file.stat().st_size // BATCH_SIZE if self.file.exists() else 0
 
 
@@ -90,17 +85,17 @@ def test_the_next_epoch_is_begun_before_the_end_of_one_and_as_far_as_the_queue_g
         batches = loader.epoch(0)
         for _ in range(BATCHES):
             next(batches)
-        assert settled(recorded.reads, BATCHES + 1) > BATCHES
+        assert settled(recorded.batches_read, BATCHES + 1) > BATCHES
         assert next(batches, None) is None
-        assert settled(recorded.reads, BATCHES + loader.buffered) == BATCHES + loader.buffered < 2 * BATCHES
+        assert settled(recorded.batches_read, BATCHES + loader.buffered) == BATCHES + loader.buffered < 2 * BATCHES
         assert exhaust(loader, 1) == BATCHES
-        assert settled(recorded.reads, 2 * BATCHES) == 2 * BATCHES  # none twice, and none after the last epoch
+        assert settled(recorded.batches_read, 2 * BATCHES) == 2 * BATCHES  # none twice, and none after the last epoch
 
 
 def test_nothing_is_made_ahead_of_an_unknown_epoch(recorded: Recorded) -> None:
     with build("prefetch of disk", recorded) as loader:
         exhaust(loader, 0)
-        assert settled(recorded.reads, BATCHES) == BATCHES
+        assert settled(recorded.batches_read, BATCHES) == BATCHES
 
 
 @pytest.mark.parametrize("call", [(0, 0), (1, 1), (2, 0)])

@@ -70,8 +70,8 @@ def replaced(loader: DataLoader[Any], *, drawn: bool, **options: Any) -> DataLoa
     return made
 
 
-def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None, None)) -> list[Any]:
-    """The batches of three epochs and the state of the global generators after each, some left by a `break`."""
+def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any]:
+    """The batches of some epochs and the state of the global generators after each, some left by a `break`."""
     seed_generators(3, 0, 0)
     found: list[Any] = []
     with preserved_generators():
@@ -88,7 +88,7 @@ def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None, None)) -> li
     return found
 
 
-def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ...] = (None, None, None)) -> None:
+def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ...] = (None, None)) -> None:
     expected = epochs(replaced(build(), drawn=False), ends)
     ours = replaced(build(), drawn=True)
     iterator = iter(ours)

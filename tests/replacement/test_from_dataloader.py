@@ -137,14 +137,22 @@ WORKERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", WORKERS, ids=["none", "two", "generator", "persistent", "batch sampler"])
-def test_the_order_is_the_same_with_workers_and_after_an_epoch_that_was_left_early(settings: dict[str, Any]) -> None:
+def test_the_order_is_drawn_when_the_original_draws_it_with_any_workers(
+    settings: dict[str, Any],
+) -> None:
     def build() -> DataLoader[Any]:
         if "generator" in settings:
             settings["generator"].manual_seed(1)
         batches = {} if "batch_sampler" in settings else {"batch_size": 7, "shuffle": True}
         return DataLoader(Pairs(), **batches, **settings)
 
-    compare(build, lambda loader: [labels_of(loader, end) for end in (2, None, None)])
+    def begin_and_draw(loader: Any, end: int | None) -> list[list[int]]:
+        """The order is drawn with workers by `iter`, which reads ahead; without them by the first `next`."""
+        batches = iter(loader)
+        torch.rand(1)  # such as the weights of a model
+        return labels_of(batches, end)
+
+    compare(build, lambda loader: [begin_and_draw(loader, end) for end in (2, None, None)])
 
 
 def test_workers_are_kept_only_where_the_order_depends_on_them() -> None:
@@ -180,18 +188,6 @@ USES: list[Callable[[Any], Any]] = [
 def test_whatever_is_done_with_the_loader_gives_what_the_original_gives() -> None:
     for use in USES:
         compare(lambda: DataLoader(Pairs(), 7, shuffle=True), use)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_order_is_drawn_when_the_original_draws_it(workers: int) -> None:
-    """With workers by `iter`, which reads ahead; without them by the first `next`."""
-
-    def begin_and_draw(loader: Any) -> list[list[int]]:
-        batches = iter(loader)
-        torch.rand(1)  # such as the weights of a model
-        return labels_of(batches)
-
-    compare(lambda: DataLoader(Pairs(), 7, shuffle=True, num_workers=workers), begin_and_draw)
 
 
 NOISE = np.random.default_rng(1)
