@@ -131,14 +131,11 @@ def test_a_set_that_the_disk_has_no_room_for_is_refused_before_anything_is_writt
 ) -> None:
     free = 10 * (3 * 2 + 8) - 1
     monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    written: list[object] = []
-    monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: written.append(parts))
+    monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
+    message = rf"takes .* MiB on the disk of {tmp_path}, where .* data\.root=FOLDER"
     for fingerprint in (None, "counted"):
-        with pytest.raises(
-            DoesNotFitError, match=rf"takes .* MiB on the disk of {tmp_path}, where .* data\.root=FOLDER"
-        ):
+        with pytest.raises(DoesNotFitError, match=message):
             values(counted(), tmp_path, fingerprint=fingerprint)
-    assert written == []
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     with make_loader("auto", counted(), candidates=["ram"], batches=1, worker_counts=[], **ORDER) as loader:
         assert loader.selection.name == "ram"

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
 from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.diagnosis import alternatives
@@ -26,25 +27,18 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import timing
 from vitmnist.loaders.timing import Alternative, Figure
 
-SLOW_S = 0.02
+SLOW_S = 0.005
 ENOUGH_S = 600.0  # that the time is over for no measurement, however busy the machine is
 
 
-class Samples(Dataset[Any]):
-    """Pairs of three numbers and the index; reading a batch takes `seconds`."""
+def samples(seconds: float = 0.0, *, is_random: bool = False) -> Made:
+    """Pairs of three numbers and the index; reading one takes `seconds`."""
 
-    def __init__(self, seconds: float = 0.0, *, is_random: bool = False) -> None:
-        self.seconds, self.is_random = seconds, is_random
+    def make(index: int) -> tuple[Tensor, int]:
+        time.sleep(seconds)
+        return torch.rand(3) if is_random else torch.full((3,), float(index)), index
 
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.rand(3) if self.is_random else torch.full((3,), float(index)), index
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
-        time.sleep(self.seconds)
-        return [self[index] for index in indices]
+    return Made(make, 60)
 
 
 class Halved(DataLoader[Any]):
@@ -78,10 +72,10 @@ def two_workers(no_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = brief(DataLoader(Samples(SLOW_S), batch_size=4, shuffle=True), batches=20)
+    found = brief(DataLoader(samples(SLOW_S), batch_size=4, shuffle=True), batches=20)
     assert found.verdict.startswith("input-bound: ")
-    assert found.loading_s.low >= SLOW_S
-    assert found.batch_s.low >= SLOW_S
+    assert found.loading_s.low >= 4 * SLOW_S
+    assert found.batch_s.low >= 4 * SLOW_S
     assert found.waiting_s.median > 0.9 * found.batch_s.median
     assert found.step_s.median < found.loading_s.median
     rows = {row.name: row for row in found.alternatives}
@@ -107,7 +101,7 @@ def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:
 
 @pytest.mark.usefixtures("two_workers")
 def test_random_samples_are_not_offered_frozen() -> None:
-    found = brief(DataLoader(Samples(SLOW_S, is_random=True), batch_size=4))
+    found = brief(DataLoader(samples(SLOW_S, is_random=True), batch_size=4))
     rows = {row.name: row for row in found.alternatives}
     for name in ("ram", "cache"):
         assert rows[name].refused.startswith("sample 0 is random")
@@ -133,7 +127,7 @@ def test_model_optimizer_and_random_generators_are_restored() -> None:
 
     model[1].eval()  # the dropout alone, as one freezes a layer
     before = state()
-    found = brief(DataLoader(Samples(), 4, shuffle=True, generator=generator), step, model=model, optimizer=optimizer)
+    found = brief(DataLoader(samples(), 4, shuffle=True, generator=generator), step, model=model, optimizer=optimizer)
     for was, now in zip(before, state(), strict=True):
         assert torch.equal(was, now) if isinstance(was, Tensor) else was == now
     assert [one.training for one in model] == [True, False]
@@ -159,7 +153,7 @@ def test_a_step_takes_the_batch_or_its_parts(batch: Any, step: Callable[..., obj
 
 def test_what_is_no_dataloader_is_measured_without_alternatives() -> None:
     with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as ours:
-        for loader in (ours, Halved(Samples(), 4)):
+        for loader in (ours, Halved(samples(), 4)):
             assert not brief(loader, lambda *batch: None).alternatives
 
 
@@ -192,7 +186,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
             raise ZeroDivisionError("of the step")
 
     with pytest.raises(ZeroDivisionError, match="of the step"):
-        brief(DataLoader(Samples(), 4), step, model=model)
+        brief(DataLoader(samples(), 4), step, model=model)
     assert torch.equal(model.weight, before)
     assert not left_since(before_it)
 
@@ -206,28 +200,27 @@ def test_mistaken_arguments_are_refused() -> None:
         diagnose([1], no_step, device="cpu", model=nn.Linear(1, 1, device="meta"))
 
 
-class OnlyHere(Samples):
+def only_here(index: int) -> tuple[Tensor, int]:
     """Fails in a worker, and at an index that the loop does not read."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if torch.utils.data.get_worker_info() or index == 5:
-            raise OSError("the file is only here")
-        return super().__getitem__(index)
+    if torch.utils.data.get_worker_info() or index == 5:
+        raise OSError("the file is only here")
+    time.sleep(SLOW_S)
+    return torch.full((3,), float(index)), index
 
 
 @pytest.mark.usefixtures("two_workers")
 def test_an_alternative_that_fails_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what torch waits for a worker's end
-    found = brief(DataLoader(OnlyHere(SLOW_S), batch_sampler=[[0, 1]] * 20))
+    found = brief(DataLoader(Made(only_here), batch_sampler=[[0, 1]] * 20))
     rows = {row.name: row for row in found.alternatives}
     assert found.waiting_pct.median > 50
     assert rows["DataLoader, num_workers=2"].refused.startswith("OSError: Caught OSError in DataLoader worker process")
-    assert str(rows["ram"].refused).endswith("__getitem__ raised OSError: the file is only here")
+    assert str(rows["ram"].refused).endswith("only_here raised OSError: the file is only here")
     gc.collect()
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:
-    loader = DataLoader(Samples(), 4, shuffle=True, num_workers=1, persistent_workers=True)
+    loader = DataLoader(samples(), 4, shuffle=True, num_workers=1, persistent_workers=True)
     brief(loader)
     assert loader._iterator is None
 
@@ -261,7 +254,7 @@ def test_the_bound_is_of_the_step_alone_and_never_below_the_table(
 
 def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alternatives, "TO_PREPARE", 0.0)
-    found = brief(DataLoader(Samples(SLOW_S), 4))
+    found = brief(DataLoader(samples(SLOW_S), 4))
     assert {row.refused for row in found.alternatives} == {
         f"not tried: there is no time for it in seconds={ENOUGH_S:g}"
     }
