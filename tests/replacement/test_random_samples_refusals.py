@@ -61,13 +61,6 @@ class Inspected(Pictures):
         return self.transform(self.open(index)).mean(), index
 
 
-class InMethod(Pictures):
-    """Random without an attribute that holds a transform."""
-
-    def __getitem__(self, index: int) -> Any:
-        return v1.functional.to_tensor(self.open(index).resize((8, 8)).rotate(random.randrange(360))), index
-
-
 class RandomTarget(Pictures):
     def __getitem__(self, index: int) -> Any:
         return self.transform(self.open(index)), random.randrange(10)
@@ -83,7 +76,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "index": (lambda folder: Numbered(folder, with_index), "with_index .* not return as many results; name the"),
     "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); name the two steps"),
     "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns .*no attribute 'mean'\\); name the two"),
-    "no attribute": (InMethod, "sample 0 is random apart from .*move all that is random there, name the two steps"),
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random apart from the transforms"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "8: the transform RandomCrop"),
 }  # fmt: skip

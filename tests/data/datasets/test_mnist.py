@@ -89,6 +89,8 @@ DAMAGES = {
         gzip.decompress(archive)[:-1]
     ),
     "its header begins with 20555, 3, 4": lambda archive: gzip.compress(b"PK\3\4"),
+    "its header begins with 0, 9, 1": lambda archive: gzip.compress(bytes([0, 0, 9, 1])),
+    "unpack requires": lambda archive: gzip.compress(b""),
     r"its header promises \d{28} bytes": lambda archive: gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[2**31] * 3)),
 }
 
