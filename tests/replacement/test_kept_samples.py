@@ -306,7 +306,8 @@ def look_at_dataset(worker: int) -> None:
 
 
 @pytest.mark.slow  # each worker imports torch
-def test_spawned_workers_which_see_the_dataset(folder: Path, tmp_path: Path) -> None:
+def test_spawned_workers_which_see_the_dataset(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_samples, "available_cores", lambda: 1)
     for dataset, name in ((Pictures(folder, FLIP), "ram"), (Pairs(), "cache")):
         settings = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": look_at_dataset}
         spawned = DataLoader(dataset, 4, True, multiprocessing_context="spawn", **settings)
