@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -16,13 +17,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import PLAIN, Printed, result_of
+from tests.conftest import Start, result_of
 from tests.support.pictures import smooth
 from tests.support.processes import fork
 from vitmnist import check_loader, load_dataset, make_loader
 from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.data.datasets.base import Split
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, ExitCode
 from vitmnist.loaders.base import Loader
 from vitmnist.runtime import cpu
 
@@ -225,8 +226,13 @@ def test_a_script_that_ends_with_an_open_epoch_prints_nothing(folder: Path) -> N
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True False False\n", "")
 
 
-def test_a_run_records_its_threads(folder: Path, succeed: Printed, tmp_path: Path) -> None:
+def test_sigterm_stops_a_run_which_records_its_threads(folder: Path, start: Start) -> None:
     data = ["data/dataset=image_folder", f"data.dataset.path={folder / 'all'}", f"data.root={folder / 'root'}"]
-    printed = succeed(*data, "data/loader=disk", "model=cnn", "device=cpu", PLAIN, "epochs=1", "hydra.run.dir=run")
-    assert "disk loader with threads=" in printed
-    assert result_of(tmp_path / "run")["loader"]["threads"] >= 1
+    options = [*data, "data/loader=disk", "model=cnn", "batch_size=4", "device=cpu", "log.images_every_epochs=null"]
+    process = start(*options, "epochs=100000", "hydra.run.dir=stopped").until("epoch 3/")
+    code, output = process.ended(signal.SIGTERM)
+    assert code == ExitCode.UNFINISHED, output
+    assert "disk loader with threads=" in output
+    result = result_of(process.folder / "stopped")
+    assert result["status"] == "interrupted"
+    assert result["loader"]["threads"] >= 1
