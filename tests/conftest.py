@@ -34,7 +34,7 @@ BRIEF = ("data.loader.seconds=0.1", "data.loader.worker_counts=[]")  # `auto` ti
 STATEFUL = ("schedule=one_cycle", "ema_decay=0.9", "data/augment=shift")  # what a resumed run has to continue
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
-Printed = Callable[..., str]  # of `succeed` and `refuse`
+Printed = Callable[..., str]  # of `output_of`, `succeed` and `refuse`
 Start = Callable[..., TrainProcess]
 StartRanks = Callable[..., TrainRanks]
 
@@ -104,20 +104,6 @@ def quick(tiny_root: Path) -> list[str]:
 
 
 @pytest.fixture
-def train(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """Run `train.py` in an empty folder with the given arguments, as a process."""
-
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        output, errors = (tmp_path_factory.mktemp("output") / name for name in ("stdout", "stderr"))
-        process = TrainProcess(tmp_path, *arguments, output=str(output), errors=str(errors), environment=environment)
-        code, printed = process.ended()
-        return subprocess.CompletedProcess(arguments, code, printed, errors.read_text())
-
-    yield run
-    kill_leftovers()
-
-
-@pytest.fixture
 def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CallHere:
     """Call the `main` of a program with arguments, in an empty folder but within this process."""
 
@@ -140,20 +126,26 @@ def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @pytest.fixture
 def train_here(call_here: CallHere) -> Train:
-    """The same as `train` within this process, which has imported torch already."""
+    """Run `train.py` in an empty folder with the given arguments, within this process."""
     return partial(call_here, main)
 
 
 @pytest.fixture
-def succeed(train_here: Train) -> Printed:
-    """The same as `train_here`, but the program must end with exit code 0; returns its stdout."""
+def output_of(call_here: CallHere) -> Printed:
+    """The same as `call_here`, but the program must end with exit code 0; returns its stdout."""
 
-    def call(*arguments: str, **options: Path) -> str:
-        ended = train_here(*arguments, **options)
+    def call(program: Callable[[], None], *arguments: str, **options: Path) -> str:
+        ended = call_here(program, *arguments, **options)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
     return call
+
+
+@pytest.fixture
+def succeed(output_of: Printed) -> Printed:
+    """The same as `train_here`, but the program must end with exit code 0; returns its stdout."""
+    return partial(output_of, main)
 
 
 @pytest.fixture

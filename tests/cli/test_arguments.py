@@ -18,22 +18,16 @@ from vitmnist.errors import ExitCode
     [
         (["resume=cut", "batch_size=7"], "batch_size=7 (it was 6); only epochs, device, data.root"),
         (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
-        (["resume=cut", "data/dataset=mnist"], "data.dataset.name=mnist (it was kmnist)"),
-        (["resume=cut", "optimizer.lr=1"], "optimizer.lr=1 (it was 0.003)"),
         (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
         (["resume=nowhere"], "nowhere: holds no run; name a folder such as outputs/runs/"),
         (["resume=cut", "-m"], "resume=cut: resumes one run; a sweep is resumed by its own command"),
         (["resume=auto"], "resume=auto: in which folder? Type hydra.run.dir=FOLDER resume=auto, or for a sweep hydra."),
         (["resume=~nobody-here"], "~nobody-here: holds no run"),
         (["resume=cut", "experiment=smoke"], "experiment=smoke: cannot be typed with resume=; keys such as epochs=10"),
-        (["resume=cut", "~optimizer.lr"], "~optimizer.lr: cannot be typed with resume="),
         (["resume=cut", "epochs=3,4"], "epochs=3,4: a list of values is a sweep"),
-        (["resume=cut", "epochs=[1"], "epochs=[1: cannot be read"),
         (["resume=cut", "epochs=few"], "epochs=few: must be a whole number"),
         (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such member; did you mean 'ram'?"),
-        (["resume=cut", "data.loader.queue_size=3"], "data.loader.queue_size: there is no such key"),
         (["resume=cut", "hydra.run.dir=other"], "hydra.run.dir: has no effect with resume=cut"),
-        (["resume=cut", "hydra.verbose=true"], "hydra.verbose: has no effect with resume=cut"),
         (["resume=cut", "--config-dir", "nowhere"], "--config-dir: nowhere: there is no such folder"),
         (["resume=cut", "--cfg", "job"], "--cfg: the configuration of a run is in cut/.hydra/config.yaml"),
     ],
@@ -41,13 +35,13 @@ from vitmnist.errors import ExitCode
 def test_what_may_not_change_is_refused_by_name(
     runs: Path, refuse: Printed, arguments: list[str], message: str
 ) -> None:
-    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
-    entries = {*runs.rglob("*")}
+    def content() -> dict[Path, bytes | None]:
+        files = (path for path in runs.rglob("*") if path.suffix != ".log")
+        return {path: path.read_bytes() if path.is_file() else None for path in files}
+
+    before = content()
     assert message in refuse(*arguments, folder=runs)
-    assert {path: path.read_bytes() for path in before if path.suffix != ".log"} == {
-        path: content for path, content in before.items() if path.suffix != ".log"
-    }
-    assert {*runs.rglob("*")} == entries
+    assert content() == before
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_kept(runs: Path, refuse: Printed, tmp_path: Path) -> None:
@@ -71,21 +65,15 @@ def test_what_was_changed_on_resuming_stays_changed(
     runs: Path, train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
     shutil.copytree(runs / "cut", tmp_path / "cut")
-    assert train_here("resume=cut", "epochs=3", "data/loader=gpu_slice").returncode == ExitCode.UNFINISHED
-    printed = succeed("resume=cut", "max_minutes=null")
+    changed = ["epochs=3", "data/loader=disk", "data.loader.num_workers=1"]
+    assert train_here("resume=cut", *changed).returncode == ExitCode.UNFINISHED
+    again = ["data.loader.num_workers=0", "max_minutes=null"]  # `ram`, the default, has no such key
+    printed = succeed("resume=cut", *again)
     assert "epoch 3/3" in printed
-    assert "gpu_slice loader" in printed
-    assert result_of(tmp_path / "cut")["overrides"][-2:] == ["data/loader=gpu_slice", "max_minutes=null"]
-
-
-def test_a_key_is_that_of_the_recorded_loader(runs: Path, succeed: Printed, tmp_path: Path) -> None:
-    """`ram`, the default, has no such key."""
-    shutil.copytree(runs / "cut", tmp_path / "cut")
-    succeed("resume=cut", "data/loader=disk", "max_minutes=null", "data.loader.num_workers=1")
-    printed = succeed("resume=cut", "data.loader.num_workers=0", "epochs=3")
     assert "disk loader" in printed
-    loader = result_of(tmp_path / "cut")["config"]["data"]["loader"]
-    assert (loader["name"], loader["num_workers"]) == ("disk", 0)
+    result = result_of(tmp_path / "cut")
+    assert result["overrides"][-2:] == again
+    assert result["config"]["data"]["loader"]["num_workers"] == 0
 
 
 EXPERIMENT = """# @package _global_

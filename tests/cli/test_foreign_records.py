@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import CallHere, Printed, Train
 from tests.support.pictures import write_pictures
-from vitmnist.checkpoint import storage
 from vitmnist.cli import evaluate, export, report, status
 from vitmnist.cli.invocation import parse
 
@@ -25,34 +22,25 @@ def popen(marker: Path) -> str:
     return f"+hydra.callbacks.x={{_target_:psutil.Popen,args:[touch,{marker}]}}"
 
 
-def replace_overrides(folder: Path, lines: list[str]) -> None:
-    file = folder / ".hydra" / "overrides.yaml"
-    file.write_text(yaml.safe_dump([*yaml.safe_load(file.read_text()), *lines]))
+def make_hostile(folder: Path, lines: list[str], marker: Path) -> None:
+    """Add overrides to the record of a run, and to its configuration a section that Hydra would instantiate."""
+    overrides, config = (folder / ".hydra" / f"{name}.yaml" for name in ("overrides", "config"))
+    overrides.write_text(yaml.safe_dump([*yaml.safe_load(overrides.read_text()), *lines]))
+    target = {"_target_": "psutil.Popen", "args": ["touch", str(marker)]}
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"hydra": {"callbacks": {"x": target}}}))
 
 
-def add_hydra_section(folder: Path, lines: list[str]) -> None:
-    file = folder / ".hydra" / "config.yaml"
-    target = {"_target_": "psutil.Popen", "args": ["touch", lines[0].partition("touch,")[2].rstrip("]}")]}
-    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"hydra": {"callbacks": {"x": target}}}))
-
-
-@pytest.mark.parametrize("change", [replace_overrides, add_hydra_section])
 @pytest.mark.parametrize("typed", [["resume=run"], ["hydra.run.dir=run", "resume=auto"]])
 def test_a_copied_run_executes_nothing(
-    change: Callable[[Path, list[str]], None],
-    typed: list[str],
-    runs: Path,
-    stateful: list[str],
-    train_here: Train,
-    tmp_path: Path,
+    typed: list[str], runs: Path, stateful: list[str], train_here: Train, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(runs / "cut", tmp_path / "run")
-    change(folder, [popen(tmp_path / "marker"), "--help"])
+    folder, marker = shutil.copytree(runs / "cut", tmp_path / "run"), tmp_path / "marker"
+    make_hostile(folder, [popen(marker), "--help"], marker)
     ended = train_here(*(stateful if "resume=auto" in typed else []), *typed, "max_minutes=null")
     assert "Traceback" not in ended.stderr
     assert "Configuration groups" not in ended.stdout
     assert ended.returncode == 0, ended.stderr
-    assert not (tmp_path / "marker").exists()
+    assert not marker.exists()
 
 
 def test_a_sweep_takes_nothing_from_its_record(
@@ -67,8 +55,7 @@ def test_a_sweep_takes_nothing_from_its_record(
     recorded["hydra"]["overrides"] = {"task": ["seed=9", *hostile], "hydra": hostile}
     file.write_text(yaml.safe_dump(recorded))
     job = next((tmp_path / "swept").glob("0-*"))
-    replace_overrides(job, hostile)
-    add_hydra_section(job, hostile[2:])
+    make_hostile(job, hostile, tmp_path / "marker")
     (job / "result.json").unlink()
     again = [*stateful, "seed=1,2", "resume=auto", "hydra.sweep.dir=swept"]
     ended = train_here("-m", *again)
@@ -150,36 +137,7 @@ def test_no_log_is_appended_to_through_a_link(
         assert elsewhere.read_bytes() == before
 
 
-def test_a_damaged_configuration_is_taken_from_the_checkpoint(runs: Path, tmp_path: Path, train_here: Train) -> None:
-    shutil.copytree(runs / "cut", tmp_path / "cut")
-    file = tmp_path / "cut" / ".hydra" / "config.yaml"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:3]))
-    ended = train_here("resume=cut", "max_minutes=null")
-    assert ended.returncode == 0, ended.stderr
-    assert "is missing; type" in ended.stderr
-    assert "its checkpoint has the configuration" in ended.stderr
-
-
 OBEYED = "\x1b[31mred\x9b\x07"  # by a terminal
-
-
-class Command:
-    """Runs a command when it is unpickled."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch marker",)
-
-
-def test_a_checkpoint_that_would_run_code_is_refused(runs: Path, tmp_path: Path, refuse: Printed) -> None:
-    folder = shutil.copytree(runs / "cut", tmp_path / "cut")
-    state = storage.load(folder)
-    assert state is not None
-    storage.save(folder, state | {"epochs": Command()})
-    (folder / "checkpoints" / "previous.pt").unlink(missing_ok=True)
-    printed = refuse("resume=cut")
-    assert "its content is not only plain values and tensors" in printed
-    assert "weights_only" not in printed
-    assert not (tmp_path / "marker").exists()
 
 
 def test_a_terminal_obeys_nothing_of_the_weights(runs: Path, tmp_path: Path, call_here: CallHere) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, Train, assert_same_run, result_of
+from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, result_of
 from tests.support.pages import blocks
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
@@ -20,7 +20,6 @@ ALL_DAMAGED = "run/checkpoints: all checkpoints are damaged"
 EXPECTED = {
     # State of the folder: with resume=auto hydra.run.dir=DIR, with resume=DIR, with hydra.run.dir=DIR alone
     "absent": (BEGINS, NO_RUN, BEGINS),
-    "empty": (BEGINS, NO_RUN, BEGINS),
     "lock only": (BEGINS, NO_RUN, BEGINS),
     "killed before a checkpoint": (BEGINS, BEGINS, BEGINS),
     "interrupted before a checkpoint": (BEGINS, BEGINS, REFUSED),
@@ -37,10 +36,9 @@ def make(state: str, runs: Path, folder: Path) -> None:
     """Bring `folder` into a state."""
     if state == "absent":
         return
-    if state in ("empty", "lock only"):
+    if state == "lock only":
         folder.mkdir()
-        if state == "lock only":
-            (folder / ".lock").touch()
+        (folder / ".lock").touch()
         return
     shutil.copytree(runs / ("whole" if state.startswith("completed") else "cut"), folder)
     if "before a checkpoint" in state or state == "completed, without checkpoints":
@@ -83,21 +81,14 @@ def test_each_command_does_the_right_thing_in_each_state(
         assert {path: path.read_bytes() for path in kept} == kept
 
 
-@pytest.mark.parametrize("is_auto", [False, True])
 def test_a_completed_run_without_a_checkpoint_is_not_begun_again(
-    is_auto: bool, runs: Path, stateful: list[str], tmp_path: Path, train_here: Train
+    runs: Path, stateful: list[str], tmp_path: Path, refuse: Printed
 ) -> None:
-    folder = shutil.copytree(runs / "whole", tmp_path / "whole")
-    for checkpoint in folder.glob("checkpoints/*.pt"):
-        checkpoint.unlink()
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    typed = [*stateful, "resume=auto", "hydra.run.dir=whole"] if is_auto else ["resume=whole"]
-    assert "train further" not in train_here(*typed).stdout
-    ended = train_here(*typed, "epochs=3")
-    assert ended.stderr.startswith(
-        "error: whole: is completed, and has no checkpoint to continue from; start a new run"
-    )
-    assert all(path.read_bytes() == content for path, content in before.items() if path.suffix != ".log")
+    make("completed, without checkpoints", runs, tmp_path / "run")
+    for typed in (["resume=run"], [*stateful, "resume=auto", "hydra.run.dir=run"]):
+        printed = refuse(*typed, "epochs=3")
+        assert "error: run: is completed, and has no checkpoint to continue from; start a new run" in printed
+    assert len(result_of(tmp_path / "run")["epochs"]) == 2
 
 
 @pytest.mark.slow
