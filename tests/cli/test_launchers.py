@@ -40,13 +40,17 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
 
 
+JOBS = ["-m", "seed=1,2,3"]
+SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5,6)", "hydra.sweeper.n_trials=3"]
+
+
 @pytest.mark.slow  # each job imports torch
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_parallel_jobs_end_saved_with_the_process_that_started_them(
-    number: int, tiny_root: Path, tmp_path: Path
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
+def test_parallel_jobs_end_saved_with_the_process_that_started_them_and_are_resumed(
+    number: int, jobs: list[str], tiny_root: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    typed = ["-m", "hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=100000"), "seed=1,2,3"]
+    typed = ["hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=60"), *jobs]
     typed += ["hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}"]
     folders = [tmp_path / "here" / str(job) for job in range(2)]
     program, log = [sys.executable, str(REPOSITORY / "train.py"), *typed], tmp_path / "log"
@@ -72,6 +76,10 @@ def test_parallel_jobs_end_saved_with_the_process_that_started_them(
     assert not (tmp_path / "here" / "2" / "epochs.csv").exists()
     assert "Traceback" not in log.read_text()
     assert "Error executing" not in log.read_text()
+    ended = start_program(tmp_path, *typed, "resume=auto")
+    assert ended.returncode == 0, ended.stderr
+    results = [result_of(tmp_path / "here" / str(job)) for job in range(3)]
+    assert [(result["resumed"], len(result["epochs"])) for result in results] == [(job < 2, 60) for job in range(3)]
 
 
 def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path) -> None:
