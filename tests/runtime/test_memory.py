@@ -18,10 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist import from_dataloader, make_loader
 from vitmnist.data.checksums import Checksums, crc32
-from vitmnist.data.decoding import DatasetSource
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.loaders.base import LOADERS
 from vitmnist.loaders.gpu_slice import INDEX_NBYTES, GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
@@ -70,9 +68,6 @@ def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPat
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
         assert needs(NoOptions(), arrays, SAMPLER, torch.device("cuda")).device == expected
-    samples = DatasetSource(TensorDataset(torch.zeros(23, 3, dtype=torch.float64), torch.zeros(23)))
-    ram, _ = LOADERS.member(LOADERS.complete({"name": "ram"}))
-    assert ram.needs(NoOptions(), samples, SAMPLER, CPU).host == 23 * (3 * 8 + 4)
 
 
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:
