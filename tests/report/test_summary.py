@@ -13,7 +13,6 @@ from vitmnist.report.summary import best_quality, busy, fastest, loss_sentences,
 UNSURE = "Whether the loader matters takes 3 rounds to tell (repeats=3): ram has the lowest median"
 SINGLE = f"{UNSURE}, 2.00 s per epoch (single run). Relative to it: disk 4.00 (single round)."
 THREE = "1.20 s per epoch (range 1.10–1.30, n=3). Relative to it:"
-SLOW_ROUNDS = [*rounds(6, disk=2.0, ram=1.9), *(a("disk", 0.1, repeat=number) for number in range(7, 20))]
 FASTEST: dict[str, tuple[Records, list[str]]] = {
     "one repeat": ([a("disk", 8.0), a("ram", 2.0)], [SINGLE]),
     "first epochs only": (
@@ -46,17 +45,6 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
             "gpu_slice 1.20 (1.20–1.20), disk 2.00 (2.00–2.00)."
         ],
     ),
-    "the others differ": (  # from each other; the lowest median is noisy
-        [
-            a(loader, time, repeat=n)
-            for n, noisy in enumerate((0.5, 0.9, 1.7))
-            for loader, time in (("disk", 3.2), ("ram", 1.0), ("cache", noisy))
-        ],
-        [
-            "The loader matters: cache has the lowest median, 0.900 s per epoch (range 0.500–1.70, n=3). Relative to "
-            "it: ram 1.09 (0.26–4.68, not distinguishable), disk 3.50 (0.82–14.98, not distinguishable)."
-        ],
-    ),
     "seeds of a round are one measurement": (
         [
             a(loader, time + seed / 100, seed=seed)
@@ -64,13 +52,6 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
             for loader, time in (("disk", 2.0), ("ram", 1.0))
         ],
         [f"{UNSURE}, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round)."],
-    ),
-    "slower in the rounds that both have": (
-        SLOW_ROUNDS,
-        [
-            "The loader matters: disk has the lowest median, 0.100 s per epoch (range 0.100–3.20, n=19). Relative to "
-            "it: ram 0.95 (0.95–0.95)."
-        ],
     ),
     "by batch size": (
         [
@@ -122,7 +103,6 @@ LOSSES: dict[str, tuple[Records, list[str]]] = {
         [a(loader, seed=seed, epochs=losses(seed, seed)) for seed in (1, 2) for loader in ("disk", "ram")],
         [SAME.replace("with seed=42", "with seed=1, and in 1 more group")],
     ),
-    "no common seed": ([a("disk", 2.0, seed=1), a("ram", 2.0, seed=2)], []),
     "by batch size": (
         [a(loader, 2.0, batch_size=size) for size in (1, 2) for loader in ("disk", "ram")],
         [SAME.replace("seed=42", "seed=42 at batch_size=1, and in 1 more group")],
@@ -151,22 +131,10 @@ BY_LOADER = [
     for size, accuracy in ((50, 97.1), (500, 96.0))
     for loader in ("disk", "ram")
 ]
-BY_CHANCE = [
-    {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=accuracy)]}
-    for loader, size, accuracy in (("disk", 50, 97.1), ("ram", 500, 97.1), ("cache", 50, 96.0))
-]
 QUALITY: dict[str, tuple[Records, str]] = {
     "one seed": (
         accuracies(3, 97.0) + accuracies(6, 97.1) + accuracies(9, 90.0),
         f"Best accuracy: model.depth=6, 97.10%. {ONE_SEED}",
-    ),
-    "repeats of one seed": (
-        [
-            a("ram", seed=1, repeat=n, config={"model.depth": d}, epochs=[epoch(2.0, eval_acc=90.0 + d)])
-            for n in range(5)
-            for d in (3, 6)
-        ],
-        f"Best accuracy: model.depth=6, 96.00%. {ONE_SEED}",
     ),
     "two seeds": (
         accuracies(3, 97.0, 97.1) + accuracies(6, 97.1, 97.2),
@@ -178,52 +146,24 @@ QUALITY: dict[str, tuple[Records, str]] = {
         "Best accuracy: model.depth=6, 90.56% (90.25% to 90.88% over 6 seeds). That is more than noise: by at least "
         "20.05 percentage points (95% interval).",
     ),
-    "three seeds that change all alike": (
-        accuracies(3, 70.0, 80.0, 75.0) + accuracies(6, 71.0, 81.0, 76.0),
-        "Best accuracy: model.depth=6, 76.00% (71.00% to 81.00% over 3 seeds). The seeds change nothing about it, so "
-        "they cannot tell whether that is more than noise.",
-    ),
     "noise": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4) + accuracies(9, 90.0, 90.1, 89.9),
         "Best accuracy: model.depth=6, 97.20% (97.00% to 97.40% over 3 seeds). That may be noise: 1 of 2 others "
         "cannot be told apart from it; more seeds may tell.",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
-    "one that ended, and one that did not": (
-        accuracies(3, 97.0) + accuracies(6, 97.0, status="failed"),
-        "",
-    ),
     "all equal": (
         [a(loader, 2.0, seed=seed) for loader in ("disk", "ram", "cache") for seed in (1, 2)],
         "The same accuracy in 3 of 3 configurations: 90.00%.",
     ),
     "all equal that ended": ([a("disk", 8.0), a("ram", 2.0), BROKEN], SAME_ACCURACY),
     "equal with each loader": (BY_LOADER, f"Best accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
-    "equal with each loader, of which one lacks a seed": (
-        [
-            {"loader": loader, "epochs": [epoch(2.0, eval_acc=90.0 + seed)], "config": {"seed": seed}}
-            for loader, seed in (("disk", 1), ("disk", 2), ("ram", 1), ("ram", 2), ("ram", 3))
-        ],
-        "The same accuracy in 2 of 2 configurations: 92.00%.",
-    ),
-    "equal by chance": (BY_CHANCE, f"Best accuracy: 2 of 3 configurations, 97.10%. {ONE_SEED}"),
     "the lowest loss is the best": (
         [
             {"epochs": [epoch(2.0, eval_loss=loss)], "config": {"monitor": "loss", "model.depth": depth}}
             for depth, loss in ((3, 0.25), (6, 0.5))
         ],
         f"Best eval_loss: model.depth=3, 0.2500. {ONE_SEED}",
-    ),
-    "the best epoch of a validation split": (
-        [
-            {
-                "epochs": [epoch(2.0, eval_acc=value) for value in values],
-                "config": {"model.depth": depth},
-                "eval_split": "validation",
-            }
-            for depth, values in ((3, (80.0, 97.0, 70.0)), (6, (90.0, 91.0, 96.0)))
-        ],
-        f"Best accuracy: model.depth=3, 97.00%. {ONE_SEED}",
     ),
 }
 

@@ -54,31 +54,23 @@ FEWER_THREADS = "fewer, as with OMP_NUM_THREADS=1, may make epochs shorter and s
 
 
 @pytest.mark.parametrize(
-    ("cores", "starts", "machine", "device", "is_said"),
+    ("cores", "starts", "machine", "is_said"),
     [
-        (SHARED, STARTS, MACHINE, "cpu", True),
-        (SHARED, [True, False, True, False], MACHINE, "cpu", True),  # resumed
-        (SHARED, [True], MACHINE, "cpu", False),  # the first epoch warms up
-        (SHARED, [True, False, False], MACHINE, "cpu", False),  # it has been said
-        (SHARED, [True, True], MACHINE, "cpu", False),
-        (SHARED, STARTS, MACHINE, "cuda:0", False),
-        (SHARED, STARTS, MACHINE | {"torch_threads": 1}, "cpu", False),
-        (SHARED, STARTS, MACHINE | {"env": {"OMP_NUM_THREADS": "2"}}, "cpu", False),
-        (SHARED, STARTS, None, "cpu", False),  # of another rank than 0
-        (Cores(4, busy=3.9, others=0.1), STARTS, MACHINE, "cpu", False),  # a quiet machine
-        (Cores(4, busy=1.0, others=1.5), STARTS, MACHINE, "cpu", False),  # with free cores
+        (SHARED, STARTS, MACHINE, True),
+        (SHARED, [True, False, True, False], MACHINE, True),  # resumed
+        (SHARED, [True], MACHINE, False),  # the first epoch warms up
+        (SHARED, [True, False, False], MACHINE, False),  # it has been said
+        (SHARED, STARTS, MACHINE | {"env": {"OMP_NUM_THREADS": "2"}}, False),
+        (SHARED, STARTS, None, False),  # of another rank than 0
+        (Cores(4, busy=3.9, others=0.1), STARTS, MACHINE, False),  # a quiet machine
+        (Cores(4, busy=1.0, others=1.5), STARTS, MACHINE, False),  # with free cores
     ],
 )
 def test_fewer_threads_are_advised_once_where_others_were_measured_on_their_cores(
-    cores: Cores,
-    starts: list[bool],
-    machine: dict[str, Any] | None,
-    device: str,
-    is_said: bool,
-    caplog: pytest.LogCaptureFixture,
+    cores: Cores, starts: list[bool], machine: dict[str, Any] | None, is_said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     epochs = [{"epoch": number, "first_of_start": first} for number, first in enumerate(starts)]
-    result = Result(overrides=[], choices={}, epochs=epochs, device=device, environment=machine)
+    result = Result(overrides=[], choices={}, epochs=epochs, device="cpu", environment=machine)
     with caplog.at_level(logging.INFO):
         log_shared_cores(result, cores)
     message = f"other programs use 2.0 of 4 cores, on which torch runs 4 threads: {FEWER_THREADS}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, Printed, result_of
-from tests.support.pages import blocks
+from tests.conftest import Printed, result_of
 from tests.support.processes import TrainProcess
 
 
@@ -19,20 +17,6 @@ def test_without_loggers_the_files_of_the_run_are_written(quick: list[str], tmp_
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"epochs.csv", "result.json"} <= names
     assert not [name for name in names if "tfevents" in name]
-
-
-def test_the_documented_logger_gets_every_epoch(quick: list[str], tmp_path: Path) -> None:
-    (module,) = (one for one in blocks("python", REPOSITORY / "docs" / "architecture.md") if "loggers/" in one)
-    (tmp_path / "documented.py").write_text(module)
-    code, output = TrainProcess(
-        tmp_path, *quick, "logger=[json_lines]", "hydra.run.dir=run", before=import_documented
-    ).ended()
-    assert code == 0, output
-    assert len((tmp_path / "run" / "epochs.jsonl").read_text().splitlines()) == 2
-
-
-def import_documented() -> None:
-    runpy.run_path("documented.py")
 
 
 @pytest.mark.slow
