@@ -255,9 +255,11 @@ def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
     folder = extended_copy(tmp_path)
-    typed = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "hydra.run.dir=run"]
-    ended = python("train.py", *small(typed, folder), folder=folder, PYTHONPATH=str(folder))
+    members = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "logger=[tensorboard,json_lines]"]
+    ended = python("train.py", *small([*members, "hydra.run.dir=run"], folder), folder=folder, PYTHONPATH=str(folder))
     assert ended.returncode == 0, ended.stderr
     result = result_of(folder / "run")
     assert (result["choices"]["model"], result["choices"]["loader"]) == ("mlp", "indexed")
     assert result["epochs"][0]["eval_acc"] <= result["epochs"][0]["eval_top5"] <= 100
+    assert "eval_top5" in (folder / "run" / "epochs.csv").read_text()
+    assert len((folder / "run" / "epochs.jsonl").read_text().splitlines()) == 1

@@ -18,8 +18,6 @@ from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.loaders.base import Batches, Loader
-from vitmnist.loaders.pinned import HostLoader, PinnedBuffers
-from vitmnist.runtime.memory import DoesNotFitError
 
 pytestmark = NEEDS_CUDA
 LOADER_OPTIONS = {
@@ -38,19 +36,6 @@ def test_contract_on_the_gpu(label: str, tiny: Dataset, tmp_path: Path) -> None:
     name = label.partition(" ")[0]
     folder = {"folder": str(tmp_path)} if name == "cache" else {}
     check_loader(name, tiny.train, device="cuda", **LOADER_OPTIONS[label], **folder)
-
-
-@pytest.mark.parametrize("label", LOADER_OPTIONS)
-def test_images_normalised_on_the_gpu_are_those_of_the_cpu(tiny: Dataset, label: str, cuda: torch.device) -> None:
-    sampler = {"batch_size": 5, "seed": 3}
-    with (
-        make_loader(label.partition(" ")[0], tiny.train, device=cuda, **sampler, **LOADER_OPTIONS[label]) as loader,
-        make_loader("ram", tiny.train, device="cpu", **sampler) as reference,
-    ):
-        on_gpu, on_cpu = Preprocess(tiny.train).to(cuda), Preprocess(tiny.train)
-        for (images, _), (wanted, _) in zip(loader.epoch(1), reference.epoch(1), strict=True):
-            assert images.device.type == "cuda"
-            assert torch.equal(on_gpu(images).cpu(), on_cpu(wanted))
 
 
 # Built when tests are collected, so that an operation or preset that cannot be built is found without a GPU.
@@ -73,21 +58,6 @@ def test_augmented_and_mixed_images_are_those_of_the_cpu(augment: Compose, cuda:
         found.append([one.cpu() for one in result])
     for ours, wanted in zip(*found, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4)
-
-
-def test_pinned_memory_does_not_grow_while_the_gpu_lags_behind(tiny: Dataset, cuda: torch.device) -> None:
-    with make_loader("ram", tiny.train, batch_size=1, device=cuda, seed=0) as loader:
-        for number in range(3):
-            for _ in loader.epoch(number):
-                torch.cuda._sleep(5_000_000)
-        assert isinstance(loader, HostLoader)
-        assert loader.buffers._count <= PinnedBuffers.DEPTH
-
-
-def test_a_set_that_does_not_fit_on_the_gpu_is_refused(cuda: torch.device) -> None:
-    enormous = torch.zeros(1, dtype=torch.uint8).expand(2**45, 1)
-    with pytest.raises(DoesNotFitError, match=r"gpu_slice: the set takes .* of memory on cuda"):
-        make_loader("gpu_slice", (enormous, enormous), batch_size=1, device=cuda, seed=0)
 
 
 class SlowCopies(Loader):

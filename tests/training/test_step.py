@@ -224,17 +224,6 @@ def test_a_fused_optimizer_is_the_optimizer(tiny: Dataset, optimizer: str) -> No
     check_same_weights(steps[0].model, steps[1].model)
 
 
-def test_gradients_are_logged_before_the_optimizer_writes_into_them(tiny: Dataset) -> None:
-    """As torch's SGD with Nesterov momentum does on a GPU."""
-    step = make_step(tiny)
-    seen: list[float] = []
-    step.optimizer.register_step_pre_hook(lambda *_: [value.grad.zero_() for value in step.model.parameters()] and None)
-    step.on_gradients = lambda step: seen.append(float(step.model.embed.weight.grad.norm()))
-    images, labels, keys = batch_of(tiny, step, BATCH)
-    step(images, labels, keys, BATCH)
-    assert seen[0] > 0
-
-
 @pytest.mark.parametrize("options", [{}, {"micro_batch": 2}, {"micro_batch": None}], ids=str)
 def test_gradients_are_clipped_before_the_optimizer_and_after_they_are_logged(tiny: Dataset, options: dict) -> None:
     norms = {}
