@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
-from tests.conftest import REPOSITORY, CallHere, Train, result_of
+from tests.conftest import REPOSITORY, Printed, result_of
 from tests.data.datasets.test_image_folder import folder
 from vitmnist.checkpoint import storage
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.report import main as report_main
+from vitmnist.cli.train import main as train_main
 from vitmnist.config import earlier
 from vitmnist.config.earlier import with_current_keys
 from vitmnist.tracking.result import CONFIG
@@ -32,38 +34,24 @@ def run(tmp_path: Path) -> Path:
     return shutil.copytree(FOLDER, tmp_path / "run")
 
 
-@pytest.mark.parametrize("weights", ["final", "last"])
-def test_a_run_of_0_1_is_evaluated_as_it_was(run: Path, weights: str, call_here: CallHere) -> None:
-    ended = call_here(evaluate_main, "run", "--json", "--predictions", f"--weights={weights}")
-    assert ended.returncode == 0, ended.stderr
-    printed = json.loads(ended.stdout)
-    assert printed["accuracy"] == EVALUATION["accuracy"] == result_of(run)["epochs"][-1]["eval_acc"]
-    assert [int(row["predicted_class"]) for row in printed["predictions"]] == EVALUATION["predicted"]
-
-
-def test_a_run_of_0_1_predicts_exports_and_is_reported(run: Path, tmp_path: Path, call_here: CallHere) -> None:
-    from PIL import Image
-
+def test_a_run_of_0_1_is_evaluated_as_it_was_and_predicts_exports_is_reported_and_resumed(
+    run: Path, tmp_path: Path, output_of: Printed
+) -> None:
+    for weights in ("final", "last"):
+        printed = json.loads(output_of(evaluate_main, "run", "--json", "--predictions", f"--weights={weights}"))
+        assert printed["accuracy"] == EVALUATION["accuracy"] == result_of(run)["epochs"][-1]["eval_acc"]
+        assert [int(row["predicted_class"]) for row in printed["predictions"]] == EVALUATION["predicted"]
     Image.new("L", (28, 28)).save(tmp_path / "black.png")
-    for program, *arguments in (
-        (predict_main, "run", "black.png"),
-        (export_main, "run", "--format", "torch", "--output", "model.pt2"),
-        (report_main, "run"),
-    ):
-        ended = call_here(program, *arguments)
-        assert ended.returncode == 0, ended.stderr
-    assert "s per epoch (single run)" in ended.stdout
+    output_of(predict_main, "run", "black.png")
+    output_of(export_main, "run", "--format", "torch", "--output", "model.pt2")
+    assert "s per epoch (single run)" in output_of(report_main, "run")
     config = read_run(run).config
     assert config["data.loader.name"] == "gpu_slice"
     assert not [key for key in config if key.startswith("trainer.") and "graph" in key], "plain is plain"
-
-
-def test_a_run_of_0_1_is_resumed(run: Path, train_here: Train) -> None:
-    ended = train_here("resume=run", "epochs=5")
-    assert ended.returncode == 0, ended.stderr
-    before, now = json.loads((FOLDER / "result.json").read_text())["epochs"], result_of(run)["epochs"]
-    assert now[: len(before)] == before
-    assert len(now) == 5
+    before = result_of(run)["epochs"]
+    output_of(train_main, "resume=run", "epochs=5")
+    now = result_of(run)["epochs"]
+    assert (now[: len(before)], len(now)) == (before, 5)
 
 
 def test_a_key_that_has_moved_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +66,10 @@ def test_a_key_that_has_moved_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_record_without_the_options_that_a_member_has_now_is_that_of_their_defaults(
-    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+    folder: Path, output_of: Printed, tmp_path: Path
 ) -> None:
     data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
-    assert train_here(*data, "epochs=1", "hydra.run.dir=run").returncode == 0
+    output_of(train_main, *data, "epochs=1", "hydra.run.dir=run")
     run = tmp_path / "run"
     state = storage.load(run)
     for config in (state["config"], recorded := yaml.safe_load((run / CONFIG).read_text())):
@@ -91,8 +79,6 @@ def test_a_record_without_the_options_that_a_member_has_now_is_that_of_their_def
     storage.save(run, {key: value for key, value in state.items() if key != "format"})
     (run / CONFIG).write_text(yaml.safe_dump(recorded))
     for program, *arguments in ((evaluate_main,), (evaluate_main, "--weights=last"), (predict_main, str(folder))):
-        ended = call_here(program, "run", *arguments)
-        assert ended.returncode == 0, ended.stderr
-    ended = train_here("resume=run", "epochs=2")
-    assert ended.returncode == 0, ended.stderr
+        output_of(program, "run", *arguments)
+    output_of(train_main, "resume=run", "epochs=2")
     assert len(result_of(run)["epochs"]) == 2

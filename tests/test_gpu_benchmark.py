@@ -67,17 +67,6 @@ def test_a_command_that_fails_or_hangs_is_reported_and_the_others_run(
     assert (tmp_path / "outputs" / "gpu.md").read_text().count("left out") == len(TINY)
 
 
-def test_a_benchmark_that_is_stopped_has_shown_its_rounds(gpu: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    def stopped(number: int) -> float:
-        if number == 2:
-            raise KeyboardInterrupt
-        return number / 4
-
-    with pytest.raises(KeyboardInterrupt):
-        importlib.import_module("rounds").take_turns({"a loop": stopped}, 3)
-    assert "round 1, a loop: 0.25\n" in capsys.readouterr().err
-
-
 def test_the_programs_accept_their_options(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

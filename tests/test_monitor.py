@@ -9,8 +9,6 @@ import pytest
 
 from tests.conftest import Printed, result_of
 from vitmnist.checkpoint import storage
-from vitmnist.errors import ConfigError
-from vitmnist.tracking.epoch_table import epoch_metrics
 from vitmnist.tracking.monitor import Monitor, find_metric
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
@@ -33,17 +31,6 @@ def test_the_best_epoch_is_the_first_of_the_best_numbers(name: str, values: list
     assert not Monitor(metric).is_exhausted(epochs)
     assert not Monitor(metric, since_best + 1).is_exhausted(epochs)
     assert Monitor(metric, max(since_best, 1)).is_exhausted(epochs) == (since_best > 0)
-
-
-def test_an_unknown_metric_is_refused_by_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"sweep\.objective=accuracy: not a metric of an epoch; .*eval_acc"):
-        find_metric("accuracy", "sweep.objective")
-
-
-def test_every_metric_has_a_direction() -> None:
-    highest = {metric.name for metric in epoch_metrics().values() if metric.direction == "max"}
-    assert {"eval_acc", "eval_macro_f1", "images_per_s"} <= highest
-    assert not {"eval_loss", "epoch_s", "gpu_peak_mib"} & highest
 
 
 def test_a_run_stops_early_and_trains_on_where_it_stopped(quick: list[str], tmp_path: Path, succeed: Printed) -> None:

@@ -111,6 +111,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_documented_project_trains_sweeps_resumes_evaluates_predicts_and_exports(project: Path) -> None:
     (lines,) = blocks("sh", PAGE)
     commands = [shlex.split(line)[1:] for line in lines.splitlines()]

@@ -84,7 +84,7 @@ def said(action: Callable[[], Any]) -> str:
 
 
 def of_worker(act: Callable[[], Any]) -> str:
-    return said(lambda: list(DataLoader(Acting(act), num_workers=1, timeout=2)))
+    return said(lambda: list(DataLoader(Acting(act), num_workers=1, timeout=1)))
 
 
 def crowd() -> None:
