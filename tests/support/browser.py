@@ -1,10 +1,16 @@
-"""A headless Chromium."""
+"""A headless Chromium, and a TensorBoard server to open in it."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page, expect, sync_playwright
 
@@ -25,3 +31,34 @@ def chromium() -> Iterator[Page]:
         expect.set_options(timeout=TIMEOUT_MS)
         yield page
         browser.close()
+
+
+@contextmanager
+def tensorboard(logdir: Path) -> Iterator[str]:
+    """Start a TensorBoard for `logdir`; yields its local address."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", ".", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(command, cwd=logdir, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            stderr: Any = server.stderr
+            yield next(found[0] for line in stderr if (found := re.search(r"http://\S+", line)))
+            threading.Thread(target=stderr.read, daemon=True).start()
+        finally:
+            server.terminate()
+
+
+def open_time_series(page: Page, address: str, tag: str) -> None:
+    """Show the charts of a tag in the time series dashboard."""
+    _open(page, f"{address}#timeseries")
+    page.get_by_role("combobox", name="Filter tags (regex)").fill(tag)
+    expect(page.get_by_text(tag, exact=True).first).to_be_visible()
+
+
+def open_hparams(page: Page, address: str) -> None:
+    """Show the table of the HParams dashboard."""
+    _open(page, f"{address}#hparams")
+    expect(page.get_by_text("Trial ID").first).to_be_visible()
+
+
+def _open(page: Page, url: str) -> None:
+    page.goto("about:blank")  # a change of the fragment alone does not reload the page
+    page.goto(url)
