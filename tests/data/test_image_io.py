@@ -188,3 +188,22 @@ def test_without_torchvisions_decoder_or_if_it_fails_or_differs_pillow_decodes(
     assert image_io._jpeg_decoder() is None
     assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
     image_io._jpeg_decoder.cache_clear()
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_either_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size is read before its pixels; the pixels of another size would be cut, and padded with black."""
+    file, other = tmp_path / "photo.jpg", tmp_path / "other.jpg"
+    Image.new("RGB", (300, 20), "blue").save(file)
+    Image.new("RGB", (20, 300), "lime").save(other)
+    open_image = Image.open
+
+    def open_and_replace(path: Path) -> Image.Image:
+        opened = open_image(path)
+        other.replace(file)
+        return opened
+
+    expected = read_picture(file, (16, 16), "rgb")
+    monkeypatch.setattr(Image, "open", open_and_replace)
+    assert read_picture(file, (16, 16), "rgb") == expected

@@ -83,8 +83,10 @@ def _decode(image: Image.Image) -> Pixels:
     """The pixels of an image; of a JPEG in colour by torchvision's decoder, which takes three quarters of the time."""
     scale, *_ = getattr(image, "decoderconfig", ()) or (1,)  # chosen by `draft`
     if image.format == "JPEG" and image.mode == "RGB" and scale == 1 and (decode := _jpeg_decoder()):
+        file = image.fp  # type: ignore[attr-defined]  # not opened again: another file may have its name by now
+        file.seek(0)
         with suppress(RuntimeError):  # Pillow says what is damaged, or reads on if LOAD_TRUNCATED_IMAGES is set
-            return decode(np.fromfile(image.filename, np.uint8))  # type: ignore[attr-defined]
+            return decode(np.fromfile(file, np.uint8))
     return np.array(image)
 
 

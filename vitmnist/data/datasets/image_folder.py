@@ -168,8 +168,7 @@ class FolderDecoder:
                 size, time = stat.st_size, stat.st_mtime_ns
             files.append((str(path.relative_to(self.folder)), label, size, time))
         reader = self.options.reader
-        version = VERSION + reader.draft  # since drafts are not resized by Pillow any more
-        options = [version, *self.starts[1:-1], self.options.size, reader.mode.value, reader.draft]
+        options = [VERSION, *self.starts[1:-1], self.options.size, reader.mode.value, reader.draft]
         if reader.resize != Resize.stretch:  # caches from before there was a choice stay valid
             options.append(reader.resize.value)
         described = json.dumps([str(self.folder.resolve()), *options, files])
