@@ -134,7 +134,7 @@ class Preprocess(nn.Module):
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
         if is_large(size):
             steps, number = (augment.by_picture(drawn), augment.number_on_bytes(images)) if augment else ([], 0)
-            finish = partial(self._finish_pictures, images.split(1), steps[:number], steps[number:], finished.split(1))
+            finish = partial(self._finish_pictures, images, steps[:number], steps[number:], finished)
             in_parts(finish, len(images), size=1)
             return finished
 
@@ -148,20 +148,17 @@ class Preprocess(nn.Module):
         return finished
 
     def _finish_pictures(
-        self, images: Sequence[Tensor], on_bytes: Steps, on_floats: Steps, finished: Sequence[Tensor], rows: slice
+        self, images: Tensor, on_bytes: Steps, on_floats: Steps, finished: Tensor, rows: slice
     ) -> None:
         """Finish some images one by one: each stays in a core's cache from its bytes to its normalised floats."""
-        # Locals: what a thread does between two operations holds the interpreter's lock, for which the others wait.
-        mean, std, white = self.mean, self.std, self.white
         for row in range(len(images))[rows]:
-            picture, out = images[row], finished[row]
+            picture, out = images[row : row + 1], finished[row : row + 1]
             for operation, arguments in on_bytes:
                 picture = operation(picture, *arguments[row])
-            is_in_row = picture.dtype == torch.uint8 and picture.shape == out.shape
-            floats = torch.div(picture, white, out=out) if is_in_row else self._unit_range(picture)
+            floats = self._unit_range(picture, out)
             for operation, arguments in on_floats:
                 floats = operation(floats, *arguments[row])
-            floats.sub_(mean).div_(std)
+            floats.sub_(self.mean).div_(self.std)
             if floats is not out:
                 out.copy_(floats)
 

@@ -140,8 +140,8 @@ def stop_idle_spinning() -> None:
     """Let idle OpenMP threads sleep at once, in the whole process and as long as the calling thread lives.
 
     After each operation of torch on several cores, GNU's OpenMP (libgomp) lets its threads spin for 5 to 10 ms, on
-    cores that other threads need: where two threads read pictures of 64×64 next to a training step, a picture took 1.8
-    ms of processor time, and 1.3 ms without. It does not where there are more OpenMP threads than cores, which
+    cores that other threads need: where two threads read pictures of 64×64 next to a training step, a picture took 1.7
+    ms of processor time, and 1.2 ms without. It does not where there are more OpenMP threads than cores, which
     a second team sees to: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
     """
     if torch.get_num_threads() > 1:

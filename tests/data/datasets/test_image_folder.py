@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +22,9 @@ from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.image_io import find_pictures, read_picture
+from vitmnist.data.datasets.class_folders import find_samples
+from vitmnist.data.datasets.image_folder import FolderDecoder, ImageFolderOptions
+from vitmnist.data.image_io import Resize, find_pictures, read_picture
 from vitmnist.data.tensors import digest
 from vitmnist.errors import DataError
 
@@ -137,6 +142,27 @@ def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(fold
         )
         assert found.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(found, expected)
+
+
+def test_pictures_that_0_1_has_decoded_are_not_decoded_again(folder: Path) -> None:
+    """The fingerprint of a cache says by what it was made; a new option must not change it by its default."""
+    for name in CLASSES:
+        draw(folder / "train" / name / "0.png", 1)
+        draw(folder / "test" / name / "0.png", 2)
+        shutil.rmtree(folder / name)
+    options = ImageFolderOptions(path=str(folder))
+    _, parts = find_samples(folder, None, 0.2, False)
+    files = [
+        (str(path.relative_to(folder)), label, path.stat().st_size, path.stat().st_mtime_ns)
+        for path, label in [*parts["train"], *parts["test"]]
+    ]
+    made_by_0_1 = json.dumps([str(folder.resolve()), 3, len(parts["train"]), 28, "grey", True, files])
+    decoder = FolderDecoder(folder, [*parts.values()], options)
+    assert decoder.fingerprint() == hashlib.sha256(made_by_0_1.encode()).hexdigest()
+    found = {
+        FolderDecoder(folder, [*parts.values()], replace(options, resize=resize)).fingerprint() for resize in Resize
+    }
+    assert len(found) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n damaged", None])
