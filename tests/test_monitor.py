@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import Printed, result_of
 from vitmnist.checkpoint import storage
+from vitmnist.metrics.base import METRICS
 from vitmnist.tracking.monitor import Monitor, find_metric
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
@@ -58,3 +59,15 @@ def test_a_validation_split_keeps_the_best_weights_and_the_test_split_for_the_en
     assert 0 <= result["test"]["test_acc"] <= 100
     assert "test split  loss" in output
     assert {"train", "validation", "test"} == {key.split("_")[0] for key in result["dataset"]["sha256"]}
+
+
+def test_a_metric_that_is_not_finite_on_the_test_split_fails_the_run(
+    quick: list[str], tmp_path: Path, refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = METRICS._registered["macro_f1"]
+    of_test = {7.0: math.nan}  # the test split has seven images
+    monkeypatch.setitem(METRICS._registered, "macro_f1", (options, lambda matrix: of_test.get(float(matrix.sum()), 0)))
+    printed = refuse(*quick, *HELD_OUT, "epochs=1", "hydra.run.dir=run")
+    assert "test split: test_macro_f1 is nan; it must be finite and not negative" in printed
+    assert (tmp_path / "run" / "checkpoints" / "final.safetensors").exists()
+    assert (result_of(tmp_path / "run")["status"], result_of(tmp_path / "run")["test"]) == ("failed", None)

@@ -25,7 +25,7 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.environment import describe_environment
-from vitmnist.tracking.epoch_table import EpochRecord, epoch_record
+from vitmnist.tracking.epoch_table import EpochRecord, check_numbers, epoch_record
 from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_shared_cores, log_test, log_verdict
@@ -214,7 +214,11 @@ class RunContext:
         self.checkpoints.after_epoch(is_last)
 
     def evaluate_on_test(self) -> None:
-        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split."""
+        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
+
+        Raises:
+            TrainingError: a loss or metric that no record may have.
+        """
         setup, world = self.setup, self.world
         if setup.dataset.validation is None or setup.dataset.test is None:
             return
@@ -225,6 +229,10 @@ class RunContext:
         with LOADERS.build(setup.loader_values, setup.dataset.test, sampler, setup.step.device) as loader:
             metrics, _ = evaluate(setup.step.eval_model, loader, setup.step.preprocess, world=world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
+        try:
+            check_numbers(values, required=values)
+        except ValueError as error:
+            raise TrainingError(f"test split: {error}; it must be finite and not negative") from error
         self.result.test = {"weights": name, **values}
         log_test(self.result, self.monitor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import random
 import re
 import time
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from tqdm import tqdm
 
 from tests.support.samples import Made
@@ -25,6 +26,7 @@ from vitmnist.diagnosis import alternatives
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import timing
+from vitmnist.loaders.batch_stream import BatchStream
 from vitmnist.loaders.timing import Alternative, Figure
 
 SLOW_S = 0.005
@@ -39,6 +41,16 @@ def samples(seconds: float = 0.0, *, is_random: bool = False) -> Made:
         return torch.rand(3) if is_random else torch.full((3,), float(index)), index
 
     return Made(make, 60)
+
+
+class Unsized(Sampler[Any]):
+    """Gives indices, or batches of them, without saying how many."""
+
+    def __init__(self, batch_size: int = 0) -> None:
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(60).split(self.batch_size)) if self.batch_size else iter(range(60))
 
 
 class Halved(DataLoader[Any]):
@@ -209,14 +221,34 @@ def only_here(index: int) -> tuple[Tensor, int]:
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_an_alternative_that_fails_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what torch waits for a worker's end
+def test_an_alternative_that_fails_is_refused_alone() -> None:
     found = brief(DataLoader(Made(only_here), batch_sampler=[[0, 1]] * 20))
     rows = {row.name: row for row in found.alternatives}
     assert found.waiting_pct.median > 50
     assert rows["DataLoader, num_workers=2"].refused.startswith("OSError: Caught OSError in DataLoader worker process")
     assert str(rows["ram"].refused).endswith("only_here raised OSError: the file is only here")
-    gc.collect()
+
+
+def test_workers_that_fail_are_not_left_to_the_garbage_collector() -> None:
+    """It waits five seconds for each of them, within what is timed next."""
+    stream = BatchStream(DataLoader(Made(only_here), 4, num_workers=2), torch.device("cpu"))
+    gc.disable()
+    try:
+        assert timing.Timed(stream, row=Alternative("two workers")).time_block() is None
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_a_sampler_without_a_length_is_measured_without_the_time_of_an_epoch() -> None:
+    found = brief(DataLoader(samples(SLOW_S), batch_size=4, sampler=Unsized()))
+    assert {row.name for row in found.alternatives if row.batch_s} >= {"ram", "cache", "DataLoader, num_workers=2"}
+    assert {row.epoch_s for row in found.alternatives} == {None}
+    assert re.search("ram .* – ", str(found))
+    found = brief(DataLoader(samples(SLOW_S), batch_sampler=Unsized(4)))
+    refused = {row.name: row.refused for row in found.alternatives}
+    assert refused["ram"] == "its batch sampler has no length, so the size of its batches is not known"
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:

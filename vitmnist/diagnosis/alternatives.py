@@ -36,6 +36,20 @@ class Part(Subset[Any]):
         return getattr(self.dataset, name)
 
 
+def samples_per_batch(dataloader: DataLoader[Any]) -> int:
+    """The batch size; with a custom batch sampler the mean, if an epoch has each sample once.
+
+    Raises:
+        ConfigError: a batch sampler without a length.
+    """
+    if dataloader.batch_size:
+        return dataloader.batch_size
+    try:
+        return max(len(dataloader.dataset) // max(len(dataloader), 1), 1)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError("its batch sampler has no length, so the size of its batches is not known") from None
+
+
 def decode_part(
     dataloader: DataLoader[Any],
     indices: Sequence[int],
@@ -51,8 +65,7 @@ def decode_part(
     dataset: Any = dataloader.dataset
     if isinstance(dataset, DecodedDataset):
         raise ConfigError("the samples are decoded already")
-    # With a custom batch sampler, the mean.
-    batch_size = dataloader.batch_size or max(len(dataset) // max(len(dataloader), 1), 1)
+    batch_size = samples_per_batch(dataloader)
     # With a generator of its own, `from_dataloader` keeps the workers.
     keeps_workers = workers_needed(dataloader) == dataloader.num_workers
     part = rebuilt(
@@ -108,12 +121,11 @@ class Alternatives(Bench):
         if isinstance(self.dataloader.dataset, DecodedDataset):
             return
         size = len(self.dataloader.dataset)  # type: ignore[arg-type]
-        batch_size = max(size // max(len(self.dataloader), 1), 1)
-        indices = range(min(size, (int(SHARE_OF_TIME * self.seconds / loading_s) + 2) * batch_size))
 
         def build(row: Alternative, stack: ExitStack) -> Timed:
             self._check_time()
-            started = time.perf_counter()
+            started, batch_size = time.perf_counter(), samples_per_batch(self.dataloader)
+            indices = range(min(size, (int(SHARE_OF_TIME * self.seconds / loading_s) + 2) * batch_size))
             store, form = ("ram", "tensor") if row.name == TENSORS else (row.name, "exact")
             replaced, row.memory_bytes = decode_part(self.dataloader, indices, store, self.device, form)  # type: ignore[arg-type]
             row.set_up_s = time.perf_counter() - started + (size - len(indices)) * loading_s / batch_size
@@ -141,11 +153,11 @@ class Alternatives(Bench):
             raise ConfigError(f"not tried: there is no time for it in seconds={self.seconds:g}")
 
 
-def complete_row(timed: Timed, batches: int) -> None:
-    """Fill in what was measured of an alternative, for an epoch of so many batches."""
+def complete_row(timed: Timed, batches: int | None) -> None:
+    """Fill in what was measured of an alternative, for an epoch of so many batches; None: not known."""
     row, first_batch_s = timed.row, timed.stream.first_batch_s
     timed.complete_row()
     if row and row.batch_s:
         first_s = row.batch_s.median if timed.stream.times_epochs else median(first_batch_s)
-        row.epoch_s = first_s + row.batch_s.median * (batches - 1)
+        row.epoch_s = None if batches is None else first_s + row.batch_s.median * (batches - 1)
         row.set_up_s = first_batch_s[0] if row.set_up_s is None else row.set_up_s

@@ -119,7 +119,7 @@ def _measure(
             "give a DataLoader or a list, or a generator of more batches"
         )
     for timed in turns[3:]:
-        complete_row(timed, len(dataloader))
+        complete_row(timed, stream.length)
     diagnosis = _diagnosis(turns, next(steps), rows)
     if rounds < BLOCKS:
         ended = f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds"

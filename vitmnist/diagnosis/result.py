@@ -101,7 +101,7 @@ class Diagnosis:
                 row.name,
                 row.batch_s.text(milliseconds),
                 f"{100 * row.waiting_s.median / row.batch_s.median:.0f}%",
-                f"{row.epoch_s:.3g} s",
+                "–" if row.epoch_s is None else f"{row.epoch_s:.3g} s",
                 f"{row.set_up_s:.3g} s",
                 "–" if row.memory_bytes is None else mib(row.memory_bytes),
                 row.identical,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
 from itertools import count, repeat
 from typing import Any
 
@@ -50,7 +51,8 @@ class BatchStream:
         self._epoch = epoch or (source.epoch if isinstance(source, Loader) else lambda number: source)
         self._epochs = count()
         self._iterator: Iterator[Any] | None = None
-        self._length = _length(source)
+        self.length = _length(source)
+        """Batches per epoch; None if it is not known before."""
         self._left: int | None = 0
         self._started: float | None = None
 
@@ -64,7 +66,7 @@ class BatchStream:
         if self.has_ended:
             return
         if self._iterator is None:
-            self._started, self._left = time.perf_counter(), self._length
+            self._started, self._left = time.perf_counter(), self.length
             self._iterator = iter(self._epoch(next(self._epochs)))
         for _ in range(size):
             if (batch := next(self._iterator, END)) is END:
@@ -93,12 +95,12 @@ class BatchStream:
         if self._left is not None and self._left < size + ahead:
             self._iterator = None
         ahead += self._iterator is None
-        if self._length is not None and self._length < ahead + size:
+        if self.length is not None and self.length < ahead + size:
             if self.buffered:
-                self.times_epochs, self._iterator, ahead, size = True, None, 0, self._length
+                self.times_epochs, self._iterator, ahead, size = True, None, 0, self.length
             else:
-                ahead = min(ahead, self._length - 1)  # leaves at least one to time
-                size = min(size, self._length - ahead)
+                ahead = min(ahead, self.length - 1)  # leaves at least one to time
+                size = min(size, self.length - ahead)
         time_batches(self.take(ahead), self.device, step)
         before = self.taken
         seconds, waiting = time_batches(self.take(size), self.device, step)
@@ -130,7 +132,9 @@ def _length(source: Iterable[Any] | Loader) -> int | None:
     if isinstance(source, Loader):
         sampler = source.sampler.global_sampler
         return sampler.size // sampler.batch_size or 1
-    return len(source) if isinstance(source, Sized) else None
+    with suppress(TypeError):  # a DataLoader has `__len__`, but its sampler may not
+        return len(source) if isinstance(source, Sized) else None
+    return None
 
 
 def time_batches(

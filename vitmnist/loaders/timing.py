@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -109,6 +110,8 @@ class Timed:
             if not self.row:  # it is the step that fails
                 raise
             self.row.refused = reason(error, self.row.name)
+            # torch's wrapper of a worker's error refers to its own frame, so that the frames would keep the workers.
+            clear_frames(error.__traceback__)
             return None
         if not found:
             return None
