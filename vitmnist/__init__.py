@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vitmnist.replacement.from_dataloader import from_dataloader
     from vitmnist.runtime.allocator import keep_memory
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Loader",
     "Preprocess",

@@ -16,6 +16,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset
 from vitmnist.data.preparation import prepare
-from vitmnist.errors import ConfigError, DataError, printable
+from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics.base import METRICS, confusion_metrics
 from vitmnist.runtime.device import choose_device
@@ -212,10 +213,8 @@ def main(options: Namespace) -> None:
         write_output(options.mistakes, evaluation.mistakes_csv())
     if options.grid:
         if picture := worst_mistakes(split, evaluation.predictions):
-            try:
-                picture.save(options.grid, format="png")
-            except OSError as error:
-                raise DataError(f"cannot write {options.grid}: {error.strerror}") from error
+            picture.save(png := BytesIO(), format="png")
+            write_output(options.grid, png.getvalue())
         else:
             print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     metrics = class_metrics(evaluation.predictions.confusion_matrix(len(split.classes)), split.classes)
