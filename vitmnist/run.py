@@ -20,6 +20,7 @@ from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.loaders.base import LOADERS
+from vitmnist.runtime.failures import os_error
 from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
@@ -208,7 +209,7 @@ class RunContext:
             self.write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, must_save=True)
-            raise DataError(f"cannot write {error.filename}: {error.strerror}") from error
+            raise DataError(f"cannot write {os_error(error)}") from error
         log_epoch(record, config.epochs)
         log_shared_cores(self.result, self.hardware.cores)
         self.checkpoints.after_epoch(is_last)

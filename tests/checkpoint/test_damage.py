@@ -19,7 +19,7 @@ from vitmnist.checkpoint import storage
 from vitmnist.errors import ExitCode
 from vitmnist.training.step import TrainStep
 
-DAMAGED = r"error: \S+/run/checkpoints: is damaged, or not of this version of the program: .+\n"
+DAMAGED = r"error: \S+/run/checkpoints: is damaged, or not of this version of the program or of the model's code: .+\n"
 
 Place = tuple[Any, ...]
 

@@ -28,6 +28,7 @@ values = torch.zeros(2**20)
 results = map_in_threads(abs, range(9), threads=1)
 next(results)
 print(max(spent_after_an_operation() for _ in range(9)))
+results.close()
 """
 
 

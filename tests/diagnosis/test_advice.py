@@ -71,7 +71,7 @@ def script_of(loader: dict[str, Any], *, stopped: bool = True) -> dict[str, Any]
 def advice_on(dataset: Any, kind: type = DataLoader, cores: Cores = IDLE, **changed: Any) -> list[str]:
     """What is said of a loader over a dataset, whose samples are read."""
     loader = loader_of(**changed)
-    found = advise_on_loader(loader, script_of(loader), cores, Source(dataset, default_collate, None, kind))
+    found = advise_on_loader(loader, script_of(loader), cores, Source(dataset, default_collate, {}, kind))
     return [advice["text"] for advice in found]
 
 
@@ -217,7 +217,7 @@ def changes_of(
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])  # tests may have left others
     loader = loader_of(**changed)
     loop = loop_of(loader, script_of(loader), IDLE)
-    source = Source(Made(ones), default_collate, None, DataLoader)
+    source = Source(Made(ones), default_collate, {}, DataLoader)
     now_s = epoch_now(loader, loop).seconds
     found = find_changes(loader, loop, source, trial, 0 if loader["num_workers"] else 5, import_s=0.1)
     return [text for one in found if (text := one.advice(now_s, loader["epochs"]))]
@@ -287,7 +287,7 @@ def test_set_up_is_that_of_from_dataloader(kind: str, method: str) -> None:
     """Of which reading is the largest part; the machine may be slower than that."""
     samples = Slept(kind)
     loop = Loop(batches=5, batch_size=16, work_s=0.0, cores=0.0)
-    trial = try_samples(Source(samples, collate, None, DataLoader), loader_of(batch_size=16), loop)
+    trial = try_samples(Source(samples, collate, {"batch_size": 16}, DataLoader), loader_of(batch_size=16), loop)
     assert (trial.refused, trial.method) == (None, method)
     samples.reads = 0
     from_dataloader(DataLoader(samples, 16, collate_fn=collate))
@@ -296,11 +296,11 @@ def test_set_up_is_that_of_from_dataloader(kind: str, method: str) -> None:
 
 
 def test_spawned_workers_take_their_measured_start_to_decode() -> None:
-    source = Source(Slept("plain"), default_collate, None, DataLoader)
+    source = Source(Slept("plain"), default_collate, {}, DataLoader)
     loader = loader_of(num_workers=2, start_method="spawn", start_s=7.0)
     trial = try_samples(source, loader, loop_of(loader, script_of(loader), IDLE))
     assert trial.set_up_s[1] > trial.set_up_s[0] > 7
-    source = Source(Slept("random"), default_collate, None, DataLoader)
+    source = Source(Slept("random"), default_collate, {}, DataLoader)
     trial = try_samples(source, loader, loop_of(loader, script_of(loader), IDLE))
     assert trial.set_up_s[0] == math.inf  # each epoch would start them, too
 

@@ -33,7 +33,7 @@ def test_all_files_agree(tmp_path: Path) -> None:
     assert measured == [(loader, str(size), 2.0 + number) for number, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()
     assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 6
-    for shown in ("Some CPU", "2.15.0", "mnist, 60 training and 10,000 evaluation images", "a" * 12, "2.00"):
+    for shown in ("Some CPU", "2.15.0", "mnist, images: 60 train, 10,000 test", "a" * 12, "2.00"):
         assert shown in text
         assert shown in page
     assert page.count("<table>") == 2

@@ -220,12 +220,20 @@ class CheckpointManager:
         """Load the weights of the best epoch, if there are any, into the model that is evaluated; returns their name.
 
         Rank 0 reads them for all.
+
+        Raises:
+            DamagedError: they are damaged.
         """
         best = self._folder / storage.FOLDER / "best.pt"
-        state = self._world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
-        if state is None:
-            return "final"
-        self._setup.step.eval_model.load_state_dict((state["ema"] or state)["model"])
+        try:
+            state = self._world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
+            if state is None:
+                return "final"
+            with storage.reporting_damage(best):
+                self._setup.step.eval_model.load_state_dict((state["ema"] or state)["model"])
+        except storage.DamagedError as error:
+            advice = "remove it, and repeat the command to evaluate the final weights on the test split"
+            raise storage.DamagedError(f"{error}; {advice}") from error
         return "best"
 
     def save_final_weights(self) -> None:

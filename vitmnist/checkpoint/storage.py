@@ -152,8 +152,11 @@ def reporting_damage(path: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, DataError) or is_out_of_memory(error) or is_device_error(error):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__  # torch's list of missing weights has many lines
+        message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        reason = " ".join(message.split()) or type(error).__name__  # torch's list of missing weights has many lines
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:  # torch advises to load it anyway
             reason = "its content is not only plain values and tensors"
         reason = printable(reason)[:1000]
-        raise DamagedError(f"{path}: is damaged, or not of this version of the program: {reason}") from error
+        raise DamagedError(
+            f"{path}: is damaged, or not of this version of the program or of the model's code: {reason}"
+        ) from error

@@ -137,14 +137,13 @@ def _check_bounds(options: Any, key: str) -> None:
         elif bounds and isinstance(value, dict):
             for name, one in value.items():
                 _check_number(join(full, name), one, bounds)
-        elif bounds and value is not None:
+        elif (bounds or isinstance(value, float)) and value is not None:
             _check_number(full, value, bounds)
 
 
 def _check_number(key: str, value: float, bounds: Mapping[str, float]) -> None:
-    if math.isinf(value):  # would pass a lower bound
+    if not math.isfinite(value):  # infinity would pass a lower bound, and no record has either
         raise ConfigError(f"{key}={value}: must be finite")
-    # `not all` also refuses NaN, for which every comparison is false.
     if not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
         allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
         raise ConfigError(f"{key}={value}: must be {allowed}")

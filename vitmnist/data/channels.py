@@ -71,6 +71,8 @@ class ChannelSums:
         Raises:
             DataError: another dtype or layout.
         """
+        if not isinstance(images, Tensor):
+            raise DataError(f"images: must be a tensor, found {type(images).__name__}; torch.from_numpy makes one")
         if images.dtype != torch.uint8:
             raise DataError(
                 f"images: mean and std are computed from uint8, found {images.dtype}; the trainer takes only uint8, "

@@ -43,7 +43,8 @@ class Source:
 
     dataset: Any
     collate: Any
-    sampler: Any
+    batches: dict[str, Any]
+    """`sampler` and `batch_size`, or `batch_sampler`, as a `DataLoader` takes them."""
     kind: type
     state: FrozenState | None = None
     """That of dataset and collate function as their first pass began."""
@@ -113,9 +114,11 @@ def new_observation(loader: Any) -> Observation:
         "where": _calling_line(),
     }
     gives_batches = isinstance(loader, DataLoader) and batch_sampler is None
-    sampler = batch_sampler if get("batch_size", None) is None else get("sampler", None)
-    sampler = None if about["is_iterable"] else sampler
-    source = None if gives_batches else Source(dataset, get("collate_fn", None), sampler, type(loader))
+    batches = {"sampler": get("sampler", None), "batch_size": batch_size}
+    if get("batch_size", None) is None:
+        batches = {"batch_sampler": batch_sampler}
+    batches = {} if about["is_iterable"] else batches
+    source = None if gives_batches else Source(dataset, get("collate_fn", None), batches, type(loader))
     return Observation(weakref.WeakSet([loader]), about, source)
 
 

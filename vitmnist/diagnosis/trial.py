@@ -67,8 +67,7 @@ def try_samples(source: Source, figures: dict[str, Any], loop: Loop) -> Trial:
         workers = figures["num_workers"] if figures["start_method"] == "fork" else 0
         loader = DataLoader(
             source.dataset,
-            figures["batch_size"] or ASKED,
-            sampler=source.sampler,
+            **source.batches,
             collate_fn=source.collate,
             num_workers=workers,
             persistent_workers=figures["persistent_workers"] and workers > 0,

@@ -154,7 +154,7 @@ def _replaced(
                     if store.name == "gpu_slice":
                         raise ConfigError(f"gpu_slice: {error}; ram keeps such samples, and collates them") from error
                     given = whole
-            if not replaced:
+            if replaced is None:  # its truth is its length
                 replaced = transformed(dataloader, store, state, of_tensors, given)
                 if of_tensors and delivers:
                     replaced = rebuilt(replaced, TensorDataLoader, pin_memory=store.device.type == "cuda")

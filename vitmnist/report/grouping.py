@@ -118,8 +118,12 @@ def _facts(run: Run) -> dict[str, str]:
     if not environment:
         return {}
     known = {**environment, "device": run.result.get("device"), "processes": run.section("distributed").get("ranks")}
-    name, train, test = (fact_text(dataset.get(key)) for key in ("name", "train_size", "test_size"))
-    data = f"{name}, {train} training and {test} evaluation images" if dataset else None
+    sizes = [
+        f"{fact_text(dataset[f'{split}_size'])} {split}"
+        for split in ("train", "validation", "test")
+        if f"{split}_size" in dataset
+    ]
+    data = f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None
     known |= {"data": data, "SHA-256 of the data": dataset.get("sha256")}
     return {title.replace("_", " "): fact_text(value) for title, value in known.items()}
 

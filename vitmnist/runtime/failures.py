@@ -119,7 +119,8 @@ def _lacks_determinism(error: BaseException) -> str:
     return f"{str(error).partition(',')[0]}, so a resumed run would not repeat every bit; {advice}"
 
 
-def _os_error(error: OSError) -> str:
+def os_error(error: OSError) -> str:
+    """File and reason; libraries raise it with a text alone."""
     return f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__
 
 
@@ -133,7 +134,7 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (is_device_error, _device_error),
     (lacks_determinism, _lacks_determinism),
     (worker_error, lambda error: str(worker_error(error))),
-    (OSError, _os_error),  # a full disk, a folder that was removed during the run
+    (OSError, os_error),  # a full disk, a folder that was removed during the run
 )
 """What to recognise (a type or a predicate), and its `Failure` or the message of an error that the user can fix. The
 first row that fits counts, so a subclass of `UserError` must come before it."""

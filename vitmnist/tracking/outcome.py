@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError
-from vitmnist.runtime.failures import classify, worker_error
+from vitmnist.runtime.failures import classify, os_error, worker_error
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
@@ -49,4 +49,4 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         if world.is_main:
             result.write(folder)
     except OSError as unwritten:  # must not hide the error that ended the run
-        log.warning("cannot write %s: %s", unwritten.filename, unwritten.strerror)
+        log.warning("cannot write %s", os_error(unwritten))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmnist.augment.compose import build_augment, input_size
 from vitmnist.augment.preprocess import Preprocess
@@ -179,6 +179,7 @@ def build_step(
     if weights is not None:
         load_initial_weights(model, weights, config.init_skip)
     optimizer = OPTIMIZERS.build(config.optimizer, model.to(device), step_config.fused)
+    _check_outputs(config.model["name"], model, torch.zeros(2, channels, *size, device=device), len(split.classes))
     frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
     schedule = build_schedule(config.schedule, config.epochs, len(sampler))
     return TrainStep(
@@ -193,6 +194,19 @@ def build_step(
         ema=EMA(model, config.ema_decay) if config.ema_decay else None,
         frozen_norms=frozen_norms,
     )
+
+
+def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
+    """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
+    with torch.no_grad():
+        found = model.eval()(images)  # in this mode, no state changes and no random number is drawn
+    model.train()
+    if not isinstance(found, Tensor) or found.shape != (len(images), classes):
+        shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
+            f"[{len(images)}, {classes}]"
+        )
 
 
 def select_run_loader(

@@ -25,6 +25,7 @@ from vitmnist.data.image_io import Mode, PictureReader
 from vitmnist.data.tensors import SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
+from vitmnist.runtime.failures import os_error
 from vitmnist.runtime.files import home_expanded
 
 
@@ -270,4 +271,6 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     try:
         return DATASETS.build(values, home_expanded(root), key=key)
     except OSError as error:
-        raise DataError(f"data.root={root}: {error.filename or ''}: {error.strerror}") from error
+        is_below = error.filename and Path(error.filename).is_relative_to(home_expanded(root))
+        blamed = f"data.root={root}" if is_below else f"data/dataset={values['name']}"
+        raise DataError(f"{blamed}: {os_error(error)}") from error
