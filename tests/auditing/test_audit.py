@@ -62,27 +62,15 @@ FAULTS = {  # the promise that each breaks, and how the finding begins
     "repeats index 7": ("each_index_once", "epoch 0: index 7 came twice; such indices: 1"),
     "leaves out index 7": ("each_index_once", "epoch 0: index 7 never came; such indices: 1"),
     "same order": ("order_differs", "epochs 0 and 1 have the same order: 0, 1, 2, 3, 4, …"),
-    "order depends on workers": (
-        "same_batches",
-        "0 and 2 workers: epoch 0, batch 0: expected samples 2, 3, 4, …",
-    ),
-    "noise depends on workers": (
-        "same_batches",
-        "0 and 2 workers: epoch 0, batch 0: the samples 0, 1, 2, …",
-    ),
+    "order depends on workers": ("same_batches", "0 and 2 workers: epoch 0, batch 0: expected samples 2, 3, 4, …"),
+    "noise depends on workers": ("same_batches", "0 and 2 workers: epoch 0, batch 0: the samples 0, 1, 2, …"),
     "resume skips": ("resumes_exactly", "epoch(1, 6): epoch 1, batch 6: expected samples 31, 32, 33, …, found 36"),
-    "resume repeats": (
-        "resumes_exactly",
-        "epoch(1, 6): epoch 1, batch 6: expected samples 31, 32, 33, …, found 26",
-    ),
+    "resume repeats": ("resumes_exactly", "epoch(1, 6): epoch 1, batch 6: expected samples 31, 32, 33, …, found 26"),
     "ranks overlap": ("ranks_are_disjoint", "rank 0, rank 1: index 0 came twice; such indices: 32"),
     "ranks leave out a third": ("ranks_are_disjoint", "rank 0, rank 1: index 2 never came; such indices: 21"),
     "shared noise": ("streams_are_independent", "NumPy: the same number for epoch 0, index 0 and epoch 0, index 32"),
     "same noise": ("streams_are_independent", "torch: the same number for epoch 0, index 1 and epoch 1, index 1"),
-    "shares its position": (
-        "independent_iterators",
-        "epoch 0, batch 2: expected samples 10, 11, 12, …, found 15",
-    ),
+    "shares its position": ("independent_iterators", "epoch 0, batch 2: expected samples 10, 11, 12, …, found 15"),
     "reuses a buffer": ("batches_are_kept", "epoch 0, batch 0: expected samples 0, 1, 2, …, found 60, 61, 62, …"),
     "uses NumPy's generator": ("generators_left_alone", "used: NumPy"),
     "leaves a thread": ("nothing_left_behind", "left: thread reader"),
@@ -195,10 +183,7 @@ def raises(dataset: Dataset) -> Any:
         (lambda dataset: CustomLoader(dataset).epoch(0), "DataError: epoch 1 has no batch; the loader can only be"),
         (endless, "DataError: epoch 0 did not end after 645 samples of a set of 64"),
         (lambda dataset: DataLoader(dataset, 65, drop_last=True), "DataError: epoch 0 has no batch; audit more than "),
-        (
-            lambda dataset: in_form(lambda batch: batch[1], dataset),
-            "DataError: the first value of a batch must be",
-        ),
+        (lambda dataset: in_form(lambda batch: batch[1], dataset), "DataError: the first value of a batch must be"),
     ],
 )
 def test_an_error_of_the_loader_is_the_finding(factory: Callable[..., Any], detail: str) -> None:

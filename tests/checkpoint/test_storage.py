@@ -51,10 +51,7 @@ def replace_by_pipe(path: Path) -> None:
     os.mkfifo(path)  # opening it would wait for a writer
 
 
-DAMAGE = {
-    flip: "last.pt: is damaged",
-    replace_by_pipe: "last.pt: is not a regular file; previous.pt is used",
-}
+DAMAGE = {flip: "last.pt: is damaged", replace_by_pipe: "last.pt: is not a regular file; previous.pt is used"}
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, Path.unlink])

@@ -17,10 +17,7 @@ from vitmnist.errors import ExitCode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "module"),
-    [("parallel", "joblib_launcher"), ("submitit", "submitit_launcher")],
-)
+@pytest.mark.parametrize(("launcher", "module"), [("parallel", "joblib_launcher"), ("submitit", "submitit_launcher")])
 def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{module}")
     data = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=12", "model=cnn", "epochs=80", PLAIN]

@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import (
-    STATEFUL,
-    Printed,
-    Start,
-    assert_same_run,
-    overrides_for,
-    result_of,
-    write_mnist_like,
-)
+from tests.conftest import STATEFUL, Printed, Start, assert_same_run, overrides_for, result_of, write_mnist_like
 from tests.support.processes import TrainProcess, block_reading, block_training, kill_and_resume
 from vitmnist.checkpoint import storage
 from vitmnist.errors import ExitCode

@@ -49,18 +49,9 @@ def losses(folder: Path) -> list[float]:
     return [epoch[name] for epoch in result_of(folder)["epochs"] for name in ("train_loss", "eval_loss")]
 
 
-@pytest.mark.parametrize(
-    ("number", "loader", "batch_size"),
-    [(3, "prefetch", 4), (2, "disk", 11)],
-)
+@pytest.mark.parametrize(("number", "loader", "batch_size"), [(3, "prefetch", 4), (2, "disk", 11)])
 def test_ranks_learn_what_one_process_learns(
-    number: int,
-    loader: str,
-    batch_size: int,
-    quick: list[str],
-    ranks: StartRanks,
-    train_here: Train,
-    tmp_path: Path,
+    number: int, loader: str, batch_size: int, quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path
 ) -> None:
     """Also from a last batch of one image, with parts that are not even, and augmented; but for rounding."""
     pieces = ["trainer.micro_batch=2"] if batch_size > 4 else []

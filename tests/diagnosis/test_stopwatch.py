@@ -230,10 +230,7 @@ LOADERS = {"zip": 2, "validation within an epoch": 2, "a loader within a loader"
 COLLECTING = {"list", "single batches"}  # their last pass ends when the next one begins
 
 
-GROUPS = [
-    pytest.param([*LOOPS], id="loops"),
-    pytest.param([*FRAMEWORKS], id="frameworks", marks=pytest.mark.slow),
-]
+GROUPS = [pytest.param([*LOOPS], id="loops"), pytest.param([*FRAMEWORKS], id="frameworks", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("names", GROUPS)

@@ -137,9 +137,7 @@ WORKERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", WORKERS, ids=["none", "two", "generator", "persistent", "batch sampler"])
-def test_the_order_is_drawn_when_the_original_draws_it_with_any_workers(
-    settings: dict[str, Any],
-) -> None:
+def test_the_order_is_drawn_when_the_original_draws_it_with_any_workers(settings: dict[str, Any]) -> None:
     def build() -> DataLoader[Any]:
         if "generator" in settings:
             settings["generator"].manual_seed(1)

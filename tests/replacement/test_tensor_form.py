@@ -195,10 +195,7 @@ COLLATES: dict[str, tuple[Callable[[list[Any]], Any], str | None]] = {
         lambda samples: v2.MixUp(num_classes=20)(*default_collate(samples)),
         "the collate function mixes .*RuntimeError",
     ),
-    "offset": (
-        lambda samples: default_collate(samples)[0] + 1.5,
-        "the collate function mixes .*values of the batch",
-    ),
+    "offset": (lambda samples: default_collate(samples)[0] + 1.5, "the collate function mixes .*values of the batch"),
 }
 
 

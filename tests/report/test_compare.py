@@ -162,11 +162,7 @@ def test_runs_without_records_are_listed_with_their_configuration_and_their_swee
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"environment": {"host": "there"}},
-        {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}},
-    ],
+    "other", [{"environment": {"host": "there"}}, {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}}]
 )
 def test_machines_and_data_sets_are_not_compared_with_each_other(other: dict[str, Any], tmp_path: Path) -> None:
     run(tmp_path / "0", "ram", times=(9.0, 1.0))

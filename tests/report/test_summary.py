@@ -23,7 +23,7 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
         rounds(3, disk=2.01, ram=2.0),
         [
             "No difference between loaders is distinguishable from noise: ram has the lowest median, 2.40 s per epoch "
-            "(range 2.20–2.60, n=3). Relative to it: disk 1.00 (1.00–1.01, not distinguishable).",
+            "(range 2.20–2.60, n=3). Relative to it: disk 1.00 (1.00–1.01, not distinguishable)."
         ],
     ),
     "options of a loader, whose keys are named once": (

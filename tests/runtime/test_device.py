@@ -45,10 +45,7 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(backend_module.BACKENDS, DEVICE.type, lambda device: one)
 
         def values(name: str) -> dict[str, Any]:
-            options = {
-                "cache": {"folder": str(tmp_path)},
-                "disk": {"num_workers": 0},
-            }
+            options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
             return LOADERS.complete({"name": name, **options.get(name, {})})
 
         wrapper, _, base = label.rpartition(" of ")

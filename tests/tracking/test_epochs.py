@@ -26,10 +26,7 @@ def assert_same_epochs(folder: Path) -> None:
 
 
 def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
-    epoch = dict.fromkeys(epoch_metrics(), 0.1) | {
-        "gpu_util_pct": None,
-        "ended_at": 1700000000.25,
-    }
+    epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_util_pct": None, "ended_at": 1700000000.25}
     epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
     Result(overrides=[], choices={}, epochs=epochs).write_epochs(tmp_path)
     assert [row["gpu_util_pct"] for row in rows(tmp_path)] == ["", ""]
