@@ -70,28 +70,6 @@ def test_what_changes_training_may_not_change_on_resuming(quick: list[str], refu
         assert "resume: the run began with another configuration" in refuse("resume=run", "epochs=3", typed)
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("init=nowhere", "init=nowhere: there is no such file or folder"),
-        ("init=.", ".: holds no best or final weights in checkpoints/"),
-        ("lr_scale={heads.*:0.1}", "lr_scale: 'heads.*' fits no parameter; those of the model are features.0.weight"),
-        ("lr_scale={*:0}", "freezes all parameters"),
-        ("lr_scale={*:-1}", "lr_scale.*=-1.0: must be at least 0"),
-        ("lr_scale=0.1", "lr_scale=0.1: must be names with a number each"),
-    ],
-)
-def test_mistakes_are_one_message(quick: list[str], refuse: Printed, typed: str, message: str) -> None:
-    assert message in refuse(*quick, typed)
-
-
-def test_weights_that_are_damaged_or_not_finite_are_named(quick: list[str], tmp_path: Path, refuse: Printed) -> None:
-    (tmp_path / "cut.safetensors").write_bytes(b"cut")
-    assert "cut.safetensors: is damaged" in refuse(*quick, "init=cut.safetensors")
-    save_file({"head.bias": torch.tensor([torch.nan])}, tmp_path / "nan.safetensors")
-    assert "some weights are not finite" in refuse(*quick, "init=nan.safetensors")
-
-
 def test_differing_weights_are_listed_unless_they_are_named() -> None:
     model, given = make_cnn(), make_cnn(classes=3).state_dict() | {"extra": torch.ones(2)}
     del given["features.0.bias"]

@@ -114,11 +114,6 @@ def test_a_start_removes_what_writes_that_were_killed_have_left_in_its_folder(
     assert [(tmp_path / "there" / file).exists() for file in left] == [True] * 3
 
 
-def test_the_home_of_nobody_is_named(quick: list[str], refuse: Printed) -> None:
-    printed = refuse(*quick, 'data.root="~nosuchuser/x"')
-    assert printed.endswith("error: ~nosuchuser/x: there is no such user; type the full name of a folder\n")
-
-
 def test_a_file_system_without_locks_is_used_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

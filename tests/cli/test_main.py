@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from safetensors.torch import save
 
 from tests.conftest import Printed, Train, result_of
 from vitmnist.cli.invocation import parse
@@ -17,7 +19,7 @@ from vitmnist.cli.messages import describe
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.errors import DataError, ExitCode
+from vitmnist.errors import ExitCode
 from vitmnist.runtime.files import locked
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
@@ -93,6 +95,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "name=vit": "did you mean model.name or data.dataset.name or data.loader.name?",
     "trainer.precision=BF16": "must be one of auto, fp32, bf16; did you mean 'bf16'?",
 }
+SEARCH, LR = "hydra/sweeper=optuna hydra.mode=MULTIRUN", "optimizer.lr=interval(0.0001,0.01)"
 MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "model=null": "Config group override must be a string or a list",
@@ -118,6 +121,36 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
+    'data.root="~nosuchuser/x"': "~nosuchuser/x: there is no such user; type the full name of a folder",
+    # Given weights, and learning rates by parameter.
+    "init=nowhere": "init=nowhere: there is no such file or folder",
+    "init=.": ".: holds no best or final weights in checkpoints/",
+    "init=cut.safetensors": "cut.safetensors: is damaged",
+    "init=nan.safetensors": "some weights are not finite",
+    "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; those of the model are features.0.wei",
+    "lr_scale={*:0}": "freezes all parameters",
+    "lr_scale={*:-1}": "lr_scale.*=-1.0: must be at least 0",
+    "lr_scale=0.1": "lr_scale=0.1: must be names with a number each",
+    # Sweeps.
+    "repeats=3": "repeats=3: repeats the jobs of a sweep; type -m as well",
+    "-m repeats=0": "repeats=0: must be one whole number, at least 1",
+    "-m data/loader=ram,rom": "data/loader=rom: there is no such member; did you mean 'ram'? allowed: ",
+    "-m seed=1,2 hydra.sweep.dir=used": "name another folder, or resume with resume=auto",
+    # Searches.
+    "hparams_search=accuracy repeats=2": "repeats: is for sweeps over listed values, not for a search",
+    f"{SEARCH} optimizer.lr=0.1": "hydra/sweeper=optuna: nothing to search; type KEY=interval(LOW,HIGH) or",
+    f"{SEARCH} optimizer.lr=interval(2,1)": "optimizer.lr=interval(2,1): cannot be searched: ",
+    f"{SEARCH} optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)): cannot be searched: ",
+    f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be one whole number, at least 1",
+    f"{SEARCH} {LR} sweep.objective=speed": "sweep.objective=speed: not a metric of an epoch; ",
+    f"{SEARCH} {LR} hydra.sweep.dir=begun": "begun: holds records already",
+}
+FILES = {  # that are there before
+    "file": b"",
+    "used/0/result.json": b"{}",
+    "begun/search.jsonl": b"",
+    "cut.safetensors": b"cut",
+    "nan.safetensors": save({"head.bias": torch.tensor([torch.nan])}),
 }
 
 
@@ -139,15 +172,17 @@ def test_a_mistake_in_the_values_is_one_message() -> None:
 def test_a_mistake_gets_one_message_and_leaves_no_records(
     mistake: str, tiny_root: Path, tmp_path: Path, refuse: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").touch()
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     message = refuse("data/dataset=kmnist", f"data.root={tiny_root}", *mistake.split()).strip()
     assert message.startswith("error: ")
     assert MISTAKES_OF_RUNS[mistake] in message
     assert message.count("\n") <= 1
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"file", ".lock", "vitmnist.log"}
-    with pytest.raises(DataError, match="contains no runs"):
-        find_runs([tmp_path])
+    left = {path for path in tmp_path.rglob("*") if path.is_file()} - {tmp_path / name for name in FILES}
+    assert {path.name for path in left} <= {".lock", "vitmnist.log", "multirun.yaml"}
+    assert find_runs([tmp_path]) == [tmp_path / "used" / "0"]
 
 
 def test_the_quotes_that_a_message_shows_are_those_for_a_shell(train_here: Train) -> None:

@@ -181,28 +181,6 @@ def test_more_trials_are_added_after_a_trial_whose_time_was_over(
     assert len(trials_of(tmp_path / "here")) == 6
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["optimizer.lr=0.1"], "hydra/sweeper=optuna: nothing to search; type KEY=interval(LOW,HIGH) or"),
-        (["optimizer.lr=interval(2,1)"], "optimizer.lr=interval(2,1): cannot be searched: "),
-        (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr=tag(log,interval(0,1)): cannot be searched: "),
-        ([LR, "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials=0: must be one whole number, at least 1"),
-        ([LR, "sweep.objective=speed"], "sweep.objective=speed: not a metric of an epoch; "),
-        ([LR, "hydra.sweep.dir=begun"], "begun: holds records already"),
-    ],
-)
-def test_a_mistake_is_one_message(
-    arguments: list[str], message: str, refuse: Printed, quick: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "search.jsonl").touch()
-    printed = refuse(*TYPED, *quick, *arguments)
-    assert message in printed
-    assert printed.count("\n") == 1
-    assert not [*tmp_path.rglob("result.json"), *tmp_path.rglob(".hydra")]
-
-
 def test_a_search_is_not_continued_as_another_one(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
 ) -> None:

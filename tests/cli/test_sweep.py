@@ -206,25 +206,3 @@ def test_jobs_that_failed_are_told_even_if_the_report_cannot_be_written(
     assert ended.returncode == 1
     assert "the report could not be written" in ended.stdout
     assert ended.stderr.startswith("error: 2 of 2 jobs failed")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["repeats=3"], "repeats=3: repeats the jobs of a sweep; type -m as well"),
-        (["-m", "repeats=0"], "repeats=0: must be one whole number, at least 1"),
-        (["-m", "data/loader=ram,rom"], "data/loader=rom: there is no such member; did you mean 'ram'? allowed: "),
-        (["hparams_search=accuracy", "repeats=2"], "repeats: is for sweeps over listed values, not for a search"),
-        (["-m", "seed=1,2", "hydra.sweep.dir=used"], "name another folder, or resume with resume=auto"),
-    ],
-)
-def test_a_mistake_is_one_message(
-    arguments: list[str], message: str, refuse: Printed, quick: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "used" / "0").mkdir(parents=True)
-    (tmp_path / "used" / "0" / "result.json").write_text("{}")
-    printed = refuse(*arguments, *quick)
-    assert printed.startswith("error: ")
-    assert message in printed
-    assert printed.count("\n") == 1
-    assert len([*tmp_path.rglob("result.json"), *tmp_path.rglob(".hydra")]) == 1
