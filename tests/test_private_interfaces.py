@@ -166,7 +166,8 @@ def test_the_table_has_every_private_name_and_each_exists() -> None:
 
 
 @pytest.mark.parametrize("words", MESSAGES)
-def test_messages_still_have_the_words_that_are_looked_for(words: str) -> None:
+def test_messages_still_have_the_words_that_are_looked_for(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what torch waits for a worker's end
     assert any(words in file.read_text() for file in FILES)
     _, provoke = MESSAGES[words]
     assert not provoke or words in provoke()

@@ -146,9 +146,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests
 import torch
 from torch.utils.data import Dataset
 from vitmnist import make_loader
-from vitmnist.loaders import disk
 
-torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = disk.GRACE_S = 0.2  # seconds that a blocked worker has to end
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # seconds that a blocked worker has to end
 
 class Blocks(Dataset):
     def __len__(self):
