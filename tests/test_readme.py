@@ -32,8 +32,8 @@ PAGES = [README, REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / 
 PAGES += [REPOSITORY / "CONTRIBUTING.md"]
 FEW = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20", "data.root=data"]
 IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
-# Sweeps of many jobs.
-LONG = ("experiment=loaders", "repeats=")
+# Sweeps of many jobs; tests/cli/test_sweep.py has one.
+LONG = ("experiment=loaders", "experiment=smoke", "repeats=")
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
     "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
     "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
