@@ -20,14 +20,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, start_ranks
+from tests.support.processes import REPOSITORY, TrainProcess, TrainRanks, kill_leftovers, run_python, start_ranks
 from vitmnist.cli.train import main
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import FILES
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.cpu import available_cores
-
-REPOSITORY = Path(__file__).parent.parent
 
 PLAIN = "log.images_every_epochs=null"  # drawing images takes most of the time of a short run
 BRIEF = ("data.loader.seconds=0.1", "data.loader.worker_counts=[]")  # `auto` times each loader for seconds
@@ -81,15 +79,7 @@ def tiny(tiny_root: Path) -> Dataset:
 
 def start_program(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `train.py` in a folder with the given arguments, as a process."""
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY / "train.py"), *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0", **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return run_python(REPOSITORY / "train.py", *arguments, folder=folder, HYDRA_FULL_ERROR="0", **environment)
 
 
 def overrides_for(data_root: Path, *more: str) -> list[str]:

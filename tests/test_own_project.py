@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from tests.conftest import PLAIN, REPOSITORY, result_of
 from tests.support.pages import blocks, write_block
 from tests.support.pictures import write_pictures
+from tests.support.processes import run_python
 
 PAGE = REPOSITORY / "docs" / "own-project.md"
 EXTRA = """
@@ -84,16 +85,7 @@ for typed in json.loads(sys.argv[1]):
 
 def program(folder: Path, site: Path, *arguments: str, module: str = "vitmnist") -> subprocess.CompletedProcess[str]:
     """Run the program in a folder, with what is installed in `site`."""
-    path = f"{REPOSITORY}{os.pathsep}{site}"
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return run_python("-m", module, *arguments, folder=folder, PYTHONPATH=f"{REPOSITORY}{os.pathsep}{site}")
 
 
 @pytest.fixture

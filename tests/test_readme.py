@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import re
 import shlex
 import shutil
@@ -23,7 +22,7 @@ from torchvision import datasets as torchvision_datasets
 from tests.conftest import BRIEF, PLAIN, REPOSITORY, Train, result_of, start_program
 from tests.support.cifar import write_cifar
 from tests.support.pages import apply_diff, blocks, write_block
-from tests.support.processes import TrainProcess
+from tests.support.processes import TrainProcess, run_python
 from vitmnist.__main__ import main
 from vitmnist.models.vit import ViT, ViTOptions
 
@@ -53,14 +52,6 @@ def commands(start: str, *pages: Path) -> list[list[str]]:
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     parts = dict.fromkeys(part.strip() for line in lines for part in line.split("&&"))
     return [shlex.split(part.partition(" > ")[0])[len(start.split()) :] for part in parts if part.startswith(start)]
-
-
-def python(
-    *arguments: object, folder: Path, timeout: float = 200, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def draw(*files: Path) -> None:
@@ -114,7 +105,7 @@ def test_documented_train_commands_run(
 def test_documented_torchrun_command_trains_in_two_processes(tmp_path: Path) -> None:
     (arguments,) = commands("torchrun")
     launcher = ["-m", "torch.distributed.run", "--standalone", arguments[0], REPOSITORY / "train.py"]
-    ended = python(*launcher, *small(arguments[2:], tmp_path), folder=tmp_path)
+    ended = run_python(*launcher, *small(arguments[2:], tmp_path), folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     (result,) = tmp_path.glob("outputs/runs/*/*/result.json")
     assert result_of(result.parent)["distributed"] == {"ranks": 2}
@@ -160,7 +151,7 @@ def test_documented_commands_on_a_trained_run_work(
 
 def test_tensorboard_shows_a_run(trained: Path) -> None:
     (arguments,) = commands("tensorboard")
-    ended = python("-m", "tensorboard.main", *arguments, "--inspect", folder=trained)
+    ended = run_python("-m", "tensorboard.main", *arguments, "--inspect", folder=trained)
     assert "time/epoch_s" in ended.stdout, ended.stderr
 
 
@@ -188,7 +179,7 @@ def test_benchmarks_write_their_table(script: str, tmp_path: Path) -> None:
     documented = next(iter(commands(f"python benchmarks/{script}.py")), [])
     small, rows = BENCHMARKS[script]
     program = REPOSITORY / "benchmarks" / f"{script}.py"
-    ended = python(program, *documented, "--output=table", *small, folder=tmp_path)
+    ended = run_python(program, *documented, "--output=table", *small, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     (table,) = (file.read_text() for file in (tmp_path / "table", tmp_path / "table.md") if file.exists())
     assert table == ended.stdout
@@ -248,7 +239,7 @@ def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
     parts = ["config", "models", "optim", "loaders/test_base.py", "loaders/test_auto.py", "training/test_waits.py"]
     parts += ["training/test_accumulator.py", "cli/test_main.py", "test_api.py"]
     tests = [f"tests/{part}" for part in parts]
-    checked = python("-m", "pytest", "-q", *tests, folder=folder, timeout=800, PYTHONPATH=str(folder))
+    checked = run_python("-m", "pytest", "-q", *tests, folder=folder, timeout=800, PYTHONPATH=str(folder))
     assert checked.returncode == 0, checked.stdout[-5000:]
 
 
@@ -256,7 +247,9 @@ def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
 def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
     folder = extended_copy(tmp_path)
     members = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "logger=[tensorboard,json_lines]"]
-    ended = python("train.py", *small([*members, "hydra.run.dir=run"], folder), folder=folder, PYTHONPATH=str(folder))
+    ended = run_python(
+        "train.py", *small([*members, "hydra.run.dir=run"], folder), folder=folder, PYTHONPATH=str(folder)
+    )
     assert ended.returncode == 0, ended.stderr
     result = result_of(folder / "run")
     assert (result["choices"]["model"], result["choices"]["loader"]) == ("mlp", "indexed")

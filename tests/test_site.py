@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 import vitmnist
 from tests.conftest import REPOSITORY
+from tests.support.processes import run_python
 from vitmnist.config import CONF
 
 DOCS = REPOSITORY / "docs"
@@ -20,9 +18,8 @@ DOCS = REPOSITORY / "docs"
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The pages of the site by the names of their folders; `--strict` fails with a dead link or anchor."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+    command = ["-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    built = run_python(*command, folder=REPOSITORY, NO_MKDOCS_2_WARNING="1")
     assert built.returncode == 0, built.stderr
     return {file.parent.name: file.read_text() for file in folder.rglob("index.html")}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.conftest import PLAIN
+from tests.support.processes import run_python
 
 RUN = "from vitmnist.cli.train import main; sys.argv = ['train.py', *{arguments}]; main()"
 QUESTIONS = """
@@ -36,8 +35,7 @@ atexit.register(lambda: print(*sys.modules))
 
 
 def python(program: str, folder: Path) -> str:
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    ended = run_python("-c", program, folder=folder)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import PLAIN, REPOSITORY, overrides_for, result_of, start_program
+from tests.support.processes import run_python
 from vitmnist.errors import ExitCode
 
 
@@ -82,8 +82,7 @@ def test_parallel_jobs_end_saved_with_the_process_that_started_them_and_are_resu
 def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path) -> None:
     """`parallel` is ours, built on the plugin's."""
     start = "import sys; sys.modules['hydra_plugins'] = None; from vitmnist.cli.train import main; main()"
-    program = [sys.executable, "-c", start, "-m", "hydra/launcher=parallel"]
-    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = run_python("-c", start, "-m", "hydra/launcher=parallel", folder=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr == "error: hydra/launcher=joblib is not installed; type pip install 'vitmnist[launchers]'\n"
     assert not list(tmp_path.iterdir())

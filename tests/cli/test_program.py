@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CallHere, overrides_for, result_of
+from tests.support.processes import run_python
 from vitmnist.__main__ import COMMANDS, load, main
 from vitmnist.errors import DataError
 from vitmnist.runtime import failures
@@ -25,7 +26,8 @@ assert not {"torch", "hydra", "omegaconf", "numpy", "yaml"} & set(sys.modules), 
 
 
 def test_help_lists_the_commands_on_one_screen_and_imports_neither_torch_nor_hydra(tmp_path: Path) -> None:
-    printed = subprocess.run([sys.executable, "-c", HELP], cwd=tmp_path, capture_output=True, text=True, check=True)
+    printed = run_python("-c", HELP, folder=tmp_path)
+    assert printed.returncode == 0, printed.stderr
     assert len(printed.stdout.splitlines()) <= 24
     assert re.findall(r"^  (\w+) +\w", printed.stdout, re.MULTILINE) == [*COMMANDS]
 
@@ -122,8 +124,7 @@ main()
 
 @pytest.mark.parametrize(("module", "command"), [("torch", "evaluate"), ("hydra", "")])
 def test_ctrl_c_during_the_imports_is_one_line(module: str, command: str, tmp_path: Path) -> None:
-    program = [sys.executable, "-c", INTERRUPT, module, *command.split(), "--version"]
-    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = run_python("-c", INTERRUPT, module, *command.split(), "--version", folder=tmp_path)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.support.pages import apply_diff, blocks, write_block
 from tests.support.pictures import PHOTOS, draw_photos
+from tests.support.processes import run_python
 
 PAGE = REPOSITORY / "docs" / "diagnose.md"
 SCRIPT = "docs/examples/photos.py"
@@ -39,10 +38,7 @@ def changes(script: str) -> list[str]:
 
 def run(folder: Path, *arguments: str) -> str:
     """What Python prints, when it ends well."""
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ended = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
-    )
+    ended = run_python(*arguments, folder=folder)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout + ended.stderr
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from torch.utils.data import DataLoader
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks, write_block
 from tests.support.pictures import draw_photos
+from tests.support.processes import run_python
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError
 
@@ -24,16 +22,7 @@ EPOCHS = 2
 
 
 def run(folder: Path, *arguments: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
-    )
+    ended = run_python("-m", *arguments, folder=folder, timeout=220)
     assert ended.returncode == 0, ended.stderr
 
 

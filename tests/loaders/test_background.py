@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.processes import run_python
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.auditing.leftovers import left_since, running
@@ -162,7 +161,7 @@ def loaders():
 begun, live = loaders(), [loader.epoch(0) for loader in loaders()]
 print(sum(1 for loader in begun for batch in loader.epoch(0)), sum(1 for batches in live if next(batches)), flush=True)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = run_python("-c", program)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "24 2\n", "")
 
 

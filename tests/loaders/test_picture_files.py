@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from PIL import Image
 
 from tests.conftest import Start, result_of
 from tests.support.pictures import smooth
-from tests.support.processes import fork
+from tests.support.processes import fork, run_python
 from vitmnist import check_loader, load_dataset, make_loader
 from vitmnist.auditing.leftovers import left_since, running
 from vitmnist.data.datasets.base import Split
@@ -221,8 +219,7 @@ print(image_io._jpeg_decoder() is not None, "torchvision" in sys.modules, "multi
 def test_a_script_that_ends_with_an_open_epoch_prints_nothing(folder: Path) -> None:
     """And has imported neither torchvision, which takes 2 s, nor what starts processes."""
     load(folder)
-    arguments = [sys.executable, "-c", EXIT, str(folder)]
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+    ended = run_python("-c", EXIT, folder)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True False False\n", "")
 
 

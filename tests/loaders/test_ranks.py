@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ import torch
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks, write_block
-from tests.support.processes import fork
+from tests.support.processes import fork, run_python
 from vitmnist import make_loader
 from vitmnist.errors import ConfigError
 
@@ -71,9 +68,7 @@ def test_impossible_ranks_are_refused(given: dict[str, int], message: str) -> No
 def test_the_documented_loop_trains_under_torchrun(tmp_path: Path) -> None:
     (script,) = (block for block in blocks("python", REPOSITORY / "docs" / "loaders.md") if "# ddp.py" in block)
     write_block(tmp_path, script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "ddp.py"]
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+    ended = run_python("-m", "torch.distributed.run", "--nproc-per-node=2", "ddp.py", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     found = re.findall(r"rank (\d): 250 images per batch, loss (0\.\d+)", ended.stdout)
     assert sorted(rank for rank, _ in found) == ["0", "1"]

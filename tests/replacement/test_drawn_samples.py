@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from tests.support.pictures import assert_same, smooth
+from tests.support.processes import run_python
 from vitmnist import from_dataloader
 from vitmnist.data.seeding import generator_states, preserved_generators, seed_generators
 from vitmnist.errors import DataError
@@ -279,8 +278,7 @@ if __name__ == "__main__":
 
 def test_nothing_is_printed_where_the_interpreter_ends_within_an_epoch(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = run_python(tmp_path / "script.py")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from filelock import FileLock
 from PIL import Image
 
 from tests.conftest import CallHere
+from tests.support.processes import run_python
 from tests.support.records import run
 from vitmnist.cli.report import main
 from vitmnist.report.write import write_report
@@ -46,8 +45,7 @@ def test_all_files_agree(tmp_path: Path) -> None:
 def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None:
     run(tmp_path / "one" / "0", "ram")
     run(tmp_path / "two" / "0", "disk")
-    command = [sys.executable, "-X", "importtime", "-m", "vitmnist", "report", "one", "two"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    ended = run_python("-X", "importtime", "-m", "vitmnist", "report", "one", "two", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "ram has the lowest median, 3.00 s per epoch (single run)" in ended.stdout
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
@@ -59,8 +57,7 @@ def test_a_report_waits_for_no_other_process(tmp_path: Path) -> None:
     """Such as one that was stopped while it wrote the same report."""
     run(tmp_path / "a")
     with FileLock(tmp_path / ".report.lock"):
-        program = [sys.executable, "-m", "vitmnist", "report", str(tmp_path)]
-        subprocess.run(program, check=True, capture_output=True, timeout=100)
+        assert run_python("-m", "vitmnist", "report", tmp_path).returncode == 0
     assert (tmp_path / "report.html").exists()
 
 

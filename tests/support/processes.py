@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,12 +19,22 @@ from pathlib import Path
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "tests.support.preload"])
 TIMEOUT_S = 150
+REPOSITORY = Path(__file__).parents[2]
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def run_python(
+    *arguments: object, folder: Path | None = None, timeout: float = 200, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, in a process that has imported nothing and finds this repository."""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
+    program = [sys.executable, *map(str, arguments)]
+    return subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def fork(target: Callable[[], object]) -> multiprocessing.process.BaseProcess:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import REPOSITORY
-from tests.support.processes import TrainProcess
+from tests.support.processes import TrainProcess, run_python
 
 SLOW_DATA = """
 import os, signal, sys, time
@@ -40,9 +38,7 @@ def train(loader, epochs=2):
 
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder."""
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=220, check=False)
+    return run_python(*arguments, folder=folder, timeout=220)
 
 
 def run_vitmnist() -> None:

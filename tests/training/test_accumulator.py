@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests.support.processes import run_python
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.metrics.base import METRICS
@@ -41,5 +40,5 @@ def test_a_metric_does_not_take_the_name_of_another(name: str) -> None:
         f"METRICS.register({name!r}, BatchMetric('%', tag='other'))(max)\n"
         "from vitmnist.tracking.epoch_table import epoch_metrics\nepoch_metrics()"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    process = run_python("-c", code)
     assert f"two metrics are called eval_{name}, train_{name}; choose another name" in process.stderr
