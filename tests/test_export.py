@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from tests.conftest import CallHere
+from tests.conftest import CallHere, Printed
 from tests.support.pages import blocks
 from tests.support.pictures import smooth
 from vitmnist.augment.preprocess import Preprocess
@@ -42,16 +42,14 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
     name: str,
     trained: Path,
     tiny: Dataset,
-    call_here: CallHere,
+    output_of: Printed,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for package in FORMATS[name].packages:
         pytest.importorskip(package)
     before = content(trained)
-    ended = call_here(main, "run", f"--format={name}", "data.dataset.test_size=3")
-    assert ended.returncode == 0, ended.stderr
-    model, card, summary = ended.stdout.splitlines()
+    model, card, summary = output_of(main, "run", f"--format={name}", "data.dataset.test_size=3").splitlines()
     assert summary.startswith("kmnist, test split, 3 images: accuracy ")
     file, text = Path(model), Path(card).read_text()
     new = {path: data for path, data in content(trained).items() if path not in before}

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.conftest import CallHere, Train, result_of
+from tests.conftest import CallHere, Printed, result_of
 from tests.support.pictures import write_pictures
 from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
@@ -48,25 +48,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, call_here: CallHere) -> None:
-    ended = call_here(evaluate_main, "run", "--json", folder=trained)
-    assert ended.returncode == 0, ended.stderr
-    printed = json.loads(ended.stdout)
+def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, output_of: Printed) -> None:
+    printed = json.loads(output_of(evaluate_main, "run", "--json", folder=trained))
     assert printed["accuracy"] == result_of(trained / "run")["epochs"][-1]["eval_acc"]
     assert printed["images"] == sum(map(sum, printed["confusion_matrix"])) == 300
     assert [row["class"] for row in printed["classes"]] == list("0123456789")
-    table = call_here(evaluate_main, "run", "data.dataset.test_size=100", folder=trained).stdout
+    table = output_of(evaluate_main, "run", "data.dataset.test_size=100", folder=trained)
     assert "of 100 images" in table
     assert "confusion matrix" in table
 
 
-def test_mistakes_may_go_to_a_pipe_or_a_device(trained: Path, call_here: CallHere, tmp_path: Path) -> None:
+def test_mistakes_may_go_to_a_pipe_or_a_device(
+    trained: Path, call_here: CallHere, output_of: Printed, tmp_path: Path
+) -> None:
     """Which a rename would replace by a file: for root, /dev/null too."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
-    ended = call_here(evaluate_main, "run", f"--mistakes={pipe}", folder=trained)
-    assert ended.returncode == 0, ended.stderr
+    output_of(evaluate_main, "run", f"--mistakes={pipe}", folder=trained)
     assert reader.communicate(timeout=60)[0].startswith('"image","true_class"')
     assert pipe.is_fifo()
     for option in ("--mistakes", "--grid"):
@@ -235,7 +234,7 @@ def build_pretrained(options: PretrainedOptions, shape: tuple[int, ...], classes
 
 
 def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(
-    trained: Path, tmp_path: Path, call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+    trained: Path, tmp_path: Path, call_here: CallHere, output_of: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither without the file that its options name, nor without the module that registers it."""
     monkeypatch.setattr(MODELS, "_registered", {**MODELS._members})
@@ -249,7 +248,7 @@ def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(
     info["model"] = {"name": "pretrained", "weights": str(weights)}
     save_file(tensors, file, {"vitmnist": json.dumps(info)})
     torch.save(tensors, weights)
-    assert call_here(evaluate_main, *evaluated).returncode == 0
+    output_of(evaluate_main, *evaluated)
     weights.unlink()
     reason = f"{weights}: No such file or directory; put back what it was trained with"
     assert call_here(evaluate_main, *evaluated).stderr == f"{error}cannot be built: {reason}\n"
@@ -259,13 +258,13 @@ def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(
     assert ended.stderr == f"{error}'pretrained' is not registered, only cnn, vit; {what_to_do}\n"
 
 
-def test_classes_are_matched_by_name_and_sizes_must_fit(train_here: Train, tmp_path: Path) -> None:
+def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_path: Path) -> None:
     folder, names = tmp_path / "pictures", ["cat", "dog", "eel"]
     for name in names:
         write_pictures(folder / name, 6)
     root = f"data.root={tmp_path / 'root'}"
     data = ["data/dataset=image_folder", f"data.dataset.path={folder}", root, "model=cnn"]
-    assert train_here(*data, "epochs=1", "hydra.run.dir=run").returncode == 0
+    succeed(*data, "epochs=1", "hydra.run.dir=run")
     run, other = tmp_path / "run", tmp_path / "other"
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Printed, Train
+from tests.conftest import Printed
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
@@ -56,11 +56,11 @@ def test_statistics_that_cannot_be_used_are_refused(value: Any, message: str) ->
 
 
 def test_statistics_are_typed_recorded_and_may_not_change(
-    quick: list[str], train_here: Train, refuse: Printed, tmp_path: Path
+    quick: list[str], succeed: Printed, refuse: Printed, tmp_path: Path
 ) -> None:
     typed = "data.normalize={mean:[0.25],std:[0.5]}"
-    assert train_here(*quick, typed, "epochs=1", "hydra.run.dir=run").returncode == 0
+    succeed(*quick, typed, "epochs=1", "hydra.run.dir=run")
     model = load_inference_model(tmp_path / "run", torch.device("cpu"))
     assert (model.mean, model.std) == ((0.25,), (0.5,))
-    assert train_here("resume=run", "epochs=2").returncode == 0
+    succeed("resume=run", "epochs=2")
     assert "data.normalize.std=[0.4] (it was [0.5])" in refuse("resume=run", "data.normalize.std=[0.4]")

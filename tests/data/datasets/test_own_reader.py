@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import CallHere, Train
+from tests.conftest import CallHere, Printed
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
@@ -50,7 +50,7 @@ def scans(options: ScansOptions, root: Path) -> Dataset:
 
 
 def test_predict_and_the_card_read_files_as_the_dataset_does(
-    tmp_path: Path, train_here: Train, call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, succeed: Printed, call_here: CallHere, output_of: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DATASETS, "_registered", {**DATASETS._members})
     DATASETS.register("scans", ScansOptions)(scans)
@@ -60,8 +60,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
         np.save(tmp_path / "scans" / f"{number}.npy", pixels)
     data = ["+data.dataset={name:scans,path:scans,side:14,train_size:null,test_size:null}", "~data/dataset"]
     typed = [data[1], data[0], "model=cnn", "epochs=1", "batch_size=3", "hydra.run.dir=run"]
-    ended = train_here(*typed)
-    assert ended.returncode == 0, ended.stderr
+    succeed(*typed)
     model = load_inference_model(tmp_path / "run", torch.device("cpu"))
     assert model.dataset["side"] == 14
     assert "path" not in model.dataset, "a folder of this machine is none of the weights' business"
@@ -77,9 +76,9 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
         patch.setattr(ScansOptions, "reader", property(lambda options: lambda path: Image.new("L", (9, 9))))
         refused = call_here(predict_main, "run", "large.npy")
     assert "large.npy: is read as (1, 9, 9), and the model takes (1, 14, 14)" in refused.stderr
-    assert call_here(export_main, "run", "--format=torch", "--output=model.pt2").returncode == 0
+    output_of(export_main, "run", "--format=torch", "--output=model.pt2")
     assert "- **Image files**: as the dataset scans reads them" in (tmp_path / "model.pt2.md").read_text()
-    assert train_here("resume=run", "epochs=2").returncode == 0
+    succeed("resume=run", "epochs=2")
     del DATASETS._registered["scans"]
     ended = call_here(predict_main, "run", *files)
     assert (ended.returncode, "data.dataset.name=scans: not known" in ended.stderr) == (1, True)
