@@ -42,7 +42,7 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(quick: list[str], tmp_
     assert (result["status"], result["stopped_early"], len(result["epochs"])) == ("completed", True, 3)
     for typed, epochs in (([], 3), (["patience=4"], 5), (["epochs=10"], 6)):
         printed = succeed("resume=run", *typed)
-        assert ("run: completed, stopped early, epoch 3/9, accuracy" in printed) == (not typed)
+        assert ("run: completed, stopped early, epoch 3/9, test accuracy" in printed) == (not typed)
         assert [epoch["epoch"] for epoch in result_of(tmp_path / "run")["epochs"]] == list(range(epochs))
 
 
@@ -71,3 +71,20 @@ def test_a_metric_that_is_not_finite_on_the_test_split_fails_the_run(
     assert "test split: test_macro_f1 is nan; it must be finite and not negative" in printed
     assert (tmp_path / "run" / "checkpoints" / "final.safetensors").exists()
     assert (result_of(tmp_path / "run")["status"], result_of(tmp_path / "run")["test"]) == ("failed", None)
+
+
+def test_damaged_best_weights_are_named_with_what_completes_the_run(
+    quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed
+) -> None:
+    """At a learning rate of nearly 0 the first epoch stays the best."""
+    succeed(*quick, *HELD_OUT, "optimizer.lr=1e-30", "epochs=2", "hydra.run.dir=run")
+    best = tmp_path / "run" / "checkpoints" / "best.pt"
+    content = bytearray(best.read_bytes())
+    content[len(content) // 2] ^= 1
+    best.write_bytes(content)
+    printed = refuse("resume=run", "epochs=3")
+    assert "best.pt: is damaged" in printed
+    assert "remove it, and repeat the command to evaluate the final weights on the test split" in printed
+    best.unlink()
+    succeed("resume=run", "epochs=3")
+    assert result_of(tmp_path / "run")["test"]["weights"] == "final"

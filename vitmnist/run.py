@@ -209,7 +209,7 @@ class RunContext:
             self.write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, must_save=True)
-            raise DataError(f"cannot write {os_error(error)}") from error
+            raise DataError(f"cannot write the records: {os_error(error)}") from error
         log_epoch(record, config.epochs)
         log_shared_cores(self.result, self.hardware.cores)
         self.checkpoints.after_epoch(is_last)

@@ -182,6 +182,7 @@ def raises(dataset: Dataset) -> Any:
         (raises, "OSError: no such store"),
         (lambda dataset: CustomLoader(dataset).epoch(0), "DataError: epoch 1 has no batch; the loader can only be"),
         (endless, "DataError: epoch 0 did not end after 645 samples of a set of 64"),
+        (lambda dataset: None, "the function returned NoneType, which is no loader"),
         (lambda dataset: DataLoader(dataset, 65, drop_last=True), "DataError: epoch 0 has no batch; audit more than "),
         (lambda dataset: in_form(lambda batch: batch[1], dataset), "DataError: the first value of a batch must be"),
     ],

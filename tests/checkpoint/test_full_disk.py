@@ -96,7 +96,9 @@ def test_a_record_that_cannot_be_written_is_named_after_the_run_is_saved(
     (tmp_path / "taken").rename(failing)
     code, output = started.ended()
     assert code == 1
-    assert re.search(rf"error: cannot write \S*run/{pattern}: Is a directory$", output, re.MULTILINE), output
+    assert re.search(rf"error: cannot write the records: \S*run/{pattern}: Is a directory$", output, re.MULTILINE), (
+        output
+    )
     assert "Traceback" not in output
     result, checkpoint = result_of(run), storage.load(run)
     assert result["status"] == "failed"

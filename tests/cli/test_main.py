@@ -79,7 +79,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
     "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: ",
-    "optimizer.lr=nan": "optimizer.lr=nan: must be above 0",
+    "optimizer.lr=nan": "optimizer.lr=nan: must be finite",
     "logger=wandb": "logger=wandb: must be a list",
     "distributed.timeout_s=0": "distributed.timeout_s=0.0: must be above 0",
     "data.holdout=some": "data.holdout=some: must be a whole number",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config, registries
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import DATASETS
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models.base import MODELS
 from vitmnist.optim.base import SCHEDULES
@@ -119,3 +121,14 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
 )
 def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
     assert run_label(overrides) == label
+
+
+@dataclass
+class Capped:
+    cap: float
+
+
+@pytest.mark.parametrize("cap", [math.inf, math.nan])
+def test_a_number_that_no_record_can_have_is_refused_without_bounds_too(cap: float) -> None:
+    with pytest.raises(ConfigError, match=f"^loss.cap={cap}: must be finite"):
+        validate(Capped, {"cap": cap}, "loss")

@@ -18,7 +18,7 @@ from vitmnist import from_dataloader
 from vitmnist.diagnosis.advice import advise_on_loader, advise_on_script, why_late
 from vitmnist.diagnosis.changes import Change, epoch_now, find_changes, loop_of
 from vitmnist.diagnosis.epochs import Epoch, Loop
-from vitmnist.diagnosis.observation import Source
+from vitmnist.diagnosis.observation import Source, new_observation
 from vitmnist.diagnosis.trial import Trial, try_samples
 from vitmnist.diagnosis.verdict import verdict
 from vitmnist.runtime.cpu import Cores
@@ -57,6 +57,7 @@ def test_a_loader_that_competes_with_the_step_may_be_the_problem(cores: Cores, e
 def loader_of(**changed: Any) -> dict[str, Any]:
     """Figures of a loader whose batches take 10 ms, which compute; 100 batches, 2 epochs of 50."""
     loader = {"num_workers": 0, "batch_size": 4, "persistent_workers": False, "num_loaders": 1, "start_method": "fork"}
+    loader["are_rebuilt"] = True
     loader |= {"batches": 100, "batches_seen": 100, "passes": 2, "epochs": 2, "samples": 200, "is_iterable": False}
     times = {"waiting_s": 1.0, "waiting_cpu_s": 1.0, "waiting_pct": 83.0, "restarts_s": 0.0, "restarts_pct": 0.0}
     return {**loader, **times, "start_s": 0.1, **changed}
@@ -293,6 +294,13 @@ def test_set_up_is_that_of_from_dataloader(kind: str, method: str) -> None:
     from_dataloader(DataLoader(samples, 16, collate_fn=collate))
     assert trial.set_up_s[0] >= 0.9 * samples.reads * 0.005
     assert trial.parts["collate"] < 0.005 < sum(trial.parts.values())
+
+
+def test_a_batch_sampler_of_the_script_is_tried_as_one() -> None:
+    loader = DataLoader(Slept("plain"), batch_sampler=[[0, 1], [2, 3, 4]])
+    source = new_observation(loader).source
+    assert source is not None
+    assert try_samples(source, loader_of(batch_size=None), Loop(2, 2, work_s=0.0, cores=0.0)).refused is None
 
 
 def test_spawned_workers_take_their_measured_start_to_decode() -> None:

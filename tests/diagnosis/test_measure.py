@@ -43,6 +43,16 @@ def samples(seconds: float = 0.0, *, is_random: bool = False) -> Made:
     return Made(make, 60)
 
 
+class Overstated(Sampler[int]):
+    """Says four indices, and gives three."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
 class Unsized(Sampler[Any]):
     """Gives indices, or batches of them, without saying how many."""
 
@@ -238,6 +248,12 @@ def test_workers_that_fail_are_not_left_to_the_garbage_collector() -> None:
         assert not multiprocessing.active_children()
     finally:
         gc.enable()
+
+
+def test_a_sampler_that_gives_fewer_samples_than_it_says_is_measured() -> None:
+    found = brief(DataLoader(samples(), batch_size=1, sampler=Overstated()), batches=20)
+    assert found.steps >= 5
+    assert not found.notes[1:]
 
 
 @pytest.mark.usefixtures("two_workers")

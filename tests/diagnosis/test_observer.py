@@ -40,7 +40,7 @@ assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_work
     assert main["waiting_s"] >= 21 * 0.010
     assert 0 < workers["restarts_s"] < workers["waiting_s"]
     assert slow["waiting_s"] > max(fast["waiting_s"], 12 * 2 * 0.030)
-    assert [figures["num_loaders"] for figures in rebuilt] == [2, 2]
+    assert [(figures["num_loaders"], figures["are_rebuilt"]) for figures in rebuilt] == [(2, True), (2, True)]
     assert "  loaders     2 in turn, with the same line, settings, and class and length of the dataset" in ended.stderr
     assert "loader 8" not in ended.stderr  # nothing was observed of it
     assert "loader 3: Stream, batch size 2, num_workers=0, mine.py:" in ended.stderr
@@ -215,3 +215,17 @@ def test_the_verdict_of_a_loop_that_waits_is_not_that_of_the_plots_after_it(tmp_
     assert report["waiting_pct"] > 60
     assert report["work_s"] < 0.02
     assert report["cores"]["busy"] < 0.4
+
+
+def test_loaders_of_the_same_length_in_turn_are_not_said_to_be_rebuilt(tmp_path: Path) -> None:
+    """As validation and test, which one function evaluates."""
+    script = f"""{SLOW_DATA}
+loaders = [DataLoader(Slow(), batch_size=2, num_workers=1) for split in range(2)]
+for epoch in range(3):
+    for loader in loaders:
+        train(loader, epochs=1)
+"""
+    _, report = diagnose(tmp_path, script, "--warm-up=3")
+    (figures,) = report["loaders"]
+    assert (figures["num_loaders"], figures["are_rebuilt"]) == (2, False)
+    assert "build the DataLoader once" not in str(figures["advice"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.conftest import Printed
 from vitmnist.errors import ConfigError
 from vitmnist.models.base import MODELS
 from vitmnist.models.vit import ViT, ViTOptions
@@ -88,3 +89,15 @@ def test_a_model_learns(options: dict) -> None:
 def test_an_error_names_a_size_that_does_not_fit() -> None:
     with pytest.raises(ConfigError, match="3×3 is below 4×4"):
         MODELS.build(CNN, (1, 3, 3), 10)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_model_has_an_output_for_each_class(
+    outputs: int, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them would train, and predict classes that there are not."""
+    options, build = MODELS._registered["cnn"]
+    wrong = (options, lambda options, shape, classes: build(options, shape, outputs))
+    monkeypatch.setitem(MODELS._registered, "cnn", wrong)
+    printed = refuse(*quick, "model=cnn")
+    assert f"model=cnn: it returned [2, {outputs}] for 2 images of 10 classes; it must return logits [2, 10]" in printed

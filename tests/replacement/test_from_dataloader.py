@@ -6,7 +6,7 @@ import copy
 import pickle
 import random
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -37,6 +38,7 @@ from vitmnist.data import decoded_cache
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import fixed_samples, keep_samples
 from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.replacement.fixed_samples import GatheredDataset
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
 
@@ -279,3 +281,17 @@ def test_a_damaged_cache_is_never_delivered(is_random: bool, folder: Path, tmp_p
     with pytest.raises(DataError, match=rf"is damaged: sample {last} is not what was written; start again"):
         batches()
     assert_same(batches(), expected)
+
+
+class Unsized(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SIZE).tolist())
+
+
+def test_a_sampler_without_a_length_and_one_without_a_batch_are_no_reason_to_refuse() -> None:
+    original = DataLoader(Pairs(), 4, sampler=Unsized())
+    replaced = from_dataloader(original, "ram")
+    assert_same(run(replaced), run(original))
+    none = from_dataloader(DataLoader(Pairs(3), 4, drop_last=True), "ram")
+    assert isinstance(none.dataset, GatheredDataset)
+    assert list(none) == []

@@ -19,6 +19,16 @@ def test_without_loggers_the_files_of_the_run_are_written(quick: list[str], tmp_
     assert not [name for name in names if "tfevents" in name]
 
 
+def test_a_logger_that_fails_is_an_error_with_its_reason(
+    quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*parts: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("vitmnist.tracking.loggers.tensorboard.TensorBoard.add_epoch", fail)
+    assert "error: cannot write the records: no network" in refuse(*quick)
+
+
 @pytest.mark.slow
 def test_wandb_gets_metrics_images_and_configuration_and_is_continued(quick: list[str], tmp_path: Path) -> None:
     """Offline, read back from the file that `wandb sync` would send."""

@@ -93,7 +93,10 @@ class Subject:
         """A new loader, with some other settings; those that `build` does not have are left out."""
         seed_generators(*START)
         known = {name: value for name, value in wanted.items() if name in self.settings}
-        return self.build(self.data, **{**self.settings, **known})
+        loader = self.build(self.data, **{**self.settings, **known})
+        if not (hasattr(loader, "__iter__") or hasattr(loader, "epoch")):
+            raise Broken(f"the function returned {type(loader).__name__}, which is no loader")
+        return loader
 
     @contextmanager
     def open(self, **wanted: Any) -> Iterator[Any]:

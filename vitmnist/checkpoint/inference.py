@@ -149,7 +149,10 @@ def _weights_file(folder: Path, names: Sequence[str]) -> Path:
     for name in names:
         if (path := folder / storage.FOLDER / WEIGHTS[name]).is_file():
             return path
-    raise ConfigError(f"{folder}: holds no {' or '.join(names)} weights in {storage.FOLDER}/; name the folder of a run")
+    raise ConfigError(
+        f"{folder}: holds no {' or '.join(names)} weights in {storage.FOLDER}/: it is not the folder of a run, or the "
+        "run has saved none"
+    )
 
 
 def _check_finite(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from io import BytesIO
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
 
 
 def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Accuracy, and precision, recall and F1 of each class, in percent; None where the denominator is 0."""
+    """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
     correct, actual, predicted = matrix.diagonal().tolist(), matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist()
 
     def percent(part: int, total: int) -> float | None:
@@ -152,7 +153,7 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
     return {
         "images": sum(actual),
         "accuracy": percent(sum(correct), sum(actual)),
-        **confusion_metrics(matrix),
+        **{name: value if isfinite(value) else None for name, value in confusion_metrics(matrix).items()},
         "classes": [
             {
                 "class": name,
@@ -172,7 +173,10 @@ def _table(metrics: dict[str, Any]) -> str:
     width = max(5, *map(len, names))
     shown = {name: METRICS.options_of(name) for name in METRICS.names() if name in metrics}
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
-    lines += [f"{name} {metrics[name]:.{metric.digits or 2}f}{metric.unit}" for name, metric in shown.items()]
+    lines += [
+        f"{name} –" if metrics[name] is None else f"{name} {metrics[name]:.{metric.digits or 2}f}{metric.unit}"
+        for name, metric in shown.items()
+    ]
     lines.append("")
     lines.append(f"{'class':{width}}  images  precision  recall      F1")
     for name, row in zip(names, metrics["classes"], strict=True):

@@ -116,6 +116,5 @@ def import_run() -> Callable[..., Result]:
     torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
     if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
         gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
     gc.enable()
     return run

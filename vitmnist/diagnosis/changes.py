@@ -59,9 +59,19 @@ def loop_of(figures: dict[str, Any], script: dict[str, Any], cores: Cores) -> Lo
     return Loop(batches, figures["batch_size"] or 1, script["work_s"], computed_s / worked_s)
 
 
+def are_rebuilt(figures: dict[str, Any]) -> bool:
+    """Whether the script makes a new loader for each epoch."""
+    return bool(figures["num_loaders"] > 1 and figures["are_rebuilt"])
+
+
+def keep_workers(figures: dict[str, Any]) -> bool:
+    """Whether workers stay from one epoch to the next."""
+    return bool(figures["persistent_workers"] and not are_rebuilt(figures))
+
+
 def epoch_now(figures: dict[str, Any], loop: Loop) -> Epoch:
     """An epoch of the script, as it was measured."""
-    passes, stay = figures["passes"], figures["persistent_workers"] and figures["num_loaders"] == 1
+    passes, stay = figures["passes"], keep_workers(figures)
     start_s = figures["restarts_s"] / passes if passes else 0.0 if stay else figures["start_s"]
     batches = max(figures["batches"] - passes, 1)
     batch_s = max(figures["waiting_s"] - figures["restarts_s"], 0.0) / batches + loop.work_s
@@ -79,7 +89,7 @@ def find_changes(
         import_s: to import `from_dataloader`.
     """
     now, workers, forks = epoch_now(figures, loop), figures["num_workers"], figures["start_method"] == "fork"
-    stay = figures["persistent_workers"] and figures["num_loaders"] == 1
+    stay = keep_workers(figures)
     samples = source.dataset, source.collate
     timed = None if figures["is_iterable"] or (workers and not forks) else loop.epoch(*samples, workers)
     before = replace(timed, start_s=0.0 if stay else timed.start_s) if timed else now
@@ -100,10 +110,10 @@ def find_changes(
         for number in {most_workers} - {*range(workers + 1)} | {0} - {workers}:
             if then := loop.epoch(*samples, number):
                 yield _with_workers(number, then, before)
-    if workers and not (stay and figures["num_loaders"] == 1):
+    if workers and not stay:
         # Waiting for a first batch remains.
         fill_s = loop.batch_size * sum(trial.parts.values())
-        once = "build the DataLoader once, before the epochs, with " if figures["num_loaders"] > 1 else "try "
+        once = "build the DataLoader once, before the epochs, with " if are_rebuilt(figures) else "try "
         text = f"{once}persistent_workers=True, which keeps the workers from one epoch to the next ({ORDER})"
         start_s = max(0.0, now.start_s - fill_s)
         yield Change(text, (start_s, start_s), 1 - start_s / now.seconds)

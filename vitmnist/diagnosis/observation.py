@@ -65,6 +65,7 @@ class Observation:
     about: dict[str, Any]  # the settings of the loader, and where it is iterated
     source: Source | None  # None if the dataset gives batches
     num_loaders: int = 1
+    are_rebuilt: bool = True  # several are made one after another; False once one of them is iterated again
     in_other_thread: bool = False
     is_iterated: bool = False  # now
     epochs: int = 0

@@ -144,6 +144,7 @@ class Observer:
         for known in self.time.observations:
             is_same = loader in known.loaders and known.about["num_workers"] == new.about["num_workers"]
             if is_same or (known.about == new.about and not known.is_iterated):
+                known.are_rebuilt &= known.num_loaders == 1 or loader not in known.loaders
                 known.num_loaders += loader not in known.loaders
                 known.loaders.add(loader)
                 if new.source:

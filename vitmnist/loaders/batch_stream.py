@@ -71,6 +71,8 @@ class BatchStream:
         for _ in range(size):
             if (batch := next(self._iterator, END)) is END:
                 self._iterator = None
+                if self.length is not None and self._left and self._left > 0:  # the source has said that there are more
+                    self.length -= self._left
                 return
             if self._started is not None:
                 self.first_batch_s.append(time.perf_counter() - self._started)
@@ -101,6 +103,7 @@ class BatchStream:
             else:
                 ahead = min(ahead, self.length - 1)  # leaves at least one to time
                 size = min(size, self.length - ahead)
+        began = self.taken
         time_batches(self.take(ahead), self.device, step)
         before = self.taken
         seconds, waiting = time_batches(self.take(size), self.device, step)
@@ -108,6 +111,8 @@ class BatchStream:
         if self._left == 0:
             for _ in self.take(2):  # to the end, after a short batch, so that persistent workers stay for the next one
                 pass
+        if not number and self.taken > began and not self.has_ended:  # the epoch was shorter than the source has said
+            return self.time_block(size, step)
         return (seconds / number, waiting / number) if number else None
 
     def close(self) -> None:

@@ -49,4 +49,4 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         if world.is_main:
             result.write(folder)
     except OSError as unwritten:  # must not hide the error that ended the run
-        log.warning("cannot write %s", os_error(unwritten))
+        log.warning("cannot write the records: %s", os_error(unwritten))

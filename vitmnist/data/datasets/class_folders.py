@@ -53,7 +53,10 @@ def find_samples(
     for split, pictures in splits.items():
         found = {name for _, name in pictures}
         if unknown := sorted(found.difference(classes)):
-            raise DataError(f"{source}: the {split} split has classes without training pictures: {shorten(unknown)}")
+            raise DataError(
+                f"{source}: the {split} split has classes without training pictures: {shorten(unknown)}; those of the "
+                f"training split are {shorten(classes)}; rename or remove them"
+            )
         if (missing := sorted(set(classes) - found)) and not skip_unreadable:
             raise DataError(
                 f"{source}: the {split} split lacks classes of the training split: {shorten(missing)}; add pictures of "
