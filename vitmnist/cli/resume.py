@@ -196,8 +196,8 @@ def continued(folder: Path, config: Config) -> Config | None:
 
     check_resumable(before, now)
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    if (test := run.section("test")) and (test_acc := test.get("test_acc")) is not None:
-        result = f", test accuracy {test_acc:.2f}% ({test['weights']} weights)"
+    if isinstance(test_acc := run.section("test").get("test_acc"), int | float):
+        result = f", test accuracy {test_acc:.2f}% ({run.section('test').get('weights')} weights)"
     key, stopped = ("patience", ", stopped early") if has_stopped else ("epochs", "")
     further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} {key}=N"
     print(f"{shown}: completed{stopped}, epoch {len(run.epochs)}/{config.epochs}{result}{further * is_extendable}")

@@ -120,8 +120,10 @@ def _lacks_determinism(error: BaseException) -> str:
 
 
 def os_error(error: OSError) -> str:
-    """File and reason; libraries raise it with a text alone."""
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__
+    """File and reason; a full standard output has no file, and libraries give a text alone."""
+    if error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror or str(error) or type(error).__name__
 
 
 FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], Callable[[Any], Failure | str]], ...] = (
