@@ -7,7 +7,6 @@ import os
 import random
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -137,14 +136,17 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_checkpoint(
         storage.save(folder, state(1))
         calls = itertools.count(1)
 
-        def dying(original: Callable[..., object], *arguments: object, **options: object) -> None:
-            if next(calls) == call:  # noqa: B023
-                raise Killed
-            original(*arguments, **options)
+        def dying(original: Callable[..., object]) -> Callable[..., object]:
+            def die_or_call(*arguments: object, **options: object) -> object:
+                if next(calls) == call:  # noqa: B023
+                    raise Killed
+                return original(*arguments, **options)
+
+            return die_or_call
 
         with monkeypatch.context() as patched:
-            for name in ("fsync", "replace", "unlink"):
-                patched.setattr(os, name, partial(dying, getattr(os, name)))
+            for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
+                patched.setattr(owner, name, dying(getattr(owner, name)))
             try:
                 storage.save(folder, state(2), best=True)
                 break

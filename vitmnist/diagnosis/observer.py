@@ -69,7 +69,11 @@ class Observer:
             kind = kinds.pop()
             self._observe(kind)
             kinds += kind.__subclasses__()
-        base.__init_subclass__ = classmethod(self._observe)
+
+        def observe(kind: Any) -> None:  # Python 3.10 would not hand the class on to a bound method
+            self._observe(kind)
+
+        base.__init_subclass__ = classmethod(observe)
 
     def _install_fastai(self, module: Any) -> None:
         """Observe fastai's loader, whose iteration moves and transforms what an iterator of torch delivers."""
