@@ -247,6 +247,7 @@ def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
 def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
     folder = extended_copy(tmp_path)
     members = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "logger=[tensorboard,json_lines]"]
+    members += ["data/augment=compose", "data.augment.operations=[{name: invert, p: 0.2}]"]
     ended = run_python(
         "train.py", *small([*members, "hydra.run.dir=run"], folder), folder=folder, PYTHONPATH=str(folder)
     )
