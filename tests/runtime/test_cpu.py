@@ -7,8 +7,12 @@ import subprocess
 import sys
 import time
 from multiprocessing.synchronize import Event
+from pathlib import Path
 
-from vitmnist.runtime.cpu import Cores, CpuTime
+import pytest
+
+from vitmnist.runtime import cpu
+from vitmnist.runtime.cpu import Cores, CpuTime, has_fast_bf16
 
 COMPUTE = "import time\nwhile time.process_time() < 0.3: pass"
 
@@ -43,3 +47,21 @@ def test_cores_are_busy_by_whatever_program_and_only_workers_compete() -> None:
     assert not Cores(4, busy=3.2, workers=0.0).compete
     assert not Cores(4, busy=1.2, workers=0.5).compete
     assert str(Cores(4, busy=1.2, others=2.5)) == "1.2 of 4 cores busy, 2.5 more by other processes"
+
+
+@pytest.mark.parametrize(
+    ("information", "expected"),
+    [
+        ("vendor_id : AuthenticAMD\nflags : sse avx512_bf16", True),
+        ("vendor_id : GenuineIntel\nflags : sse avx512_bf16", False),
+        ("vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16", True),
+        ("vendor_id : AuthenticAMD\nflags : sse", False),
+        ("Features : asimd bf16", True),
+    ],
+)
+def test_bf16_is_fast_where_it_was_measured_or_has_its_own_units(
+    information: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(information)
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+    assert has_fast_bf16() == expected

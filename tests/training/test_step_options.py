@@ -31,10 +31,11 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False)
 @pytest.mark.parametrize(
     ("device", "has_bf16", "images", "expected"),
     [
-        (CPU, False, 399_999, StepConfig(500, False, Precision.fp32, True)),
+        (CPU, True, 399_999, StepConfig(500, False, Precision.bf16, True)),
         (CPU, True, 400_000, StepConfig(500, True, Precision.bf16, True)),
         (CUDA, True, 400_000, StepConfig(None, True, Precision.bf16, True)),
-        (CUDA, False, 399_999, StepConfig(None, False, Precision.fp32, True)),
+        (CPU, False, 4_000_000, StepConfig(500, True, Precision.fp32, True)),
+        (CUDA, False, 3_999_999, StepConfig(None, False, Precision.fp32, True)),
     ],
 )
 def test_fast_follows_static_rules(
@@ -140,7 +141,7 @@ def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_
 ) -> None:
     """Otherwise it trains as it does without."""
     monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes)))
-    monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", 0)
+    monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")
     assert re.search(r"(?i)error: trainer.compile=true: failed: .*branch.*; type trainer.compile=false", printed)
     succeed(*quick, "hydra.run.dir=plain")

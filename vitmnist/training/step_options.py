@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.runtime.cpu import has_bf16_instructions, last_level_cache
+from vitmnist.runtime.cpu import has_fast_bf16, last_level_cache
 
 CACHE_PER_IMAGE = 16 * 1024
 """Bytes of last-level cache per image of a microbatch: 2,048 images with 32 MiB. There the articles' transformer (bf16,
 batch 500 and 5000, sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
 DEFAULT_CACHE = 32 * 2**20
-COMPILE_FROM_IMAGES = 400_000
-"""Training images, over all epochs, from which compiling pays on a CPU: without a cache it takes 41 s, and saves 0.1 ms
-an image (two cores, batch 500 in bf16: 147 ms a step without, 95 ms with). It holds on a GPU too until one has measured
-its own: there as well a short run would mostly compile."""
+COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
+"""Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
+saves 0.1 ms an image in bf16 (batch 500: 147 ms a step without, 95 ms with), and 0.01 ms in float32 (115 and 111 ms).
+It holds on a GPU too until one has measured its own: there as well a short run would mostly compile."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,21 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
         images: training images of the whole run, over all epochs.
     """
     is_cuda, bf16 = device.type == "cuda", _has_bf16(device)
+    precision = Precision.bf16 if bf16 else Precision.fp32
+    compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
     cache = last_level_cache() or DEFAULT_CACHE
     rules: dict[str, tuple[Any, str]] = {
         "fused": (True, "one kernel updates all weights"),
         "precision": (
-            Precision.bf16 if bf16 else Precision.fp32,
-            f"{'the GPU' if is_cuda else 'the processor'} has {'' if bf16 else 'no '}bfloat16 instructions",
+            precision,
+            f"{'the GPU' if is_cuda else 'the processor'} computes {'' if bf16 else 'no '}faster in bfloat16",
         ),
         "micro_batch": (None, "the GPU computes the whole batch at once")
         if is_cuda
         else (min(batch_size, max(cache // CACHE_PER_IMAGE, 1)), f"{cache >> 20} MiB of cache, 16 KiB per image"),
         "compile": (
-            images >= COMPILE_FROM_IMAGES,
-            f"the run trains on {images:,} images, and compiling pays from {COMPILE_FROM_IMAGES:,} on"
+            images >= compile_from,
+            f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on"
             + (" (as a CPU measured it)" if is_cuda else ""),
         ),
     }
@@ -88,4 +90,4 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere; torch emulates it on older ones
-    return has_bf16_instructions()
+    return has_fast_bf16()
