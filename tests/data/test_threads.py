@@ -27,7 +27,7 @@ torch.set_num_threads(2)
 values = torch.zeros(2**20)
 results = map_in_threads(abs, range(9), threads=1)
 next(results)
-print(max(spent_after_an_operation() for _ in range(9)))
+print(sorted(spent_after_an_operation() for _ in range(9))[4])  # the first may still spin
 results.close()
 """
 
