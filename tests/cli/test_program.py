@@ -45,12 +45,13 @@ def test_closed_streams_as_of_a_daemon_change_neither_result_nor_exit_code(tiny_
         program = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "vitmnist", *arguments]
         return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    everything = "<&- >&- 2>&-"
-    trained = run(everything, *overrides_for(tiny_root, "epochs=1", "data/loader=disk", "hydra.run.dir=here"))
-    assert trained.returncode == 0
-    assert result_of(tmp_path / "here")["status"] == "completed"
-    for closed in ("2>&-", everything):
-        listed, refused = run(closed, "status", "here"), run(closed, "nonsense")
+    for number, closed in enumerate(("2>&-", "<&- >&- 2>&-")):
+        folder = f"run{number}"
+        arguments = overrides_for(tiny_root, "epochs=1", "data/loader=disk", f"hydra.run.dir={folder}")
+        trained = run(closed, *arguments)
+        assert trained.returncode == 0, trained.stderr
+        assert result_of(tmp_path / folder)["status"] == "completed"
+        listed, refused = run(closed, "status", folder), run(closed, "nonsense")
         assert (listed.returncode, refused.returncode, refused.stdout) == (0, 2, "")
         assert ("completed" in listed.stdout) == (closed == "2>&-")
 

@@ -27,7 +27,8 @@ torch.set_num_threads(2)
 values = torch.zeros(2**20)
 results = map_in_threads(abs, range(9), threads=1)
 next(results)
-print(sorted(spent_after_an_operation() for _ in range(9))[4])  # the first may still spin
+time.sleep(0.1)  # the idle team may spin once, as it starts
+print(max(spent_after_an_operation() for _ in range(9)))
 results.close()
 """
 

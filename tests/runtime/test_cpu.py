@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitmnist.runtime import cpu
-from vitmnist.runtime.cpu import Cores, CpuTime, has_fast_bf16
+from vitmnist.runtime.cpu import Cores, CpuTime, has_bf16_units
 
 COMPUTE = "import time\nwhile time.process_time() < 0.3: pass"
 
@@ -59,9 +59,9 @@ def test_cores_are_busy_by_whatever_program_and_only_workers_compete() -> None:
         ("Features : asimd bf16", True),
     ],
 )
-def test_bf16_is_fast_where_it_was_measured_or_has_its_own_units(
+def test_bf16_is_chosen_where_it_was_faster_or_has_its_own_units(
     information: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(information)
     monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
-    assert has_fast_bf16() == expected
+    assert has_bf16_units() == expected

@@ -57,7 +57,7 @@ def test_no_damage_of_a_record_stops_the_report(tmp_path: Path) -> None:
     good = replace(read_run(odd), folder=tmp_path / "1")
     record, draw = (odd / "result.json").read_bytes(), Random(0)
     damaged = [record.replace(key, b'"x"', 1) for key in set(re.findall(rb'"\w+"(?=:)', record))]
-    for position in draw.sample(range(len(record)), 20):
+    for position in draw.sample(range(len(record)), 60):
         damaged.append(record[:position] + bytes([record[position] ^ 1 << draw.randrange(8)]) + record[position + 1 :])
     for content in damaged:
         (odd / "result.json").write_bytes(content)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.runtime.cpu import has_fast_bf16, last_level_cache
+from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units, last_level_cache
 
 CACHE_PER_IMAGE = 16 * 1024
 """Bytes of last-level cache per image of a microbatch: 2,048 images with 32 MiB. There the articles' transformer (bf16,
@@ -64,6 +64,7 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
         images: training images of the whole run, over all epochs.
     """
     is_cuda, bf16 = device.type == "cuda", _has_bf16(device)
+    units = ("the GPU", "compute capability 8.0 or higher") if is_cuda else ("the processor", BF16_UNITS)
     precision = Precision.bf16 if bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
     cache = last_level_cache() or DEFAULT_CACHE
@@ -71,7 +72,7 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
         "fused": (True, "one kernel updates all weights"),
         "precision": (
             precision,
-            f"{'the GPU' if is_cuda else 'the processor'} computes {'' if bf16 else 'no '}faster in bfloat16",
+            f"{units[0]} {'has' if bf16 else 'lacks'} {units[1]}",
         ),
         "micro_batch": (None, "the GPU computes the whole batch at once")
         if is_cuda
@@ -90,4 +91,4 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere; torch emulates it on older ones
-    return has_fast_bf16()
+    return has_bf16_units()
