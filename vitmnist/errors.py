@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
+from traceback import walk_tb
+
+CALL_METHODS = ("__call__", "forward")  # The methods by which transforms and collate functions are called.
 
 
 class ExitCode(IntEnum):
@@ -99,3 +103,19 @@ def first_line(error: BaseException) -> str:
 def described(error: BaseException) -> str:
     """The message of a `UserError`; the type and the first line of any other."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Turn any error into a `DataError` that says what failed, and the transform or function that raised it."""
+    try:
+        yield
+    except UserError as error:
+        raise DataError(f"{what}: {error}") from error
+    except Exception as error:  # reading a sample may fail in any way
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)][2:]  # without those of this block
+        calls = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in CALL_METHODS]
+        names = [type(call).__name__ for call in calls if call is not None] or [
+            frame.f_code.co_name for frame in frames
+        ]
+        raise DataError(f"{what}: {''.join(f'{name} raised ' for name in names[-1:])}{described(error)}") from error

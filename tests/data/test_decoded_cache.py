@@ -23,10 +23,10 @@ from torch.utils.data import Dataset, Subset
 from tests.support.processes import fork
 from tests.support.samples import Made
 from vitmnist import make_loader
-from vitmnist.data import decoded_cache
 from vitmnist.data.decoding import DatasetSource
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import DoesNotFitError
+from vitmnist.store import cache_file
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
 EXPECTED = [11 * index for index in range(10)]
@@ -96,7 +96,7 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
         file.truncate(file.tell() + 10 * size)
     record = json.loads((path.parent / "cache.json").read_text())
     del record["crc32"]
-    record["crc32"] = decoded_cache._checksum(record, path.parent, ("images", "labels"))
+    record["crc32"] = cache_file._checksum(record, path.parent, ("images", "labels"))
     (path.parent / "cache.json").write_text(json.dumps(record))
     tensors = DatasetSource(counted()).in_file(tmp_path, "counted")
     assert tensors.images.shape == (10, size)
@@ -120,7 +120,7 @@ def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Pa
     assert np.array_equal(stored, tensors.images.numpy())
     assert np.load(path.with_name("labels.npy")).tolist() == list(range(10))
     stored[0] = 99
-    assert tensors.mapped
+    assert tensors.checksums
     assert tensors.images[0, 0, 0] == 99
     tensors.images.zero_()  # a copy of the pages, not the file
     assert stored[0, 0, 0] == 99
@@ -130,8 +130,8 @@ def test_a_set_that_the_disk_has_no_room_for_is_refused_before_anything_is_writt
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 10 * (3 * 2 + 8) - 1
-    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
+    monkeypatch.setattr(cache_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(cache_file, "_write_headers", lambda *parts: pytest.fail("written"))
     message = rf"takes .* MiB on the disk of {tmp_path}, where .* data\.root=FOLDER"
     for fingerprint in (None, "counted"):
         with pytest.raises(DoesNotFitError, match=message):
@@ -259,7 +259,7 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
     def refuse(path: Path) -> None:  # permissions would not stop root
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(decoded_cache, "FileLock", refuse)
+    monkeypatch.setattr(cache_file, "FileLock", refuse)
     assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
     assert samples.reads == 10
 
@@ -281,7 +281,7 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
 
     def decode() -> None:
         (tmp_path / f"ready{os.getpid()}").touch()
-        images, labels = decoded_cache.decode_once(tmp_path, "shared", 10_000, chunks).mapped
+        images, labels = cache_file.decode_once(tmp_path, "shared", 10_000, chunks).tensors
         assert len(images) == 10_000
         assert torch.equal(images[:, 0].long(), labels)
 

@@ -18,9 +18,7 @@ from torch.utils.data import TensorDataset
 from tests.conftest import BRIEF, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
-from vitmnist.data.checksums import Checksums, crc32
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.difference import find_difference
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -33,11 +31,13 @@ from vitmnist.loaders.timing import Block, Timed
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
+from vitmnist.store.checksums import Checksums, crc32
+from vitmnist.store.difference import find_difference
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
 TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
-MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=Checksums(crc32(TENSORS.images.numpy()), None))
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, checksums=Checksums(crc32(TENSORS.images.numpy()), None))
 
 
 @pytest.fixture

@@ -34,13 +34,13 @@ from torchvision.transforms import Compose, RandomCrop, ToTensor
 from tests.support.pictures import Pictures, assert_same, run
 from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
-from vitmnist.data import decoded_cache
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement import fixed_samples, keep_samples
+from vitmnist.replacement import keep_decoded
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.fixed_samples import GatheredDataset
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
+from vitmnist.store import cache_file
 
 STORES = ("ram", "cache", "gpu_slice")
 CROP = Compose([RandomCrop(8), ToTensor()])
@@ -227,14 +227,13 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
     for name in ("ram",) if is_random else ("ram", "gpu_slice"):
         with pytest.raises(DoesNotFitError, match=rf"^{name}: the .*set takes {size} .*, where {size} are free"):
             from_dataloader(dataloader, name)
-    written, decode = [], keep_samples.decode_temporarily
-    monkeypatch.setattr(keep_samples, "decode_temporarily", lambda *parts: written.append(1) or decode(*parts))
+    written, write = [], cache_file._write
+    monkeypatch.setattr(cache_file, "_write", lambda *parts: written.append(1) or write(*parts))
     assert_same(run(from_dataloader(dataloader, folder=str(tmp_path))), run(dataloader))
     assert written
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=SIZE))
-    monkeypatch.setattr(keep_samples, "SharedFile", lambda: pytest.fail("decoded"))
-    monkeypatch.setattr(decoded_cache, "_write_headers", lambda *parts: pytest.fail("written"))
+    monkeypatch.setattr(cache_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=SIZE))
+    monkeypatch.setattr(cache_file, "_write_headers", lambda *parts: pytest.fail("written"))
     with pytest.raises(DoesNotFitError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
         from_dataloader(dataloader, "cache", folder=str(tmp_path))
     with pytest.warns(UserWarning, match=r"undecoded: cache: the decoded set takes"):
@@ -245,8 +244,8 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
     import datasets  # takes 2 s
 
     decoded = []
-    chunks = fixed_samples.read_chunks
-    monkeypatch.setattr(fixed_samples, "read_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
+    read_once = keep_decoded.read_once
+    monkeypatch.setattr(keep_decoded, "read_once", lambda *parts: decoded.append(1) or read_once(*parts))
 
     def in_cache(dataloader: DataLoader[Any], **options: Any) -> DataLoader[Any]:
         return from_dataloader(dataloader, "cache", folder=str(tmp_path), **options)
@@ -273,7 +272,7 @@ def test_a_damaged_cache_is_never_delivered(is_random: bool, folder: Path, tmp_p
         return run(from_dataloader(loader, "cache", folder=str(tmp_path), fingerprint="one"))
 
     expected = batches()
-    (file,) = (path for path in tmp_path.glob("*/*.npy") if path.name in ("images.npy", "0.npy"))
+    (file,) = (path for path in tmp_path.glob("*/*.npy") if path.name in ("samples.npy", "0.npy"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

@@ -21,12 +21,12 @@ from torchvision import tv_tensors
 from tests.support.pictures import Pictures, assert_same, check_same, draw, run
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
-from vitmnist.data.difference import find_difference
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement import keep_samples
-from vitmnist.replacement.encoding import MODES
-from vitmnist.replacement.keep_samples import Store
-from vitmnist.replacement.samples import Samples, encode
+from vitmnist.replacement import keep_decoded
+from vitmnist.store import read_once
+from vitmnist.store.difference import find_difference
+from vitmnist.store.sample_bytes import IMAGE_MODES
+from vitmnist.store.samples import encode_samples, samples_in_file, samples_in_memory
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
@@ -156,7 +156,7 @@ def test_a_sample_that_is_changed_is_new_in_the_next_epoch() -> None:
 
 def test_a_view_is_kept_without_the_rest_of_its_storage() -> None:
     waves = torch.rand(1000, 1000)
-    for value in (waves[3], waves[3].numpy(), waves[3].as_subclass(Marked)):
+    for value in (waves[3], waves[3].numpy(), waves[:, 3]):
         kept = from_dataloader(DataLoader([Encoding(wave=value)], collate_fn=list), "ram").dataset
         assert kept.sample_nbytes < 6000
         assert find_difference(kept[0], Encoding(wave=value)) is None
@@ -234,48 +234,65 @@ VALUES: list[Any] = [
     *(torch.tensor([float("nan"), 1.0]), torch.zeros(1, 2, 1, 2, 1), torch.tensor([True])),
     *(tv_tensors.Image(torch.zeros(3, 2, 2, dtype=torch.uint8)), tv_tensors.Mask(torch.ones(2, 2))),
     *({"a": [1, (2.0, "b")], "c": {}}, OrderedDict(x=1), [], ()),
-    *(draw(3).convert("L").convert(mode).convert(mode) for mode in MODES if mode not in ("LAB", "I;16")),
+    *(draw(3).convert("L").convert(mode).convert(mode) for mode in IMAGE_MODES if mode not in ("LAB", "I;16")),
     draw(3, "I;16"),
 ]  # fmt: skip
 
 
-def kept(samples: list[Any]) -> Samples:
-    store = Store("ram", torch.device("cpu"), Path(), None)
-    return keep_samples.keep_samples(samples, range(len(samples)), DataLoader(samples), store)  # type: ignore[arg-type]
-
-
-def test_values_are_kept_as_they_are() -> None:
+@pytest.mark.parametrize("in_file", [False, True])
+def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
     for value in VALUES:
-        sample = {"one": value, "label": 7}
-        found = kept([sample] * 3)[1]
-        assert found["label"] == 7
-        if isinstance(value, np.ndarray):
-            assert (found["one"].dtype, found["one"].tolist()) == (value.dtype, value.tolist())
+        sample = {"value": value, "label": 7}
+        structure = tree_structure(sample) if in_file else None
+        chunks = [encode_samples([sample] * 3, structure), encode_samples([sample], structure)]
+        if structure:
+            kept = samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
         else:
-            assert find_difference(found["one"], value) is None, value
+            kept = samples_in_memory(chunks, expected_nbytes=1)
+        for found in (kept[1], kept[3], kept.view(2)):
+            assert found["label"] == 7
+            if isinstance(value, np.ndarray):
+                assert (found["value"].dtype, found["value"].tolist()) == (value.dtype, value.tolist())
+            else:
+                assert find_difference(found["value"], value) is None, value
 
 
-def test_what_cannot_be_kept_is_named() -> None:
+def test_tensors_keep_their_strides_and_share_their_storage() -> None:
+    table = torch.arange(100.0).view(10, 10)
+    sample = {"row": table[7], "columns": table[:, 2:4], "spread": table[1].expand(3, 10), "again": table[7]}
+    kept = samples_in_memory([encode_samples([sample], None)], 1)[0]
+    assert {name: tensor.stride() for name, tensor in kept.items()} == {name: t.stride() for name, t in sample.items()}
+    kept["row"].fill_(-1)
+    assert kept["columns"][7].tolist() == [-1, -1]
+    assert kept["again"].tolist() == [-1] * 10
+    conjugate = {"conj": torch.tensor([1j]).conj(), "neg": torch.tensor([1j]).conj().imag}
+    kept = samples_in_memory([encode_samples([conjugate], None)], 1)[0]
+    assert kept["conj"].is_conj()
+    assert kept["neg"].is_neg()
+    assert find_difference(kept, conjugate) is None
+
+
+def test_what_a_file_cannot_keep_is_named() -> None:
     for value in (
-        *(2**63, None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.zeros(1, 1, 1, 1, 1, 1)),
+        *(None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
         *(draw(1, "P"), torch.zeros(2).to_sparse(), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
     ):
         named = "a picture of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
         with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only pictures, tens.*use ram"):
-            encode({"one": value}, tree_structure({"one": 0}), for_file=True)
+            encode_samples([{"value": value}], tree_structure({"value": 0}))
     with pytest.raises(DataError, match="the samples differ in their structure"):
-        encode([1, 2], tree_structure([0]), for_file=True)
+        encode_samples([[1, 2]], tree_structure([0]))
 
 
 def address(samples: list[Any]) -> int:
     """A collate function that tells where the worker has the samples."""
-    return int(get_worker_info().dataset._samples.content.data_ptr())
+    return int(get_worker_info().dataset._samples.blocks[0].data_ptr())
 
 
 def test_forked_workers_share_the_memory(folder: Path) -> None:
     dataset = from_dataloader(DataLoader(Pictures(folder, FLIP), 4, num_workers=2), "ram").dataset
     addresses = set(DataLoader(dataset, 4, num_workers=2, collate_fn=address))
-    assert addresses == {dataset._samples.content.data_ptr()}
+    assert addresses == {dataset._samples.blocks[0].data_ptr()}
 
 
 class Doubled:
@@ -288,8 +305,8 @@ class Doubled:
 def test_later_replacements_find_the_files_by_their_fingerprint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, chunks = [], keep_samples.read_chunks
-    monkeypatch.setattr(keep_samples, "read_chunks", lambda *parts: decoded.append(1) or chunks(*parts))
+    decoded, read = [], keep_decoded.read_once
+    monkeypatch.setattr(keep_decoded, "read_once", lambda *parts: decoded.append(1) or read(*parts))
     stored: dict[str, Any] = {"loader": "cache", "folder": str(tmp_path), "fingerprint": "pictures"}
     for _ in range(2):
         dataset = Pictures(folder, v1.Compose([Doubled(), FLIP]))
@@ -307,7 +324,7 @@ def look_at_dataset(worker: int) -> None:
 
 @pytest.mark.slow  # each worker imports torch
 def test_spawned_workers_which_see_the_dataset(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_samples, "available_cores", lambda: 1)
+    monkeypatch.setattr(read_once, "available_cores", lambda: 1)
     for dataset, name in ((Pictures(folder, FLIP), "ram"), (Pairs(), "cache")):
         settings = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": look_at_dataset}
         spawned = DataLoader(dataset, 4, True, multiprocessing_context="spawn", **settings)

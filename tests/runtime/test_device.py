@@ -19,9 +19,10 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.pinned import PinnedBuffers
-from vitmnist.replacement.batch_tensors import BatchTensors
+from vitmnist.replacement.batch_rows import BatchRows
 from vitmnist.runtime import backend as backend_module
 from vitmnist.runtime.device import choose_device
+from vitmnist.store.rows import Rows
 
 DEVICE = torch.device("privateuseone")
 LOADED = ["ram", "cache", "disk", "gpu_slice"]
@@ -183,7 +184,7 @@ def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, mo
     """For a copy from any other the host waits, and so for all work that is queued."""
     device = FakeBackend(DEVICE)
     monkeypatch.setitem(backend_module.BACKENDS, "cpu", lambda _: device)
-    kept = replace(BatchTensors.of([data.images], 50), tensors={"batch[0]": device.to_device(data.images)})
+    kept = replace(BatchRows.of([data.images], 50), rows=Rows((device.to_device(data.images),)))
     seen: list[Tensor] = []
     wanted = [[number, 49 - number] for number in range(10)]
     for indices in wanted:

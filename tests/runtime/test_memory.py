@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist import from_dataloader, make_loader
-from vitmnist.data.checksums import Checksums, crc32
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.loaders.gpu_slice import INDEX_NBYTES, GpuSliceLoader
@@ -25,11 +24,12 @@ from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
+from vitmnist.store.checksums import Checksums, crc32
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
 TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
-MAPPED = TensorSet(TENSORS.images, TENSORS.labels, mapped=Checksums(crc32(TENSORS.images.numpy()), None))
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, checksums=Checksums(crc32(TENSORS.images.numpy()), None))
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])

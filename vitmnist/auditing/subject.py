@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
-from vitmnist.data.difference import find_difference
 from vitmnist.data.seeding import GENERATORS, draw_from_generators, seed_generators
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.store.difference import find_difference
 
 START = (0, 0, 0)  # seeds the global generators before a loader is built, as a training script may
 ENDLESS = 10  # an epoch of this many times the set counts as endless

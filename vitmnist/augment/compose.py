@@ -15,8 +15,8 @@ from vitmnist.augment.base import OPERATIONS, Mixing, Operation
 from vitmnist.augment.keys import operation_keys
 from vitmnist.augment.mixing import draw_partners
 from vitmnist.config.validation import validate
-from vitmnist.data.channels import is_large
 from vitmnist.errors import ConfigError
+from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"
 

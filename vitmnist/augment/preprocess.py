@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.keys import augment_keys
-from vitmnist.data.channels import check_layout, is_large
+from vitmnist.data.channels import check_layout
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.data.threads import PART, in_parts
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
+from vitmnist.store.rows import is_large
 
 Steps = Sequence[tuple[Callable[..., Tensor], Sequence[Any]]]
 """Operations on one picture, and the other arguments of each for each picture."""

@@ -12,21 +12,10 @@ import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
+from vitmnist.store.rows import is_large
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
 CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
-LARGE = 96 * 96  # pixels; images of at least this size are handled one by one, with channels last in memory
-
-
-def is_large(shape: Sequence[int]) -> bool:
-    """Whether images of this shape, `[…, H, W]`, are handled one by one; smaller ones take less time than a thread."""
-    return shape[-2] * shape[-1] >= LARGE
-
-
-def rows_in_memory(images: Tensor) -> Tensor:
-    """A view whose rows are contiguous: images that have their channels last in memory as `[N, H, W, C]`."""
-    is_last = images.dim() == 4 and images.stride(1) == 1 and images.is_contiguous(memory_format=torch.channels_last)
-    return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
 
 
 def empty_images(number: int, channels: int, height: int, width: int, *, pin_memory: bool = False) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from vitmnist.data.collate import collate_samples
-from vitmnist.data.difference import find_difference
 from vitmnist.data.sampler import as_tensor
 from vitmnist.data.seeding import preserved_generators, read_samples
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.store.difference import find_difference
+from vitmnist.store.rows import load_rows
 
 CHUNK = 256  # samples decoded at a time
 PROBES = 32  # samples compared between two epochs, or in batches of one
@@ -65,7 +66,7 @@ class DatasetSource(SampleSource):
             yield chunk
 
     def in_memory(self) -> TensorSet:
-        return TensorSet(*load_chunks(self.chunks(), len(self)))
+        return TensorSet(*load_rows(self.chunks(), len(self)).tensors)
 
     def bytes_to_load(self, device: torch.device) -> int:
         """Estimated from the first sample."""
@@ -93,21 +94,6 @@ class DatasetSource(SampleSource):
             f"sample {span.start} is no pair of an image and a label, but {found}; "
             "such samples are delivered by disk, and by prefetch of disk"
         )
-
-
-def load_chunks(chunks: Iterable[tuple[Tensor, ...]], size: int) -> tuple[Tensor, ...]:
-    """Chunks of tensors, `size` samples in all, joined in memory; raises `DataError` if there are none."""
-    tensors: tuple[Tensor, ...] = ()
-    filled = 0
-    for chunk in chunks:
-        # Allocated at full size at once: concatenating chunks would need twice the memory.
-        tensors = tensors or tuple(part.new_empty((size, *part.shape[1:])) for part in chunk)
-        for tensor, part in zip(tensors, chunk, strict=True):
-            tensor[filled : filled + len(part)] = part
-        filled += len(chunk[0])
-    if not tensors:
-        raise DataError("the dataset is empty")
-    return tensors
 
 
 def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int = 0) -> str | None:

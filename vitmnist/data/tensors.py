@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vitmnist.data.channels import channel_statistics, is_large, rows_in_memory
-from vitmnist.data.checksums import Checksums
-from vitmnist.data.decoded_cache import decode_once, decode_temporarily
-from vitmnist.data.threads import in_parts
+from vitmnist.data.channels import channel_statistics
 from vitmnist.errors import DataError
+from vitmnist.store.cache_file import decode_once
+from vitmnist.store.checksums import Checksums
+from vitmnist.store.rows import Rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK = 1024  # samples of a set of tensors that are written at a time
@@ -62,12 +62,11 @@ class SampleSource(ABC):
         Args:
             fingerprint: identifies samples whose content is unknown. Without one, their file is for this call only.
         """
-        if known := self.fingerprint or (fingerprint and f"{fingerprint}, {len(self)} samples"):
-            entry = decode_once(folder, known, len(self), self.chunks)
-        else:
-            entry = decode_temporarily(folder, len(self), self.chunks)
-        images, labels = entry.mapped
-        return TensorSet(images, entry.checksums[1].checked(labels), mapped=entry.checksums[0])
+        contents = self.fingerprint or (fingerprint and f"{fingerprint}, {len(self)} samples")
+        entry = decode_once(folder, contents or None, len(self), self.chunks)
+        (images, labels), (of_images, of_labels) = entry.tensors, entry.checksums
+        of_labels.verify(labels)
+        return TensorSet(images, labels, checksums=of_images)
 
     def stored(self) -> SampleSource:
         """The samples as they are stored, for a loader that reads each when it is needed."""
@@ -89,7 +88,7 @@ class TensorSet(SampleSource):
     Args:
         images: `[N, …]` of any dtype.
         labels: `[N, …]` of any dtype.
-        mapped: the checksums of `images` if they are a memory-mapped file, whose pages are read on demand.
+        checksums: of `images`, if they are a memory-mapped file, whose pages are read on demand.
 
     Raises:
         DataError: not tensors, or of different lengths.
@@ -100,7 +99,7 @@ class TensorSet(SampleSource):
     images: Tensor
     labels: Tensor
     _: KW_ONLY
-    mapped: Checksums | None = None
+    checksums: Checksums | None = None
 
     def __post_init__(self) -> None:
         for name, tensor in (("images", self.images), ("labels", self.labels)):
@@ -114,29 +113,27 @@ class TensorSet(SampleSource):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        if isinstance(indices, slice):
-            return self.checked(self.images[indices], indices), self.labels[indices]
-        return self.checked(gather_rows(self.images, indices), indices), self.labels.index_select(0, indices)
+    @property
+    def rows(self) -> Rows:
+        """Images and labels, without their gradients."""
+        return Rows((self.images.detach(), self.labels.detach()), (self.checksums,) if self.checksums else ())
 
-    def checked(self, images: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
-        """The images at `rows`, compared with their checksums if they are from a file."""
-        if self.mapped:
-            self.mapped.checked(rows_in_memory(images), rows)
-        return images
+    def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        images, labels = self.rows.gather(indices)
+        return images, labels
 
     def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
         return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
 
     def in_memory(self) -> TensorSet:
-        return TensorSet(self.checked(self.images.clone()), self.labels) if self.mapped else self
+        return TensorSet(*self.rows.in_memory().tensors) if self.checksums else self
 
     def bytes_to_load(self, device: torch.device) -> int:
-        return self.nbytes if self.mapped or self.images.device.type != device.type else 0
+        return self.nbytes if self.checksums or self.images.device.type != device.type else 0
 
     def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
         self.check_on_host()
-        if self.mapped or not len(self):
+        if self.checksums or not len(self):
             return self
         # Its own labels, because sets of the same images and other labels share a file.
         return replace(super().in_file(folder), labels=self.labels)
@@ -147,8 +144,8 @@ class TensorSet(SampleSource):
 
     def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
         """The samples of a span, as views; `changes` replace other fields."""
-        mapped = self.mapped[span] if self.mapped else None
-        fields = {"images": self.images[span], "labels": self.labels[span], "mapped": mapped, **changes}
+        checksums = self.checksums[span] if self.checksums else None
+        fields = {"images": self.images[span], "labels": self.labels[span], "checksums": checksums, **changes}
         return replace(self, **fields)
 
     @property
@@ -165,20 +162,6 @@ class TensorSet(SampleSource):
     def nbytes(self) -> int:
         """Bytes of images and labels."""
         return self.images.nbytes + self.labels.nbytes
-
-
-def gather_rows(images: Tensor, rows: Tensor) -> Tensor:
-    """`index_select` of rows; of large images on the CPU in threads of our own.
-
-    Those of torch would spin for 10 ms after it, on the cores that `Preprocess` uses next: for a batch of 64 images of
-    3×224×224 to be cropped, it then takes 16 ms instead of 12.
-    """
-    if images.dim() != 4 or images.device.type != "cpu" or not is_large(images.shape):
-        return images.index_select(0, rows)
-    stored = rows_in_memory(images)
-    gathered = stored.new_empty(len(rows), *stored.shape[1:])
-    in_parts(lambda span: torch.index_select(stored, 0, rows[span], out=gathered[span]), len(rows))
-    return gathered if stored is images else gathered.permute(0, 3, 1, 2)
 
 
 def digest(tensor: Tensor) -> str:

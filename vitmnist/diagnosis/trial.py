@@ -22,10 +22,10 @@ from vitmnist.loaders.timing import reason
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.frozen_state import FrozenState
 from vitmnist.replacement.halves import apply, flatten, places
-from vitmnist.replacement.keep_samples import decoding_workers
 from vitmnist.replacement.original import COMPARED, COMPARED_SIZE, check_iteration, check_replaceable
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import DoesNotFitError
+from vitmnist.store.read_once import reading_workers
 
 ASKED = 16  # samples that are read; fewer of slow ones
 READING_S = 0.3  # for reading each of them once
@@ -114,7 +114,7 @@ def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
         """For the samples that are read again, alone and in batches, before the replacement is returned."""
         return (again * min(PROBES, count) + min(compared, count)) * read_s
 
-    workers = decoding_workers(loader)
+    workers = reading_workers(loader.dataset, loader.num_workers)
     # Per sample, in chunks as they are handed over.
     others = replace(loop, batches=1 / PROBES, batch_size=PROBES, work_s=0.0).epoch(dataset, unchanged, workers)
     each_s = others.rest_s if others else read_s

@@ -12,6 +12,7 @@ from vitmnist.loaders.pinned import gather
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.store.rows import Rows
 
 INDEX_NBYTES = 8  # int64, for each image of an epoch
 
@@ -32,9 +33,8 @@ class GpuSliceLoader(Loader):
     def __init__(self, options: NoOptions, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
-        tensors = data.in_memory() if device.type == "cpu" else data
-        to_device, images = backend_of(device).to_device, tensors.checked(tensors.images)
-        self.tensors = TensorSet(to_device(images.detach()), to_device(tensors.labels.detach()))
+        rows = data.in_memory().rows if device.type == "cpu" else data.rows
+        self.rows = Rows(tuple(map(backend_of(device).to_device, rows.gather(slice(None)))))
 
     @classmethod
     def needs(cls, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
@@ -47,4 +47,4 @@ class GpuSliceLoader(Loader):
         return Memory(device=INDEX_NBYTES * len(data) + data.bytes_to_load(device))
 
     def batches(self, number: int, start: int) -> Batches:
-        return gather(self.tensors, self.sampler, number, start)
+        return gather(self.rows, self.sampler, number, start)

@@ -8,11 +8,12 @@ from contextlib import closing
 import numpy as np
 from torch import Tensor
 
-from vitmnist.data.channels import empty_images, is_large
+from vitmnist.data.channels import empty_images
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.threads import map_in_threads
 from vitmnist.loaders.base import Batches
+from vitmnist.store.rows import is_large
 
 GROUP = 4  # small pictures that a thread reads at a time: 5% sooner at 64×64 than one by one
 

@@ -27,5 +27,5 @@ class RamLoader(HostLoader):
         needs = Memory(host=data.bytes_to_load(torch.device("cpu")))
         check_fits("ram", needs, device, others=("cache", "disk"))
         data.refuse_random("ram")
-        super().__init__(data.in_memory(), sampler, device)
-        self.decoded = self.tensors
+        self.decoded = data.in_memory()
+        super().__init__(self.decoded, sampler, device)

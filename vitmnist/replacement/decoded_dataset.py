@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from vitmnist.errors import ConfigError
-from vitmnist.replacement.batch_tensors import BatchTensors
+from vitmnist.errors import ConfigError, naming
+from vitmnist.replacement.batch_rows import BatchRows
 from vitmnist.replacement.frozen_state import FrozenState
-from vitmnist.replacement.samples import Samples, naming
+from vitmnist.store.samples import Samples
 
 
 class DecodedDataset(Dataset[Any]):
@@ -60,7 +60,7 @@ class Prepared:
 class GatheredDataset(DecodedDataset):
     """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
 
-    def __init__(self, original: Any, state: FrozenState, batches: BatchTensors) -> None:
+    def __init__(self, original: Any, state: FrozenState, batches: BatchRows) -> None:
         super().__init__(original, batches.sample_nbytes, _state=state, _batches=batches)
 
     def __getitem__(self, index: int) -> Any:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from vitmnist.data.threads import in_parts
+from vitmnist.errors import naming
 from vitmnist.replacement.decoded_dataset import Prepared, TransformedDataset
 from vitmnist.replacement.drawn_transforms import Shape, draw
-from vitmnist.replacement.halves import Output, Transform, apply
-from vitmnist.replacement.samples import naming
+from vitmnist.replacement.halves import Transform, apply, completed
 from vitmnist.replacement.tensor_form import Converted, Normalized
 from vitmnist.runtime.cpu import available_cores
 
@@ -37,28 +36,21 @@ class DrawnDataset(TransformedDataset):
 
     def __init__(self, *args: Any, transforms: Sequence[list[Transform]], dtype: torch.dtype, threads: int) -> None:
         super().__init__(*args)
-        spec: Any = self._samples.structure
-        # Where in the leaves of a sample its parts are, because to rebuild it takes as long as to draw a crop.
-        places = tree_unflatten(list(range(spec.num_leaves)), spec)
-        vars(self).update(
-            _places=places, _transforms=transforms, _dtype=dtype, _threads=min(threads, available_cores())
-        )
+        vars(self).update(_transforms=transforms, _dtype=dtype, _threads=min(threads, available_cores()))
 
     def __getitems__(self, indices: Sequence[int]) -> DrawnSamples:
         """Draws the random parameters of a batch, from torch's generator."""
         self._state.check()
-        numbers, structure, calls = self._places
-        drawn: list[tuple[int, list[Any], list[DrawnPicture]]] = []
+        drawn: list[tuple[int, Any, list[DrawnPicture]]] = []
         for index in indices:
             with naming(f"sample {index}"):
-                leaves: list[Any] = self._samples.values(index, as_views=True)
+                numbers, sample, calls = self._samples.view(index)
                 pictures: list[DrawnPicture] = []
-                for number, (place,) in zip(numbers, calls, strict=True):
-                    image = leaves[place]
-                    pictures.append((image, *draw(self._transforms[leaves[number]], tuple(image.shape))))
-                drawn.append((index, leaves, pictures))
+                for number, (image,) in zip(numbers, calls, strict=True):
+                    pictures.append((image, *draw(self._transforms[number], tuple(image.shape))))
+                drawn.append((index, sample, pictures))
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
-        return DrawnSamples(drawn, structure, self._samples.check, self._dtype, threads)
+        return DrawnSamples(drawn, self._dtype, threads)
 
 
 @dataclass
@@ -66,14 +58,10 @@ class DrawnSamples(Prepared):
     """The samples of a batch before their transforms are applied.
 
     Args:
-        drawn: the index of each sample, its leaves, and what its pictures are made of.
-        structure: of a sample, with the places of its leaves.
-        check: raises an error for the index of a sample whose bytes are damaged.
+        drawn: the index of each sample, the sample with each `Output`, and what its pictures are made of.
     """
 
-    drawn: list[tuple[int, list[Any], list[DrawnPicture]]]
-    structure: Any
-    check: Callable[[int], None]
+    drawn: list[tuple[int, Any, list[DrawnPicture]]]
     dtype: torch.dtype
     threads: int
 
@@ -101,20 +89,17 @@ class DrawnSamples(Prepared):
 
     def _made(self, closing: Sequence[Transform], rows: list[list[Tensor]]) -> list[Any]:
         """The samples; with rows for the pictures of each of their calls, they are these if their shapes allow it."""
-        leaves_of, spec = tree_flatten(self.structure, is_leaf=lambda value: isinstance(value, Output))
         samples: list[Any] = [None] * len(self.drawn)
 
         def make(span: slice) -> None:
             for place in range(*span.indices(len(samples))):
-                index, leaves, pictures = self.drawn[place]
+                index, sample, pictures = self.drawn[place]
                 with naming(f"sample {index}"):
-                    self.check(index)
                     results = []
                     for call, (image, steps, _) in enumerate(pictures):
                         (result,) = apply(steps, (image,))
                         results.append(_closed(result, closing, rows[call][place] if rows else None))
-                values = [results[leaves[one.call]] if isinstance(one, Output) else leaves[one] for one in leaves_of]
-                samples[place] = tree_unflatten(values, spec)
+                samples[place] = completed(sample, [(result,) for result in results])
 
         in_parts(make, len(samples), 1, self.threads)
         return samples

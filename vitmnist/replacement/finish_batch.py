@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from torch.utils.data import default_collate, get_worker_info
 
-from vitmnist.data.difference import find_difference
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import Prepared
 from vitmnist.replacement.drawn_samples import DrawnSamples
 from vitmnist.replacement.halves import Transform, apply
+from vitmnist.store.difference import find_difference
 
 BATCH_DIMS = 4  # of pictures, [B, C, H, W]
 PART = 2**19  # values that are finished at a time: they fit into the processor's cache

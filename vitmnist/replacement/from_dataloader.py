@@ -12,22 +12,22 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from vitmnist.data.collate import unchanged
-from vitmnist.data.decoded_cache import DEFAULT_FOLDER
 from vitmnist.data.decoding import find_random
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
-from vitmnist.replacement.batch_tensors import NoRowsError
+from vitmnist.replacement.batch_rows import NoRowsError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.fixed_samples import gathered
 from vitmnist.replacement.frozen_state import FrozenState, preserved_own_generators
 from vitmnist.replacement.halves import find_random_transform
-from vitmnist.replacement.keep_samples import Store
+from vitmnist.replacement.keep_decoded import Location
 from vitmnist.replacement.original import COMPARED_SIZE, NamedCollate, check_replaceable, rebuilt
 from vitmnist.replacement.random_samples import GivenHalves, transformed
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
+from vitmnist.store.cache_file import DEFAULT_FOLDER
 
 STORES = ("gpu_slice", "ram", "cache")
 FORMS = ("exact", "tensor")
@@ -92,7 +92,7 @@ def from_dataloader(
     stores = (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,)
     for name in stores:
         try:
-            store = Store(name, target, Path(folder).expanduser(), fingerprint)
+            store = Location(name, target, Path(folder).expanduser(), fingerprint)
             return _replaced(dataloader, store, given, of_tensors, delivers)
         except UserError as error:
             reason = error
@@ -118,7 +118,7 @@ def _check_options(loader: str, device: object, transforms: str, decode: object,
 
 
 def _replaced(
-    dataloader: DataLoader[Any], store: Store, given: GivenHalves | None, of_tensors: bool, delivers: bool
+    dataloader: DataLoader[Any], store: Location, given: GivenHalves | None, of_tensors: bool, delivers: bool
 ) -> DataLoader[Any]:
     """The replacement that keeps its samples in `store`; raises as `from_dataloader`.
 
@@ -144,14 +144,14 @@ def _replaced(
             whole = GivenHalves(dataset.__getitem__, unchanged, dataset)
             random = None if given else find_random_transform(dataset) or _find_random(dataloader, whole)
             state.ignore_changes()
-            if (given or random) and store.name == "gpu_slice":
+            if (given or random) and store.loader == "gpu_slice":
                 raise ConfigError(f"gpu_slice: {random or 'a sample'} is random, and transformed on the host; use ram")
             replaced = None
             if not (given or random):
                 try:
                     replaced = gathered(dataloader, store, state)
                 except NoRowsError as error:
-                    if store.name == "gpu_slice":
+                    if store.loader == "gpu_slice":
                         raise ConfigError(f"gpu_slice: {error}; ram keeps such samples, and collates them") from error
                     given = whole
             if replaced is None:  # its truth is its length
@@ -162,7 +162,7 @@ def _replaced(
     except ConfigError:
         raise
     except Exception as error:  # samples and collate function may fail in any way
-        raise DataError(f"{store.name}: {described(error)}") from error
+        raise DataError(f"{store.loader}: {described(error)}") from error
     state.ignore_changes()
     if not torch.cuda.is_available():
         keep_memory_for(replaced.dataset)

@@ -14,11 +14,10 @@ from torch import nn
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_map
 from torch.utils.data import Dataset
 
-from vitmnist.data.difference import find_difference
 from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators, seed_generators
-from vitmnist.errors import DataError, described
+from vitmnist.errors import DataError, described, naming
 from vitmnist.replacement.frozen_state import preserved_own_generators
-from vitmnist.replacement.samples import naming
+from vitmnist.store.difference import find_difference
 
 Transform = Callable[..., Any]
 Inputs = Any
@@ -117,11 +116,7 @@ class DividedDataset(Dataset[Any]):
         numbers, sample, calls = decoded
         halves = self.halves if halves is None else halves
         results = [apply(halves[number].always, inputs) for number, inputs in zip(numbers, calls, strict=True)]
-
-        def result(value: Any) -> Any:
-            return results[value.call][value.result] if isinstance(value, Output) else value
-
-        return tree_map(result, sample, is_leaf=lambda value: isinstance(value, Output))
+        return completed(sample, results)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -148,6 +143,15 @@ class DividedDataset(Dataset[Any]):
             return {name: Output(call, name) for name in named}
         outputs = tuple(Output(call, result) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
+
+
+def completed(sample: Any, results: Sequence[Any]) -> Any:
+    """A sample with the results of its calls in place of each `Output`."""
+
+    def result(value: Any) -> Any:
+        return results[value.call][value.result] if isinstance(value, Output) else value
+
+    return tree_map(result, sample, is_leaf=lambda value: isinstance(value, Output))
 
 
 def find_random_transform(dataset: Any) -> str | None:

@@ -21,12 +21,11 @@ from torch.utils.data import (
 )
 
 from vitmnist.data.decoding import PROBES
-from vitmnist.data.difference import find_difference
 from vitmnist.data.seeding import preserved_generators, seed_generators
-from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.batch_tensors import BatchTensors, NoRowsError
+from vitmnist.errors import ConfigError, DataError, naming
+from vitmnist.replacement.batch_rows import BatchRows, NoRowsError
 from vitmnist.replacement.frozen_state import preserved_own_generators
-from vitmnist.replacement.samples import naming
+from vitmnist.store.difference import find_difference
 
 TRIED = 8  # samples on which transforms and collate functions are tried, and by which the memory is estimated
 COMPARED = 3  # batches that are compared with the original before a replacement is returned,
@@ -146,11 +145,11 @@ class NamedCollate:
             raise NoRowsError(str(error)) from error
 
 
-def check_rows(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> BatchTensors:
+def check_rows(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> BatchRows:
     """A batch; raises `NoRowsError` unless its rows are those of batches of one sample."""
-    rows = BatchTensors.of(read_batch(dataset, collate, indices), len(indices))
+    rows = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
     for number, index in enumerate(indices):
-        one = BatchTensors.of(read_batch(dataset, collate, [index]), 1)
+        one = BatchRows.of(read_batch(dataset, collate, [index]), 1)
         rows.check_same(one)
         if difference := find_difference(rows.gather([number]), one.gather([0])):
             raise NoRowsError(f"{difference} depends on the other samples of the batch")

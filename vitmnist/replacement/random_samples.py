@@ -19,19 +19,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.collate import unchanged
 from vitmnist.data.decoding import find_random
-from vitmnist.data.difference import find_difference
-from vitmnist.errors import ConfigError, described
+from vitmnist.errors import ConfigError, described, naming
 from vitmnist.replacement.decoded_dataset import TransformedDataset
 from vitmnist.replacement.drawn_samples import DrawnDataset
 from vitmnist.replacement.drawn_transforms import can_be_drawn
 from vitmnist.replacement.finish_batch import BATCH_DIMS, CollateFinished, FinishBatch, finish_of
 from vitmnist.replacement.frozen_state import FrozenState
 from vitmnist.replacement.halves import DividedDataset, Halves
-from vitmnist.replacement.keep_samples import Store, keep_samples
+from vitmnist.replacement.keep_decoded import Location, keep_samples
 from vitmnist.replacement.original import TRIED, check_same_batches, rebuilt, seeded_batch
-from vitmnist.replacement.samples import Samples, naming
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.replacement.tensor_form import picture_difference, without_closing
+from vitmnist.store.difference import find_difference
+from vitmnist.store.samples import BYTE_MODES, Samples
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GivenHalves(Dataset[Any]):
 
 
 def transformed(
-    dataloader: DataLoader[Any], store: Store, state: FrozenState, of_tensors: bool, given: GivenHalves | None
+    dataloader: DataLoader[Any], store: Location, state: FrozenState, of_tensors: bool, given: GivenHalves | None
 ) -> Any:
     """The replacement of a `DataLoader`, with its own workers; raises as `from_dataloader`.
 
@@ -67,13 +67,13 @@ def transformed(
     source: Any = given or DividedDataset(dataset, probes)
     if random := find_random(source, list):
         raise ConfigError(
-            f"{store.name}: {random} is random apart from the transforms in the attributes transform and transforms of "
-            "the dataset (not of its class), or one of these keeps a state from sample to sample; move all that is "
+            f"{store.loader}: {random} is random apart from the transforms in the attributes transform and "
+            "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; move all that is "
             "random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
         )
     once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # addresses vary by process
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
-    samples = keep_samples(source, probes, dataloader, store)
+    samples = keep_samples(source, [source[index] for index in probes], dataloader, store)
     # Still applied each time, unlike the dataset.
     live = [one for half in source.halves for one in half.always]
     state.ignore_changes(live=[*live, dataloader.collate_fn])
@@ -82,7 +82,7 @@ def transformed(
     options = ["decode= and transform="] if given and given.transform is not unchanged else []
     options += ["the samples of this fingerprint="] if store.fingerprint else []
     check_same_batches(dataloader, replaced, is_random=True, options=" or ".join(options))
-    if given or not (of_tensors or samples.are_bytes):  # ToTensor may scale other modes differently
+    if given or not (of_tensors or samples.image_modes <= BYTE_MODES):  # ToTensor may scale other modes differently
         return replaced
     return _with_batch_transforms(replaced, state, samples, source, probes, of_tensors)
 

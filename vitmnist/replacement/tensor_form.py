@@ -16,7 +16,7 @@ from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.frozen_state import preserved_own_generators
 from vitmnist.replacement.halves import Halves, Inputs, Transform, apply
-from vitmnist.replacement.samples import BYTES, Samples
+from vitmnist.store.samples import BYTE_MODES, Samples
 
 # Named with their library: a user's class of the same name may do something else.
 TO_FLOAT = ("torchvision.ToTensor", "timm.MaybeToTensor")
@@ -39,8 +39,10 @@ class ToBytes:
     """`ToTensor` without the conversion to float, which `Converted` does."""
 
     def __call__(self, image: Any) -> Tensor:
-        if not isinstance(image, Image.Image) or image.mode not in BYTES:
-            raise DataError(f"{getattr(image, 'mode', type(image).__name__)} is no picture of mode {', '.join(BYTES)}")
+        if not isinstance(image, Image.Image) or image.mode not in BYTE_MODES:
+            raise DataError(
+                f"{getattr(image, 'mode', type(image).__name__)} is no picture of mode {', '.join(BYTE_MODES)}"
+            )
         return to_tensor(image)
 
 

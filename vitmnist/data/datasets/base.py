@@ -91,7 +91,7 @@ class Split(TensorSet):
             "reader": Subset(self.reader, numbers) if self.reader else None,
             "files": [self.files[number] for number in numbers] if self.files else None,
         }
-        return replace(self, images=images, labels=labels, mapped=None, sha256=None, **{**fields, **changes})
+        return replace(self, images=images, labels=labels, checksums=None, sha256=None, **{**fields, **changes})
 
     def stored(self) -> SampleSource:
         return DatasetSource(ImagesOnDisk(self), seed=None) if self.reader else super().stored()

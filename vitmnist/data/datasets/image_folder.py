@@ -18,15 +18,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, described
-from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images, rows_in_memory
+from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
-from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, PictureReader, Resize, is_colour, to_tensor
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.files import home_expanded
+from vitmnist.store.cache_file import decode_once
+from vitmnist.store.rows import rows_in_memory
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +95,10 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     decoder = FolderDecoder(folder, [*parts.values()], options)
     samples = decoder.samples
     entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
-    (images, labels), notes = entry.mapped, entry.notes
+    (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last, but for those of older caches
         images = images.permute(0, 3, 1, 2)
-    entry.checksums[1].checked(labels)
+    entry.checksums[1].verify(labels)
     unreadable = dict(notes["unreadable"])
     _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
     readable = [index for index in range(len(samples)) if index not in unreadable]
@@ -112,7 +113,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         mean, std = channel_statistics(images[train_span])
     paths = [samples[index][0] for index in readable]
     files = [str(path.relative_to(folder)) for path in paths]
-    whole = Split(images, labels, mean, std, tuple(classes), mapped=entry.checksums[0], files=files)
+    whole = Split(images, labels, mean, std, tuple(classes), checksums=entry.checksums[0], files=files)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
     splits = {
         split: whole.part(span, reader=FolderImageReader(paths[span], options.reader), sha256=sha256).part(spans[split])

@@ -1,7 +1,8 @@
 """Samples decoded once into files that are mapped into memory, for sets that are slow to decode or larger than memory.
 
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
-FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor
+FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor, and those that are no rows
+                        of tensors are bytes in samples.npy, whose places are in spans.npy
 FOLDER/KEY/crc32.npy    a checksum of each sample in each file, compared whenever samples are read
 FOLDER/KEY/cache.json   the fingerprint, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
@@ -29,11 +30,11 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vitmnist.data.checksums import RECORD, Checksums, crc32
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import check_may_write, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
 from vitmnist.runtime.records import read_json
+from vitmnist.store.checksums import RECORD, Checksums, crc32
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +52,14 @@ Chunks = Iterable[tuple[Tensor, ...]]
 class CacheEntry:
     """The contents of a cache: the mapped tensors, the checksums of each, and the caller's notes."""
 
-    mapped: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
     checksums: tuple[Checksums, ...]
     notes: dict[str, Any]
 
 
 def decode_once(
     folder: Path,
-    fingerprint: str,
+    fingerprint: str | None,
     size: int,
     decode: Callable[[], Chunks],
     notes: Callable[[], dict[str, Any]] = dict,
@@ -67,7 +68,8 @@ def decode_once(
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
-        fingerprint: identifies the contents; other contents need another one.
+        fingerprint: identifies the contents; other contents need another one. None: the files have no names, and
+            disappear with the tensors or the process.
         size: how many samples `decode` yields at most.
         notes: plain values to keep with the samples; called after they are decoded.
         names: of the files, one for each tensor of a sample.
@@ -76,8 +78,16 @@ def decode_once(
         DataError: the folder cannot be written, or there are no samples.
         DoesNotFitError: its disk has too little room; raised before anything is written.
     """
+    if fingerprint is None:
+        with ExitStack() as stack:
+            with _named_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
+            checksums = _write(folder, files, size, decode())
+            tensors = tuple(map(_map, files))
+            return CacheEntry(tensors, tuple(Checksums(values, None) for values in checksums), notes())
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
-    entry, unfinished = folder / key, folder / f".{key}.unfinished"
+    entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
         return _open(entry, names)
     check_may_write()
@@ -88,13 +98,14 @@ def decode_once(
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
         log.info("decoding once into %s", entry)
+        unfinished = folder / f".{key}.unfinished"
         try:
             with ExitStack() as stack:
                 with _named_errors(folder):
                     shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
                     unfinished.mkdir()
                     files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
-                _, checksums = _write(folder, files, size, decode())
+                checksums = _write(folder, files, size, decode())
                 with _named_errors(folder):
                     np.save(unfinished / "crc32.npy", checksums)
             record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
@@ -106,18 +117,6 @@ def decode_once(
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         return _open(entry, names)
-
-
-def decode_temporarily(
-    folder: Path, size: int, decode: Callable[[], Chunks], names: Sequence[str] = ("images", "labels")
-) -> CacheEntry:
-    """A cache in unnamed files, which disappear with the tensors or the process; raises as `decode_once`."""
-    with ExitStack() as stack:
-        with _named_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
-        mapped, checksums = _write(folder, files, size, decode())
-        return CacheEntry(mapped, tuple(Checksums(values, None) for values in checksums), {})
 
 
 @contextmanager
@@ -141,14 +140,8 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
         return lock.acquire()
 
 
-def _write(
-    folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks
-) -> tuple[tuple[Tensor, ...], np.ndarray[Any, Any]]:
-    """Write all chunks as `.npy` files.
-
-    Returns:
-        The mapped tensors, and the checksums, uint32 `[files, N]`; 0 for a tensor without a row per sample.
-    """
+def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> np.ndarray[Any, Any]:
+    """Write all chunks as `.npy` files; returns the checksums, uint32 `[files, N]`, 0 for a file without rows."""
     counts, checksums = [0] * len(files), []
     for chunk in chunks:
         try:
@@ -176,7 +169,7 @@ def _write(
         for file in files:
             file.flush()
             os.fsync(file.fileno())
-        return tuple(map(_map, files)), np.concatenate(checksums, axis=1)
+    return np.concatenate(checksums, axis=1)
 
 
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:

@@ -1,10 +1,9 @@
-"""Checksums of decoded samples in a file, compared whenever the samples are read."""
+"""Checksums of the samples in a file, compared whenever samples are read: disks change bytes silently."""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ class DamagedCacheError(DataError):
 
 @dataclass(frozen=True)
 class Checksums:
-    """The CRC-32 of each sample in a file of a cache, compared whenever samples are read: disks change bytes silently.
+    """The CRC-32 of each row of a file.
 
     Args:
         values: uint32 `[N]`.
@@ -37,23 +36,21 @@ class Checksums:
     def __getitem__(self, rows: slice) -> Checksums:
         return replace(self, values=self.values[rows])
 
-    def checked(self, samples: Tensor, rows: slice | Sequence[int] | Tensor = slice(None)) -> Tensor:
-        """`samples`, which are those at `rows`; raises `DamagedCacheError` if one is not what was written."""
+    def verify(self, samples: Tensor, rows: slice | Tensor = slice(None)) -> None:
+        """Raise `DamagedCacheError` if one of `samples`, which are those at `rows`, is not what was written."""
         at = rows if isinstance(rows, slice) else np.asarray(rows)
         if len(differing := np.flatnonzero(crc32(samples.numpy()) != self.values[at])):
-            raise damage(self.entry, np.arange(len(self.values))[at][differing[0]])
-        return samples
+            raise self.damage(np.arange(len(self.values))[at][differing[0]])
 
-
-def damage(entry: Path | None, index: int) -> DamagedCacheError:
-    """The error for a sample of a cache; removes the record of the cache, which is not used again."""
-    if entry:
-        with suppress(OSError):
-            (entry / RECORD).unlink()
-    return DamagedCacheError(
-        f"the cache {entry or 'file'} is damaged: sample {index} is not what was written; start again, and the samples "
-        "are decoded again"
-    )
+    def damage(self, index: int) -> DamagedCacheError:
+        """The error for a damaged sample; removes the record of the cache, which is not used again."""
+        if self.entry:
+            with suppress(OSError):
+                (self.entry / RECORD).unlink()
+        return DamagedCacheError(
+            f"the cache {self.entry or 'file'} is damaged: sample {index} is not what was written; start again, and "
+            "the samples are decoded again"
+        )
 
 
 def crc32(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

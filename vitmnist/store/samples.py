@@ -1,0 +1,179 @@
+"""Samples of any structure and of different sizes, kept as bytes in memory or in a mapped file."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils._pytree import TreeSpec
+
+from vitmnist.errors import DataError
+from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.store.cache_file import decode_once
+from vitmnist.store.checksums import Checksums
+from vitmnist.store.sample_bytes import (
+    Buffer,
+    LoadImage,
+    decode_plain,
+    encode_plain,
+    pickle_sample,
+    unpickle_sample,
+)
+
+BYTE_MODES = frozenset(("L", "LA", "RGB", "RGBA"))  # The modes of PIL images with 8 bits for each channel.
+FILES = ("samples", "spans")  # The fields of a cache that are files.
+
+EncodedSamples = tuple[Tensor, Tensor, frozenset[str]]
+"""The bytes of consecutive samples, uint8; where each begins and ends in them and the CRC-32 of its bytes, int64
+`[N, 3]`; the modes of the PIL images."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of any structure, pickled, or in a file as leaves of one structure.
+
+    Args:
+        blocks: the bytes of the samples, uint8; one or more blocks of memory.
+        spans: for each sample the block, where it begins and ends there, and the CRC-32 of its bytes; int64 `[N, 4]`.
+        image_modes: of the PIL images in the samples.
+        structure: of samples in a file.
+        checksums: of `spans` in a file.
+        as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
+    """
+
+    blocks: Sequence[Tensor]
+    spans: Tensor
+    image_modes: frozenset[str]
+    structure: TreeSpec | None = None
+    checksums: Checksums | None = None
+    as_tensors: bool = False
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, index: int) -> Any:
+        """A copy of the sample; raises `DamagedCacheError` if it is not what was written into its file."""
+        return self._load(index, as_views=False)
+
+    def view(self, index: int) -> Any:
+        """The sample; its tensors, arrays and images may be views of the stored bytes, not to be changed."""
+        return self._load(index, as_views=True)
+
+    def _load(self, index: int, as_views: bool) -> Any:
+        block, start, stop, checksum = self.spans[index].tolist()
+        content = self.blocks[block][start:stop].numpy().data
+        load_image: LoadImage = Image.frombytes
+        if self.as_tensors:
+            load_image = _load_image_view if as_views else _load_image_tensor
+        if self.structure is None:
+            return unpickle_sample(content, load_image, as_views=as_views)
+        if self.checksums and zlib.crc32(content) != checksum:  # takes a second for 2 GB
+            raise self.checksums.damage(index)
+        return decode_plain(content, self.structure, load_image, as_views=as_views)
+
+    def with_tensors(self) -> Samples:
+        """The same samples with images as uint8 tensors; raises `DataError` if some are not of 8-bit channels."""
+        if others := self.image_modes - BYTE_MODES:
+            raise DataError(
+                f"pictures of mode {', '.join(sorted(others))} are no tensors of bytes; convert them to L or RGB"
+            )
+        return replace(self, as_tensors=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
+
+
+def encode_samples(samples: Iterable[Any], structure: TreeSpec | None) -> EncodedSamples:
+    """The bytes of some samples; raises `DataError` if one cannot be kept.
+
+    Args:
+        structure: of samples for a file; None pickles them.
+    """
+    content, spans, modes = bytearray(), [], set[str]()
+    for sample in samples:
+        if structure is None:
+            parts, image_modes = pickle_sample(sample)
+        else:
+            parts, image_modes = encode_plain(sample, structure)
+        start, checksum = len(content), 0
+        for part in parts:
+            content += part
+            checksum = zlib.crc32(part, checksum) if structure else 0
+        spans.append((start, len(content), checksum))
+        modes |= image_modes
+    return torch.frombuffer(content, dtype=torch.uint8), torch.tensor(spans), frozenset(modes)
+
+
+def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> Samples:
+    """All samples of some chunks.
+
+    Args:
+        expected_nbytes: of all samples; more memory is taken in smaller blocks.
+
+    Raises:
+        DoesNotFitError: there is too little memory.
+    """
+    blocks: list[Tensor] = []
+    spans: list[Tensor] = []
+    modes, filled = frozenset[str](), 0
+    for content, chunk_spans, chunk_modes in chunks:
+        if not blocks or filled + len(content) > len(blocks[-1]):
+            nbytes = max(len(content), expected_nbytes // 8 if blocks else expected_nbytes)
+            check_fits("ram", Memory(nbytes), torch.device("cpu"), others=("cache",))
+            blocks.append(torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
+            filled = 0
+        blocks[-1][filled : filled + len(content)] = content
+        spans.append(_in_block(chunk_spans, len(blocks) - 1, filled))
+        filled += len(content)
+        modes |= chunk_modes
+    return Samples(blocks, torch.cat(spans), modes)
+
+
+def samples_in_file(
+    chunks: Callable[[], Iterable[EncodedSamples]],
+    size: int,
+    structure: TreeSpec,
+    folder: Path,
+    fingerprint: str | None,
+) -> Samples:
+    """All samples of some chunks, which `encode_samples` made of this structure; raises as `decode_once`.
+
+    Args:
+        size: how many samples there are.
+        fingerprint: identifies them for other processes; None keeps them for this process alone.
+    """
+    modes = set[str]()
+
+    def tensors() -> Iterator[tuple[Tensor, Tensor]]:
+        filled = 0
+        for content, spans, chunk_modes in chunks():
+            modes.update(chunk_modes)
+            yield content, _in_block(spans, 0, filled)
+            filled += len(content)
+
+    entry = decode_once(folder, fingerprint, size, tensors, lambda: {"image_modes": sorted(modes)}, FILES)
+    content, spans = entry.tensors
+    entry.checksums[1].verify(spans)
+    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, entry.checksums[1])
+
+
+def _in_block(spans: Tensor, block: int, start: int) -> Tensor:
+    """The spans of a chunk as in `Samples`, whose bytes begin at `start` of a block."""
+    return torch.cat([torch.full((len(spans), 1), block), spans + torch.tensor([start, start, 0])], dim=1)
+
+
+def _load_image_view(mode: str, size: tuple[int, int], content: Buffer) -> Tensor:
+    """Uint8 `[C, H, W]` with its channels last in memory, for which torch resizes bytes fastest."""
+    return torch.frombuffer(content, dtype=torch.uint8).view(size[1], size[0], -1).permute(2, 0, 1)
+
+
+def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer) -> Tensor:
+    return _load_image_view(mode, size, bytearray(content))
