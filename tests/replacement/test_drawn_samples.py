@@ -243,11 +243,11 @@ def test_an_error_comes_in_place_of_its_batch_and_names_the_sample() -> None:
 
 def test_kept_pictures_stay_as_they_are_and_batches_are_new_and_contiguous() -> None:
     ours = replaced(DataLoader(Photos([v1.RandomHorizontalFlip(), v1.PILToTensor()]), 7, num_workers=2), drawn=True)
-    before = ours.dataset._samples.content.clone()  # type: ignore[attr-defined]
+    before = ours.dataset._samples.blocks[0].clone()  # type: ignore[attr-defined]
     first, *others = ((image := batch[0][0]).is_contiguous() and image.zero_().data_ptr() for batch in list(ours))
     assert first
     assert len({first, *others}) == 3
-    assert torch.equal(ours.dataset._samples.content, before)  # type: ignore[attr-defined]
+    assert torch.equal(ours.dataset._samples.blocks[0], before)  # type: ignore[attr-defined]
 
 
 def batch_threads() -> list[Any]:

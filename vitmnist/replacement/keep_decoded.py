@@ -78,7 +78,7 @@ def keep_samples(source: Any, probes: Sequence[Any], dataloader: DataLoader[Any]
         DoesNotFitError: memory or disk is too small.
     """
     size, structure = len(source), tree_structure(probes[0]) if location.loader == "cache" else None
-    sample_nbytes = len(encode_samples(probes, structure)[0]) / len(probes)
+    sample_nbytes = len(encode_samples(probes, structure).content) / len(probes)
     chunks = partial(_read_once, dataloader, partial(_read_samples, source, structure), sample_nbytes)
     if structure:
         contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"

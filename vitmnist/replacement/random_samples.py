@@ -68,8 +68,8 @@ def transformed(
     if random := find_random(source, list):
         raise ConfigError(
             f"{store.loader}: {random} is random apart from the transforms in the attributes transform and "
-            "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; move all that is "
-            "random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
+            "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; move all "
+            "that is random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
         )
     once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # addresses vary by process
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
@@ -82,7 +82,9 @@ def transformed(
     options = ["decode= and transform="] if given and given.transform is not unchanged else []
     options += ["the samples of this fingerprint="] if store.fingerprint else []
     check_same_batches(dataloader, replaced, is_random=True, options=" or ".join(options))
-    if given or not (of_tensors or samples.image_modes <= BYTE_MODES):  # ToTensor may scale other modes differently
+    if given or not (
+        of_tensors or (samples.structure and samples.image_modes <= BYTE_MODES)
+    ):  # ToTensor may scale other modes differently
         return replaced
     return _with_batch_transforms(replaced, state, samples, source, probes, of_tensors)
 

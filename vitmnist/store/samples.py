@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import TreeSpec
+from torch.utils._pytree import TreeSpec, tree_structure
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import Memory, check_fits
@@ -29,21 +29,34 @@ from vitmnist.store.sample_bytes import (
 BYTE_MODES = frozenset(("L", "LA", "RGB", "RGBA"))  # The modes of PIL images with 8 bits for each channel.
 FILES = ("samples", "spans")  # The fields of a cache that are files.
 
-EncodedSamples = tuple[Tensor, Tensor, frozenset[str]]
-"""The bytes of consecutive samples, uint8; where each begins and ends in them and the CRC-32 of its bytes, int64
-`[N, 3]`; the modes of the PIL images."""
+
+@dataclass(frozen=True)
+class EncodedSamples:
+    """The bytes of consecutive samples.
+
+    Args:
+        content: of all of them, uint8.
+        spans: where each begins and ends in it, and the CRC-32 of its bytes; int64 `[N, 3]`.
+        image_modes: of the PIL images in them.
+        structure: of each; None if they differ.
+    """
+
+    content: Tensor
+    spans: Tensor
+    image_modes: frozenset[str]
+    structure: TreeSpec | None
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of any structure, pickled, or in a file as leaves of one structure.
+    """Samples of any structure, pickled, or in a file without pickle.
 
     Args:
         blocks: the bytes of the samples, uint8; one or more blocks of memory.
         spans: for each sample the block, where it begins and ends there, and the CRC-32 of its bytes; int64 `[N, 4]`.
         image_modes: of the PIL images in the samples.
-        structure: of samples in a file.
-        checksums: of `spans` in a file.
+        structure: of each sample; None if they differ.
+        checksums: of `spans`, if the samples are in a file and so not pickled.
         as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
     """
 
@@ -71,14 +84,16 @@ class Samples:
         load_image: LoadImage = Image.frombytes
         if self.as_tensors:
             load_image = _load_image_view if as_views else _load_image_tensor
-        if self.structure is None:
+        if self.checksums is None or self.structure is None:
             return unpickle_sample(content, load_image, as_views=as_views)
-        if self.checksums and zlib.crc32(content) != checksum:  # takes a second for 2 GB
+        if zlib.crc32(content) != checksum:  # takes a second for 2 GB
             raise self.checksums.damage(index)
         return decode_plain(content, self.structure, load_image, as_views=as_views)
 
     def with_tensors(self) -> Samples:
         """The same samples with images as uint8 tensors; raises `DataError` if some are not of 8-bit channels."""
+        if self.structure is None:
+            raise DataError("transforms='tensor': is for samples of one structure")
         if others := self.image_modes - BYTE_MODES:
             raise DataError(
                 f"pictures of mode {', '.join(sorted(others))} are no tensors of bytes; convert them to L or RGB"
@@ -91,25 +106,27 @@ class Samples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[Any], structure: TreeSpec | None) -> EncodedSamples:
+def encode_samples(samples: Iterable[Any], for_file: TreeSpec | None = None) -> EncodedSamples:
     """The bytes of some samples; raises `DataError` if one cannot be kept.
 
     Args:
-        structure: of samples for a file; None pickles them.
+        for_file: the structure of samples for a file; None pickles them.
     """
-    content, spans, modes = bytearray(), [], set[str]()
+    content, spans, modes, structures = bytearray(), [], set[str](), []
     for sample in samples:
-        if structure is None:
+        if for_file is None:
             parts, image_modes = pickle_sample(sample)
+            structures.append(tree_structure(sample))
         else:
-            parts, image_modes = encode_plain(sample, structure)
+            parts, image_modes = encode_plain(sample, for_file)
         start, checksum = len(content), 0
         for part in parts:
             content += part
-            checksum = zlib.crc32(part, checksum) if structure else 0
+            checksum = zlib.crc32(part, checksum) if for_file else 0
         spans.append((start, len(content), checksum))
         modes |= image_modes
-    return torch.frombuffer(content, dtype=torch.uint8), torch.tensor(spans), frozenset(modes)
+    stored = torch.frombuffer(content, dtype=torch.uint8)
+    return EncodedSamples(stored, torch.tensor(spans), frozenset(modes), for_file or _common(structures))
 
 
 def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> Samples:
@@ -123,18 +140,21 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
     """
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
+    structures: list[TreeSpec | None] = []
     modes, filled = frozenset[str](), 0
-    for content, chunk_spans, chunk_modes in chunks:
+    for chunk in chunks:
+        content = chunk.content
         if not blocks or filled + len(content) > len(blocks[-1]):
             nbytes = max(len(content), expected_nbytes // 8 if blocks else expected_nbytes)
             check_fits("ram", Memory(nbytes), torch.device("cpu"), others=("cache",))
             blocks.append(torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
             filled = 0
         blocks[-1][filled : filled + len(content)] = content
-        spans.append(_in_block(chunk_spans, len(blocks) - 1, filled))
+        spans.append(_in_block(chunk.spans, len(blocks) - 1, filled))
+        structures.append(chunk.structure)
         filled += len(content)
-        modes |= chunk_modes
-    return Samples(blocks, torch.cat(spans), modes)
+        modes |= chunk.image_modes
+    return Samples(blocks, torch.cat(spans), modes, _common(structures))
 
 
 def samples_in_file(
@@ -154,15 +174,20 @@ def samples_in_file(
 
     def tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
-        for content, spans, chunk_modes in chunks():
-            modes.update(chunk_modes)
-            yield content, _in_block(spans, 0, filled)
-            filled += len(content)
+        for chunk in chunks():
+            modes.update(chunk.image_modes)
+            yield chunk.content, _in_block(chunk.spans, 0, filled)
+            filled += len(chunk.content)
 
     entry = decode_once(folder, fingerprint, size, tensors, lambda: {"image_modes": sorted(modes)}, FILES)
     content, spans = entry.tensors
     entry.checksums[1].verify(spans)
     return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, entry.checksums[1])
+
+
+def _common(structures: Sequence[TreeSpec | None]) -> TreeSpec | None:
+    """The structure that all of these are; None if they differ."""
+    return structures[0] if all(structure == structures[0] for structure in structures) else None
 
 
 def _in_block(spans: Tensor, block: int, start: int) -> Tensor:
