@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.backend import backend_of
 from vitmnist.store.rows import Rows
+from vitmnist.store.tree import Structure, flatten, named_leaves, unflatten
 
 
 class NoRowsError(DataError):
@@ -26,7 +26,7 @@ class BatchRows:
 
     rows: Rows
     names: tuple[str, ...]
-    structure: TreeSpec
+    structure: Structure
 
     @classmethod
     def of(cls, batch: Any, size: int) -> BatchRows:
@@ -35,18 +35,18 @@ class BatchRows:
         Raises:
             NoRowsError: the batch has something other than tensors whose first dimension is that of the samples.
         """
-        leaves, structure = tree_flatten_with_path(batch)
+        leaves, structure = flatten(batch)
         if not leaves:
             raise NoRowsError("the batch has no tensor")
-        names = tuple(f"batch{keystr(path)}" for path, _ in leaves)
-        for name, (_, leaf) in zip(names, leaves, strict=True):
+        names = tuple(f"batch{path}" for path, _ in named_leaves(batch))
+        for name, leaf in zip(names, leaves, strict=True):
             if type(leaf) is not Tensor:  # a subclass would not be delivered as one
                 raise NoRowsError(f"{name} is a {type(leaf).__name__}")
             if leaf.layout != torch.strided or leaf.is_nested or leaf.requires_grad:
                 raise NoRowsError(f"{name} is sparse, nested or requires a gradient")
             if not leaf.dim() or len(leaf) != size:
                 raise NoRowsError(f"{name} has shape {list(leaf.shape)}, which has no row per sample ({size})")
-        return cls(Rows(tuple(leaf for _, leaf in leaves)), names, structure)
+        return cls(Rows(tuple(leaves)), names, structure)
 
     @property
     def signature(self) -> dict[str, str]:
@@ -83,4 +83,4 @@ class BatchRows:
         backend = backend_of(self.rows.tensors[0].device)
         if backend.is_async:  # out of pageable memory the host would wait for the copy, and for all work before it
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
-        return tree_unflatten(list(self.rows.gather(rows)), self.structure)
+        return unflatten(self.rows.gather(rows), self.structure)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from torch.utils.data import default_collate, get_worker_info
 
 from vitmnist.errors import ConfigError
@@ -16,6 +15,7 @@ from vitmnist.replacement.decoded_dataset import Prepared
 from vitmnist.replacement.drawn_samples import DrawnSamples
 from vitmnist.replacement.halves import Transform, apply
 from vitmnist.store.difference import find_difference
+from vitmnist.store.tree import flatten, named_leaves, unflatten
 
 BATCH_DIMS = 4  # of pictures, [B, C, H, W]
 PART = 2**19  # values that are finished at a time: they fit into the processor's cache
@@ -29,9 +29,8 @@ class FinishBatch:
     transforms: Sequence[Transform]
 
     def __call__(self, batch: Any) -> Any:
-        pairs, structure = tree_flatten_with_path(batch)
-        values = [self._finished(value) if keystr(path) in self.paths else value for path, value in pairs]
-        return tree_unflatten(values, structure)
+        values = [self._finished(leaf) if path in self.paths else leaf for path, leaf in named_leaves(batch)]
+        return unflatten(values, flatten(batch)[1])
 
     def _finished(self, images: Tensor) -> Tensor:
         if images.device.type != "cpu":
@@ -95,14 +94,14 @@ def finish_of(closing: Sequence[Transform], batch: Any, finished: Any, exact: An
     Raises:
         ConfigError: the batches differ.
     """
-    pairs = list(zip(tree_flatten_with_path(batch)[0], tree_flatten(finished)[0], strict=True))
-    differing = {keystr(path): value for (path, value), other in pairs if find_difference(value, other)}
+    pairs = list(zip(named_leaves(batch), flatten(finished)[0], strict=True))
+    differing = {path: value for (path, value), other in pairs if find_difference(value, other)}
     if any(value.dim() != BATCH_DIMS for value in differing.values()):
         raise ConfigError("the collate function does not stack the pictures")
     finish = FinishBatch(frozenset(differing), closing)
     if not of_tensors and find_difference(finish(batch), exact):
         raise ConfigError("values of the batch differ")
-    for found, expected, other in zip(*(tree_flatten(one)[0] for one in (finish(batch), finished, exact)), strict=True):
+    for found, expected, other in zip(*(flatten(one)[0] for one in (finish(batch), finished, exact)), strict=True):
         if isinstance(other, Tensor) and not (
             (found.dtype, found.shape) == (expected.dtype, expected.shape) == (other.dtype, other.shape)
             and torch.allclose(found, expected, atol=1e-5, equal_nan=True)

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 from torch import nn
-from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_map
 from torch.utils.data import Dataset
 
 from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators, seed_generators
 from vitmnist.errors import DataError, described, naming
 from vitmnist.replacement.frozen_state import preserved_own_generators
 from vitmnist.store.difference import find_difference
+from vitmnist.store.tree import tree_map
 
 Transform = Callable[..., Any]
 Inputs = Any
@@ -48,20 +48,11 @@ class Halves:
             samples = [apply(self.once[-1:], inputs) for inputs in samples]
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """Placeholder in a sample for a result of its transforms: the number of the call, number or name of the result."""
 
     call: int
     result: int | str
-
-
-register_pytree_node(  # so that a sample with placeholders is plain
-    Output,
-    lambda output: ([output.call, output.result], None),
-    lambda numbers, _: Output(*numbers),
-    flatten_with_keys_fn=lambda output: ([(GetAttrKey(key), number) for key, number in vars(output).items()], None),
-)
 
 
 class DividedDataset(Dataset[Any]):
@@ -151,7 +142,7 @@ def completed(sample: Any, results: Sequence[Any]) -> Any:
     def result(value: Any) -> Any:
         return results[value.call][value.result] if isinstance(value, Output) else value
 
-    return tree_map(result, sample, is_leaf=lambda value: isinstance(value, Output))
+    return tree_map(result, sample, leaf_type=Output)
 
 
 def find_random_transform(dataset: Any) -> str | None:

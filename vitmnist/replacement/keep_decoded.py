@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_structure
 from torch.utils.data import DataLoader
 
 from vitmnist.data.seeding import refusing_draws
@@ -22,6 +21,7 @@ from vitmnist.store.cache_file import decode_once
 from vitmnist.store.read_once import read_once, reading_workers
 from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.samples import EncodedSamples, Samples, encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.tree import flatten
 
 Chunk = TypeVar("Chunk")
 
@@ -77,7 +77,7 @@ def keep_samples(source: Any, probes: Sequence[Any], dataloader: DataLoader[Any]
         DataError: a sample cannot be read or kept; names it.
         DoesNotFitError: memory or disk is too small.
     """
-    size, structure = len(source), tree_structure(probes[0]) if location.loader == "cache" else None
+    size, structure = len(source), flatten(probes[0])[1] if location.loader == "cache" else None
     sample_nbytes = len(encode_samples(probes, structure).content) / len(probes)
     chunks = partial(_read_once, dataloader, partial(_read_samples, source, structure), sample_nbytes)
     if structure:

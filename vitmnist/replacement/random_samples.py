@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.collate import unchanged
@@ -32,6 +31,7 @@ from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.replacement.tensor_form import picture_difference, without_closing
 from vitmnist.store.difference import find_difference
 from vitmnist.store.samples import BYTE_MODES, Samples
+from vitmnist.store.tree import flatten
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def transformed(
     if random := find_random(source, list):
         raise ConfigError(
             f"{store.loader}: {random} is random apart from the transforms in the attributes transform and "
-            "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; move all "
-            "that is random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
+            "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; move "
+            "all that is random there, name the two steps with decode= and transform=, or use the DataLoader as it is"
         )
     once = re.sub(" at 0x[0-9a-f]+", "", str([half.once for half in source.halves]))  # addresses vary by process
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
@@ -126,7 +126,7 @@ def _with_batch_transforms(
         return exact
     dataset: Any = like(finished, unfinished)
     if of_tensors and all(can_be_drawn(one) for half in closed for one in half.always):
-        dtypes = [one.dtype for one in tree_leaves(expected) if isinstance(one, Tensor) and one.dim() == BATCH_DIMS]
+        dtypes = [one.dtype for one in flatten(expected)[0] if isinstance(one, Tensor) and one.dim() == BATCH_DIMS]
         always = [half.always for half in halves]
         drawn = DrawnDataset(
             *(exact.dataset.original, state, samples, finished, unfinished),  # type: ignore[attr-defined]

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from vitmnist.store.tree import flatten, named_leaves
 
 TRACES = ("_applied_operations", "_pending_operations")
 """Where MONAI notes the transforms of a tensor: with the address of each, which differs from call to call."""
@@ -29,14 +30,12 @@ def stride_order(tensor: Tensor) -> list[int]:
 
 
 def _find_difference(found: Any, expected: Any, compared: Compared) -> str | None:
-    ours, our_structure = tree_flatten_with_path(found)
-    theirs, structure = tree_flatten_with_path(expected)
-    if our_structure != structure:
+    if flatten(found)[1] != flatten(expected)[1]:
         return "the structure"
-    for (path, one), (_, other) in zip(ours, theirs, strict=True):
+    for (path, one), (_, other) in zip(named_leaves(found), named_leaves(expected), strict=True):
         are_pictures = isinstance(one, Image.Image) and isinstance(other, Image.Image)  # of any file format
         if not (are_pictures or _name(type(one)) == _name(type(other))) or not _is_same(one, other, compared):
-            return f"batch{keystr(path)}"
+            return f"batch{path}"
     return None
 
 

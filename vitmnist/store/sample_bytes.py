@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from vitmnist.errors import DataError, described
 from vitmnist.store.difference import stride_order
+from vitmnist.store.tree import Structure, flatten, unflatten
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Any]
@@ -67,13 +67,13 @@ def unpickle_sample(content: memoryview, load_image: LoadImage, *, as_views: boo
     return unpickler.load()
 
 
-def encode_plain(sample: Any, structure: TreeSpec) -> tuple[list[Buffer], set[str]]:
+def encode_plain(sample: Any, structure: Structure) -> tuple[list[Buffer], set[str]]:
     """As `pickle_sample`, without pickle: a JSON text describes the leaves of a sample, before images and arrays.
 
     Raises:
         DataError: it has another structure, or something else in it.
     """
-    leaves, its_structure = tree_flatten(sample)
+    leaves, its_structure = flatten(sample)
     if its_structure != structure:
         raise DataError(f"the samples differ in their structure; {FOR_FILE}")
     descriptions: list[Any] = []
@@ -98,7 +98,7 @@ def encode_plain(sample: Any, structure: TreeSpec) -> tuple[list[Buffer], set[st
     return _pack(json.dumps(descriptions).encode(), images, arrays), modes
 
 
-def decode_plain(content: memoryview, structure: TreeSpec, load_image: LoadImage, *, as_views: bool = False) -> Any:
+def decode_plain(content: memoryview, structure: Structure, load_image: LoadImage, *, as_views: bool = False) -> Any:
     """The sample, a copy as by `unpickle_sample`; raises `ValueError` if the bytes are no such sample."""
     head, *parts = _unpack(content)
     images, arrays = map(iter, parts)
@@ -111,7 +111,7 @@ def decode_plain(content: memoryview, structure: TreeSpec, load_image: LoadImage
         else:
             array = next(arrays)
             leaves.append(_load_array(array if as_views else bytearray(array), **description))
-    return tree_unflatten(leaves, structure)
+    return unflatten(leaves, structure)
 
 
 def _plain_kind(leaf: Any) -> tuple[str, Tensor | None]:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_structure
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import Memory, check_fits
@@ -25,6 +24,7 @@ from vitmnist.store.sample_bytes import (
     pickle_sample,
     unpickle_sample,
 )
+from vitmnist.store.tree import Structure, flatten
 
 BYTE_MODES = frozenset(("L", "LA", "RGB", "RGBA"))  # The modes of PIL images with 8 bits for each channel.
 FILES = ("samples", "spans")  # The fields of a cache that are files.
@@ -44,7 +44,7 @@ class EncodedSamples:
     content: Tensor
     spans: Tensor
     image_modes: frozenset[str]
-    structure: TreeSpec | None
+    structure: Structure | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Samples:
     blocks: Sequence[Tensor]
     spans: Tensor
     image_modes: frozenset[str]
-    structure: TreeSpec | None = None
+    structure: Structure | None = None
     checksums: Checksums | None = None
     as_tensors: bool = False
 
@@ -106,7 +106,7 @@ class Samples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[Any], for_file: TreeSpec | None = None) -> EncodedSamples:
+def encode_samples(samples: Iterable[Any], for_file: Structure | None = None) -> EncodedSamples:
     """The bytes of some samples; raises `DataError` if one cannot be kept.
 
     Args:
@@ -116,7 +116,7 @@ def encode_samples(samples: Iterable[Any], for_file: TreeSpec | None = None) -> 
     for sample in samples:
         if for_file is None:
             parts, image_modes = pickle_sample(sample)
-            structures.append(tree_structure(sample))
+            structures.append(flatten(sample)[1])
         else:
             parts, image_modes = encode_plain(sample, for_file)
         start, checksum = len(content), 0
@@ -140,7 +140,7 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
     """
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
-    structures: list[TreeSpec | None] = []
+    structures: list[Structure | None] = []
     modes, filled = frozenset[str](), 0
     for chunk in chunks:
         content = chunk.content
@@ -160,7 +160,7 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
 def samples_in_file(
     chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
-    structure: TreeSpec,
+    structure: Structure,
     folder: Path,
     fingerprint: str | None,
 ) -> Samples:
@@ -185,7 +185,7 @@ def samples_in_file(
     return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, entry.checksums[1])
 
 
-def _common(structures: Sequence[TreeSpec | None]) -> TreeSpec | None:
+def _common(structures: Sequence[Structure | None]) -> Structure | None:
     """The structure that all of these are; None if they differ."""
     return structures[0] if all(structure == structures[0] for structure in structures) else None
 
