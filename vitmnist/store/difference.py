@@ -70,11 +70,9 @@ def _is_same(one: Any, other: Any, compared: Compared) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         if (one.shape, one.dtype, _memory_format(one)) != (other.shape, other.dtype, _memory_format(other)):
             return False
-        bits = [
-            tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
-            for tensor in (one, other)
-        ]
-    are_equal = torch.equal(*(tensor.view(-1).view(torch.uint8) for tensor in bits))
+        plain = [tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg() for tensor in (one, other)]
+    bits = [torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.flatten()) for tensor in plain]
+    are_equal = torch.equal(*(values.view(torch.uint8) for values in bits))
     return are_equal and not _find_difference(_attributes(one), _attributes(other), compared)
 
 
