@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -42,16 +43,24 @@ def pretrained(quick: list[str], tmp_path: Path, succeed: Printed) -> Path:
 
 
 def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
-    pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, call_here: CallHere
+    pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, call_here: CallHere
 ) -> None:
     best = torch.load(pretrained / "checkpoints" / "best.pt", weights_only=True)["step"]["model"]
     save_file(best, tmp_path / "best.safetensors")
+    prefixed = {f"module._orig_mod.{key}": value for key, value in best.items()}
+    torch.save({"epoch": 1, "state_dict": {}, "state_dict_ema": prefixed}, tmp_path / "of_timm.pth")
+    torch.save({"model": {f"backbone.{key}": value for key, value in best.items()}}, tmp_path / "model.pt")
     (pretrained / "checkpoints" / "last.pt").unlink()
-    for name, init in (("run", "pretrained"), ("other", "best.safetensors")):
+    inits = {"pretrained": "", "best.safetensors": "", "of_timm.pth": "module. _orig_mod.", "model.pt": "backbone."}
+    for name, (init, prefixes) in zip(("run", "other", "third", "fourth"), inits.items(), strict=True):
         output = succeed(*quick, STILL, f"init={init}", f"hydra.run.dir={name}")
         assert "started from 6 of 6 weights of init" in output
+        assert re.findall(r"all names begin with (\S+),", output) == prefixes.split()
         assert all(torch.allclose(value, best[key]) for key, value in weights(tmp_path / name).items())
     assert_same_run(tmp_path / "run", tmp_path / "other")
+    for content in ([1], {"state_dict": {"epoch": 1}}):
+        torch.save(content, tmp_path / "other.pth")
+        assert "other.pth: holds no tensors by name, neither at the top nor" in refuse(*quick, "init=other.pth")
     shutil.rmtree(pretrained)
     succeed("resume=run", "epochs=3")
     Image.new("L", (28, 28)).save(tmp_path / "black.png")
@@ -87,6 +96,8 @@ def test_differing_weights_are_listed_unless_they_are_named() -> None:
     assert torch.equal(after["features.3.weight"], given["features.3.weight"])
     with pytest.raises(ConfigError, match=r"init_skip: 'hed\.\*' fits no weight; those of the model are features"):
         load_initial_weights(model, given, ["hed.*"])
+    with pytest.raises(ConfigError, match=r"init_skip=\['\*'\]: leaves nothing of init"):
+        load_initial_weights(model, {"other": torch.ones(2)}, ["*"])
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from torchvision.transforms import CenterCrop
 
 from tests.conftest import CallHere, Printed, Train, result_of
@@ -23,6 +24,8 @@ from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.preview import main as preview_main
 from vitmnist.export import FORMATS
+from vitmnist.models.base import MODELS
+from vitmnist.models.cnn import CNNOptions
 
 __all__ = ["folder"]  # a fixture
 
@@ -103,10 +106,15 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
 
 
 def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
-    smaller: list[str], refuse: Printed, tmp_path: Path
+    smaller: list[str], refuse: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also by a model that fails in its own code."""
     assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
     assert "makes images of 12×12 from those of the dataset, 9×9" in refuse(*smaller, "data.dataset.size=9")
+    rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))
+    monkeypatch.setitem(MODELS._members, "cnn", rigid)
+    message = "model=cnn: fails on images [3, 12, 12]: RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    assert message in refuse(*(one for one in smaller if not one.startswith("model")), "model=cnn")
     assert not (tmp_path / "root").exists()
 
 

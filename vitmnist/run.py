@@ -238,11 +238,11 @@ class RunContext:
         log_test(self.result, self.monitor)
 
     def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
-        """Write `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
+        """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
         epoch, every = record["epoch"], self.config.log.images_every_epochs
-        self.result.write_epochs(self.folder)
+        self.result.append_epoch(self.folder)
         for logger in self.loggers:
             logger.add_epoch(record)
         if self.loggers and every and (is_last or (epoch + 1) % every == 0):
@@ -271,6 +271,6 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
 def prepare_folder(folder: Path, result: Result) -> None:
     """Write what is known at the start, then remove the results of an earlier start."""
     result.write_config(folder)
-    result.write_epochs(folder)  # drops what was recorded after the checkpoint
+    result.write_epochs(folder)  # drops what was recorded after the checkpoint, and a row that was cut off
     (folder / "result.json").unlink(missing_ok=True)
     (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)

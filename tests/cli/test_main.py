@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 from pathlib import Path
@@ -127,6 +128,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "init=.": ".: holds no best or final weights in checkpoints/",
     "init=cut.safetensors": "cut.safetensors: is damaged",
     "init=nan.safetensors": "some weights are not finite",
+    "init=code.pt": "its content is not only plain values and tensors",
     "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; those of the model are features.0.wei",
     "lr_scale={*:0}": "freezes all parameters",
     "lr_scale={*:-1}": "lr_scale.*=-1.0: must be at least 0",
@@ -151,6 +153,7 @@ FILES = {  # that are there before
     "used/0/result.json": b"{}",
     "begun/search.jsonl": b"",
     "cut.safetensors": b"cut",
+    "code.pt": pickle.dumps(print, 2),
     "nan.safetensors": save({"head.bias": torch.tensor([torch.nan])}),
 }
 

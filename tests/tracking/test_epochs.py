@@ -28,7 +28,8 @@ def assert_same_epochs(folder: Path) -> None:
 def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
     epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_util_pct": None, "ended_at": 1700000000.25}
     epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
-    Result(overrides=[], choices={}, epochs=epochs).write_epochs(tmp_path)
+    Result(overrides=[], choices={}, epochs=epochs[:1]).write_epochs(tmp_path)
+    Result(overrides=[], choices={}, epochs=epochs).append_epoch(tmp_path)
     assert [row["gpu_util_pct"] for row in rows(tmp_path)] == ["", ""]
     table = pandas.read_csv(tmp_path / "epochs.csv")
     assert list(table.columns) == list(epoch_columns())
@@ -40,11 +41,16 @@ def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Pat
 def test_a_killed_run_keeps_its_rows_and_repeats_none(
     quick: list[str], start: Start, train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
-    """Its only checkpoint is older than its last row."""
+    """Its only checkpoint is older than its last row, which may be cut off; a row is appended to the same file."""
     run = tmp_path / "run"
     succeed(*quick, "epochs=1", "hydra.run.dir=run")
-    start("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 4/100000").kill_group()
+    started = start("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 2/100000")
+    with (run / "epochs.csv").open() as table:
+        started.until("epoch 5/100000").kill_group()
+        assert "\n3," in table.read()
     assert [row["epoch"] for row in rows(run)][:4] == ["0", "1", "2", "3"]
+    with (run / "epochs.csv").open("a") as table:
+        table.write("99,0.1")
     assert train_here("resume=run", "epochs=2", "max_minutes=0").returncode == ExitCode.UNFINISHED
     assert [row["epoch"] for row in rows(run)] == ["0"]
     for epochs in (2, 3):

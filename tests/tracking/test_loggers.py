@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Printed, result_of
-from tests.support.processes import TrainProcess
+from tests.conftest import Printed, Start, result_of
 
 
 def test_without_loggers_the_files_of_the_run_are_written(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
@@ -30,20 +30,30 @@ def test_a_logger_that_fails_is_an_error_with_its_reason(
 
 
 @pytest.mark.slow
-def test_wandb_gets_metrics_images_and_configuration_and_is_continued(quick: list[str], tmp_path: Path) -> None:
-    """Offline, read back from the file that `wandb sync` would send."""
+def test_wandb_gets_the_whole_run_offline_however_often_it_was_stopped(
+    quick: list[str], start: Start, tmp_path: Path
+) -> None:
+    """Read back from the files that `wandb sync` would send; each has an id of its own, and all epochs from the first.
+
+    What wandb writes of a killed run is lost.
+    """
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
-    options = ("logger=[{name: wandb, project: pets}]", "log.every_steps=1", "hydra.run.dir=run")
-    for arguments in ((*quick, *options, "log.images_every_epochs=1"), ("resume=run", "epochs=3")):
-        code, output = TrainProcess(tmp_path, *arguments, environment={"WANDB_MODE": "offline"}).ended()
-        assert code == 0, output
-    ids, epochs, steps, images = set(), [], [], 0
-    for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
+    options = ("log.every_steps=1", "log.images_every_epochs=1", "epochs=1", "hydra.run.dir=run")
+    train = partial(start, environment={"WANDB_MODE": "offline"})
+    code, output = train(*quick, *options, "logger=[{name: wandb, project: pets}]").ended()
+    assert code == 0, output
+    train("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 3/100000").kill_group()
+    code, output = train("resume=run", "epochs=3").ended()
+    assert code == 0, output
+    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
+    assert len({file.name for file in files}) == 3
+    for file, last, drawn in ((files[0], 1, 1), (files[2], 3, 2)):
+        epochs, steps, images = [], [], 0
         for record in map(Record.FromString, wandb_records(file)):
             if record.HasField("run"):
-                ids.add(record.run.run_id)
+                assert file.name == f"run-{record.run.run_id}.wandb"
                 assert record.run.project == "pets"
                 assert {"batch_size", "optimizer"} <= {item.key for item in record.run.config.update}
             if record.HasField("history"):
@@ -51,8 +61,7 @@ def test_wandb_gets_metrics_images_and_configuration_and_is_continued(quick: lis
                 epochs += [int(row["epoch"]) for tag in row if tag == "eval/acc"]
                 steps += [int(row["step/number"]) for tag in row if tag == "step/number"]
                 images += "images/training_batch/width" in row
-    assert ids == {(tmp_path / "run" / "wandb-id.txt").read_text()}
-    assert (epochs, steps, images) == ([1, 2, 3], list(range(1, 13)), 3)
+        assert (epochs, steps, images) == ([*range(1, last + 1)], [*range(1, 4 * last + 1)], drawn)
     assert len(result_of(tmp_path / "run")["epochs"]) == 3
 
 

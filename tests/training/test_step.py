@@ -204,6 +204,15 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
 
 
+def test_compiling_leaves_the_statistics_of_batch_normalisation(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    step = make_step(tiny, model=nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10)))
+    before = copy.deepcopy(step.model.state_dict())
+    compile_step(step, make_loader(tiny, "ram"), StepConfig(compile=True))
+    assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
+
+
 @torch._dynamo.config.patch(recompile_limit=1)
 def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sweep over many batch sizes."""

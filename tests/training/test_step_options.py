@@ -81,6 +81,34 @@ def test_batch_normalisation_in_microbatches_is_warned_of(
     assert "batch normalisation" not in succeed(*quick, "model=cnn", "hydra.run.dir=whole")
 
 
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        (["batch_size=11"], "data.drop_last=true"),
+        (["batch_size=14", "trainer.micro_batch=4"], "data.drop_last=true"),  # 4, 4, 4, 2 and 4, 4, 1
+        (["batch_size=7", "trainer.micro_batch=3"], "trainer.micro_batch=null, or a larger batch_size"),  # 3, 3, 1
+        (["batch_size=1"], "trainer.micro_batch=null, or a larger batch_size"),
+    ],
+)
+def test_batch_normalisation_of_one_image_is_refused_before_the_first_step(
+    typed: list[str], advice: str, quick: list[str], refuse: Printed, succeed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if that has one value per channel: the image itself has 784."""
+
+    def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), *last, nn.Linear(784, classes))
+
+    monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, build))
+    last: list[nn.Module] = []
+    succeed(*quick, *typed, "epochs=1", "hydra.run.dir=run")
+    last.append(nn.BatchNorm1d(784))
+    assert refuse(*quick, *typed, "hydra.run.dir=refused").endswith(
+        f"Expected more than 1 value per channel when training, got input size torch.Size([1, 784]); set {advice}\n"
+    )
+    if "drop_last" in advice:
+        assert "2/2" in succeed(*quick, *typed, advice, "hydra.run.dir=dropped")
+
+
 def test_all_that_is_fast_is_printed_and_recorded_and_learns_what_plain_learns(
     train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:

@@ -28,6 +28,8 @@ from vitmnist.runtime.records import refuse_control_characters
 log = logging.getLogger(__name__)
 
 WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
+WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model")
+"""Under which a checkpoint holds weights: ours, timm's, Lightning's; the averaged ones before the others."""
 
 
 @dataclass(frozen=True)
@@ -125,23 +127,36 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
 
 
 def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
-    """The weights and statistics in a `.safetensors` file, or the best, else the final ones of a run's folder.
+    """The weights and statistics in a file, or the best, else the final ones of a run's folder.
 
     Raises:
         ConfigError: there are none.
         DataError: they are damaged.
     """
     path = home_expanded(init)
-    if path.is_dir():
+    if is_run := path.is_dir():
         path = _weights_file(path, ["best", "final"])
     elif not path.exists():
         raise ConfigError(f"init={init}: there is no such file or folder")
-    elif path.suffix != ".safetensors" or not path.is_file():
-        raise ConfigError(f"init={init}: is not a .safetensors file, nor the folder of a run")
+    elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
+        raise ConfigError(f"init={init}: is not a .safetensors, .pt or .pth file, nor the folder of a run")
     with storage.reporting_damage(path):
-        tensors = _read(path)[1] if path.suffix == ".pt" else load_file(path)
+        tensors = _read(path)[1] if is_run else _read_foreign(path)
         _check_finite(tensors)
         return tensors
+
+
+def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
+    """The weights in a file, within a `.pt` or `.pth` file from the first of `WRAPPERS`; unpickling runs no code."""
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    while key := next((key for key in WRAPPERS if isinstance(state, dict) and isinstance(state.get(key), dict)), None):
+        state = state[key]
+        log.info("init: the weights are those under %s", key)
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}")
+    return state
 
 
 def _weights_file(folder: Path, names: Sequence[str]) -> Path:

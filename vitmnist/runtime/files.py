@@ -113,7 +113,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for appended in folder.rglob("*.log"):  # in the folder of a sweep also those of its jobs
-        if appended.is_symlink():
+        if appended.is_symlink() and "wandb" not in appended.relative_to(folder).parts:  # which links its own logs
             raise ConfigError(f"{display_path(appended)}: is a symbolic link; replace it by what it points to")
     path = folder.resolve()
     if path in _locked:  # the system would grant this process its lock again

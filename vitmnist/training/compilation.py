@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.errors import ConfigError, first_line
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepConfig:
     """Compile a step if configured, for what the loader delivers: uint8 or float32.
 
-    Drops the step's gradients and restores the random generators.
+    Drops the step's gradients, and restores the model's buffers and the random generators.
 
     Returns:
         The options: with `compile=False` if it was `auto` and failed. The step is then eager.
@@ -39,7 +40,7 @@ def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepCon
         images, labels = next(batches)
     batch = images, labels, keys, len(labels)
     started = time.perf_counter()
-    with preserved_generators(step.device):
+    with preserved_generators(step.device), preserved_buffers(step.model):
         if step.forward is step.eager:
             # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
             step.forward_backward(*batch)
@@ -61,6 +62,18 @@ def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepCon
             step.model.zero_grad()
     step.compile_s += time.perf_counter() - started
     return config
+
+
+@contextmanager
+def preserved_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model on exit, such as the statistics of batch normalisation."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), before, strict=True):
+                buffer.copy_(value)
 
 
 def _run_compiled(step: TrainStep, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> None:

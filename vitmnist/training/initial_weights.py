@@ -12,19 +12,26 @@ from vitmnist.errors import ConfigError, listed
 
 log = logging.getLogger(__name__)
 
+PREFIXES = ({"module"}, {"_orig_mod"}, {"model"}, {"backbone"})
+"""The first part of all names of a network within DataParallel, `torch.compile`, Lightning's modules and others."""
+
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
     """Load weights and statistics by their names in `state_dict()`.
 
-    If the model has none of the names, they are those of the first of its parts that has some: a `backbone`.
+    If the model has none of the names, prefixes that all of them have are left out. If it still has none, they are
+    those of the first of its parts that has some: a `backbone`.
 
     Args:
         skip: patterns of names that may differ; what they name is left as the model has it.
 
     Raises:
-        ConfigError: names or shapes differ, or a pattern fits none.
+        ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
     """
     own = model.state_dict()
+    while not own.keys() & weights.keys() and {name.partition(".")[0] for name in weights} in PREFIXES:
+        log.info("init: all names begin with %s., which is left out", next(iter(weights)).partition(".")[0])
+        weights = {name.partition(".")[2]: value for name, value in weights.items()}
     if not own.keys() & weights.keys():
         parts = [f"{name}." for name, _ in model.named_children()]
         part = next((part for part in parts if any(part + name in own for name in weights)), "")
@@ -43,6 +50,11 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
         raise ConfigError(
             f"init: the weights are not those of this model: {listed(differing)}; type what may differ as "
             "init_skip='[NAME,PATTERN.*]', or name other weights"
+        )
+    if not same:
+        raise ConfigError(
+            f"init_skip={[*skip]}: leaves nothing of init, none of whose weights has a name and shape of the model; "
+            "set init=null, or name other weights"
         )
     model.load_state_dict(same, strict=False)
     log.info("started from %d of %d weights of init; the model has %d", len(same), len(weights), len(own))

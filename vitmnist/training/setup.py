@@ -23,7 +23,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.preparation import given_statistics
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
@@ -34,9 +34,10 @@ from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.lr_scale import BATCH_NORMS, scale_learning_rates
 from vitmnist.runtime.allocator import keep_memory
+from vitmnist.runtime.failures import classify
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.runtime.world import World
-from vitmnist.training.compilation import compile_step
+from vitmnist.training.compilation import compile_step, preserved_buffers
 from vitmnist.training.initial_weights import load_initial_weights
 from vitmnist.training.ranks import read_dataset
 from vitmnist.training.step import TrainStep
@@ -83,7 +84,7 @@ def build_setup(
         ConfigError: something is unknown or does not fit together.
         DataError: the data cannot be read.
     """
-    check_config(config)
+    check_config(config, device)
     dataset = read_dataset(config, world)
     if dataset.eval_split == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; type data.holdout=0.1")
@@ -108,6 +109,8 @@ def build_setup(
             "trainer.micro_batch=null takes them from the whole batch",
             step_config.micro_batch,
         )
+    if has_batch_norm and not step_config.compile:  # compiled code gets full microbatches
+        _check_single_images(config.model["name"], step, dataset.train, sampler, world)
     # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their own
     # may differ by one image.
     eval_batch = world.broadcast_object(lambda: step.microbatch_size) * world.size
@@ -198,8 +201,16 @@ def build_step(
 
 def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
     """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
-    with torch.no_grad():
-        found = model.eval()(images)  # in this mode, no state changes and no random number is drawn
+    try:
+        with torch.no_grad():
+            found = model.eval()(images)  # in this mode, no state changes and no random number is drawn
+    except Exception as error:  # of any type: the model's code
+        if classify(error).is_user_error:
+            raise
+        raise ConfigError(
+            f"model={name}: fails on images {list(images.shape[1:])}: {described(error).rstrip('.')}; set "
+            "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
+        ) from error
     model.train()
     if not isinstance(found, Tensor) or found.shape != (len(images), classes):
         shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -207,6 +218,22 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
             f"[{len(images)}, {classes}]"
         )
+
+
+def _check_single_images(name: str, step: TrainStep, split: Split, sampler: EpochSampler, world: World) -> None:
+    """Raise `ConfigError` if a step would run batch normalisation on one image with one value per channel."""
+    sizes = (max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1))  # of a rank without images: padding
+    has_one = [(size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes]
+    in_first, in_last = map(any, zip(*world.all_gather_object(has_one), strict=True))
+    try:
+        if in_first or in_last:
+            with torch.no_grad(), preserved_buffers(step.model):  # the generators are seeded later
+                step.model(step.preprocess(split.images[:1].to(step.device)))
+    except ValueError as error:
+        advice = "trainer.micro_batch=null, or a larger batch_size" if in_first else "data.drop_last=true"
+        raise ConfigError(
+            f"model={name}: a batch or microbatch has one image: {first_line(error)}; set {advice}"
+        ) from error
 
 
 def select_run_loader(
@@ -253,8 +280,8 @@ def train_sampler(config: Config, dataset: Dataset) -> EpochSampler:
     return sampler
 
 
-def check_config(config: Config) -> None:
-    """Raise `ConfigError` for errors that the configuration alone shows, before data are read or decoded."""
+def check_config(config: Config, device: torch.device | str = "cpu") -> None:
+    """Raise `ConfigError` for errors that the configuration alone shows, before data are read; tries the model too."""
     for key, registry in registries():
         registry.member(attrgetter(key)(config))
     augment = build_augment(config.data.augment)
@@ -262,4 +289,6 @@ def check_config(config: Config) -> None:
     shape = getattr(options, "shape", None)
     given_statistics(config.data.normalize, shape and shape[0])
     if shape:  # the number of classes is not known yet
-        MODELS.build(config.model, (shape[0], *input_size(augment, *shape[1:])), 2)
+        size = shape[0], *input_size(augment, *shape[1:])
+        model = MODELS.build(config.model, size, 2).to(device)
+        _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)

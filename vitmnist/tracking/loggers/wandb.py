@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from vitmnist.tracking.result import Result
 if TYPE_CHECKING:
     from PIL import Image
 
-ID = "wandb-id.txt"  # in the folder of a run: resuming it continues this run of wandb
+ID = "wandb-id.txt"  # in the folder of a run: its run at the server of wandb, which resuming continues
 
 
 @dataclass
@@ -31,6 +30,9 @@ class WandbOptions:
 class Wandb(Logger):
     """One run of wandb, with the metrics, tags and images of TensorBoard; its x-axes are the epoch and the step.
 
+    Offline, wandb cannot continue a run: two of the same id replace or repeat each other's epochs when they are
+    synchronised. So each start is then a run with its own id, and has all epochs from the first.
+
     Raises:
         ConfigError: wandb cannot be reached.
         MissingExtraError: it is not installed.
@@ -42,13 +44,13 @@ class Wandb(Logger):
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb") from error
         self._wandb, path = wandb, folder / ID
-        if not path.exists():
-            path.write_text(secrets.token_hex(4))
+        continued = path.exists() and wandb.setup().settings.mode not in ("offline", "dryrun")
         try:
             self._run = wandb.init(
                 project=options.project,
                 name=folder.name,
-                id=path.read_text().strip(),
+                dir=folder,
+                id=path.read_text().strip() if continued else None,
                 resume="allow",
                 config=result.config,
                 settings=wandb.Settings(console="off", silent=True),  # the log of the run is in its folder
@@ -57,6 +59,11 @@ class Wandb(Logger):
             raise ConfigError(f"logger: wandb: {first_line(error)}; WANDB_MODE=offline needs no login") from error
         for prefix, axis in (("*", "epoch"), ("step/*", "step/number")):
             self._run.define_metric(prefix, step_metric=axis)
+        if not self._run.offline:
+            path.write_text(self._run.id)
+        if not self._run.resumed:
+            for record in result.epochs:
+                self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._run.finish(exit_code=int(kind is not None))
