@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-DICTS = (dict, OrderedDict)
-
 
 @dataclass(frozen=True)
 class Structure:
-    """How the leaves of a tree are nested.
+    """How the leaves of a tree are nested; `LEAF` is a leaf, as is an object of any other type.
 
     Args:
-        kind: dict, OrderedDict, list, tuple or a named tuple; None is a leaf, as is an object of any other type.
-        keys: of a dict.
+        kind: dict, OrderedDict, list, tuple or a named tuple.
+        keys: of a dict, the fields of a named tuple, or the indices of a list.
         children: the structures of the values.
     """
 
@@ -24,67 +22,62 @@ class Structure:
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
 
+    def paths(self) -> Iterator[str]:
+        """The path of each leaf, such as `['image'][0]`."""
+        if self.kind is None:
+            yield ""
+        for key, child in zip(self.keys, self.children, strict=True):
+            name = f".{key}" if hasattr(self.kind, "_fields") else f"[{key!r}]"
+            yield from (name + path for path in child.paths())
 
-def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves of a tree in order, and its structure."""
+
+LEAF = Structure()
+
+
+def flatten(tree: Any, leaf_type: type | None = None) -> tuple[list[Any], Structure]:
+    """The leaves of a tree in order, and its structure; objects of `leaf_type` are leaves too."""
     leaves: list[Any] = []
-    return leaves, _flatten(tree, leaves, None)
 
+    def structure_of(tree: Any) -> Structure:
+        kind = type(tree)
+        keys: Iterable[Any]
+        if kind in (dict, OrderedDict):
+            keys, values = tree, tree.values()
+        elif kind in (list, tuple):
+            keys, values = range(len(tree)), tree
+        elif isinstance(tree, tuple) and hasattr(tree, "_fields") and kind is not leaf_type:
+            keys, values = tree._fields, tree
+        else:
+            leaves.append(tree)
+            return LEAF
+        return Structure(kind, tuple(keys), tuple(map(structure_of, values)))
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a tree with their paths, such as `['image'][0]`."""
-    return list(_named(tree, ""))
+    return leaves, structure_of(tree)
 
 
 def unflatten(leaves: Iterable[Any], structure: Structure) -> Any:
     """The tree of this structure with these leaves."""
-    return _build(iter(leaves), structure)
+    remaining = iter(leaves)
+
+    def build(structure: Structure) -> Any:
+        kind = structure.kind
+        if kind is None:
+            return next(remaining)
+        values = list(map(build, structure.children))
+        if kind in (list, tuple):
+            return kind(values)
+        return kind(*values) if hasattr(kind, "_fields") else kind(zip(structure.keys, values, strict=True))
+
+    return build(structure)
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree with their paths."""
+    leaves, structure = flatten(tree)
+    return list(zip(structure.paths(), leaves, strict=True))
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any, leaf_type: type | None = None) -> Any:
-    """A tree with `function` applied to each leaf; objects of `leaf_type` are leaves too."""
-    leaves: list[Any] = []
-    structure = _flatten(tree, leaves, leaf_type)
+    """A tree with `function` applied to each leaf, of which objects of `leaf_type` are some."""
+    leaves, structure = flatten(tree, leaf_type)
     return unflatten(map(function, leaves), structure)
-
-
-def _flatten(tree: Any, leaves: list[Any], leaf_type: type | None) -> Structure:
-    kind = type(tree)
-    if kind is leaf_type or not (kind in DICTS or kind in (list, tuple) or _is_named_tuple(kind)):
-        leaves.append(tree)
-        return LEAF
-    keys = tuple(tree) if kind in DICTS else ()
-    values = tree.values() if kind in DICTS else tree
-    return Structure(kind, keys, tuple([_flatten(value, leaves, leaf_type) for value in values]))
-
-
-def _build(leaves: Iterator[Any], structure: Structure) -> Any:
-    kind = structure.kind
-    if kind is None:
-        return next(leaves)
-    values = [_build(leaves, child) for child in structure.children]
-    if kind in DICTS:
-        return kind(zip(structure.keys, values, strict=True))
-    return kind(*values) if _is_named_tuple(kind) else kind(values)
-
-
-def _named(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    kind = type(tree)
-    if kind in DICTS:
-        children = [(f"[{key!r}]", value) for key, value in tree.items()]
-    elif _is_named_tuple(kind):
-        children = [(f".{field}", value) for field, value in zip(tree._fields, tree, strict=True)]
-    elif kind in (list, tuple):
-        children = [(f"[{index}]", value) for index, value in enumerate(tree)]
-    else:
-        yield path, tree
-        return
-    for name, value in children:
-        yield from _named(value, path + name)
-
-
-def _is_named_tuple(kind: type) -> bool:
-    return issubclass(kind, tuple) and hasattr(kind, "_fields")
-
-
-LEAF = Structure()
