@@ -13,9 +13,8 @@ from PIL import Image
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.cli import evaluate
-from vitmnist.data import image_io
 from vitmnist.data.datasets import image_folder
-from vitmnist.data.image_io import read_picture
+from vitmnist.data.image_io import PictureReader
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
 
@@ -36,17 +35,18 @@ def test_pictures_are_decoded_on_all_cores_in_the_same_order(folder: Path, monke
     (folder / "cat" / "4.png").write_bytes(b"no picture")
     expected = load(folder, skip_unreadable=True)
     shutil.rmtree(folder.parent / "root")
+    read_picture = PictureReader.__call__
     together, seen, before = threading.Barrier(3), set(), {*threading.enumerate()}
 
-    def read(path: Path, *parts: object, **options: object) -> Image.Image:
+    def read(reader: PictureReader, path: Path) -> Image.Image:
         name = threading.current_thread().name
         if len(seen) < 3 and name not in seen:  # with its first picture a thread waits for the others
             seen.add(name)
             together.wait(timeout=60)
-        return read_picture(path, *parts, **options)
+        return read_picture(reader, path)
 
     monkeypatch.setattr(image_folder, "available_cores", lambda: 3)
-    monkeypatch.setattr(image_io, "read_picture", read)
+    monkeypatch.setattr(PictureReader, "__call__", read)
     found = load(folder, skip_unreadable=True)
     assert (found.sha256, found.skipped) == (expected.sha256, 1)
     assert (found.train.files, found.test.files) == (expected.train.files, expected.test.files)

@@ -134,7 +134,7 @@ def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int,
     limit = next((limit for limit in CAMERAS if highest <= limit), None)
     if limit and options.max_16_bit == 65_535:
         message = (
-            "%s: 16-bit pictures are dark: none exceeds %d; data.dataset.max_16_bit=%d, of %d-bit cameras, scales them"
+            "%s: 16-bit pictures have no value above %d, all are dark; data.dataset.max_16_bit=%d, of %d-bit cameras"
         )
         log.warning(message, folder, highest, limit, limit.bit_length())
     if warned := notes["warned"]:
