@@ -214,5 +214,5 @@ def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
 def log_left_out(left_out: Counter[str]) -> None:
     """Log how many files are no pictures by their names."""
     if left_out:
-        counts = ", ".join(f"{count} {printable(ending) or 'without'}" for ending, count in left_out.most_common())
+        counts = ", ".join(f"{count} {printable(ending) or 'without'}" for ending, count in sorted(left_out.items()))
         log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))

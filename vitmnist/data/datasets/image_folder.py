@@ -134,7 +134,7 @@ def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int,
     limit = next((limit for limit in CAMERAS if highest <= limit), None)
     if limit and options.max_16_bit == 65_535:
         message = (
-            "%s: 16-bit pictures have no value above %d, all are dark; data.dataset.max_16_bit=%d, of %d-bit cameras"
+            "%s: no 16-bit picture has a value above %d: all are dark; set data.dataset.max_16_bit=%d (%d-bit cameras)"
         )
         log.warning(message, folder, highest, limit, limit.bit_length())
     if warned := notes["warned"]:
