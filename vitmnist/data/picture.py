@@ -102,7 +102,7 @@ def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, flo
         raise ValueError("int32 and float pixels need data.dataset.range_32_bit=[BLACK,WHITE] in training")
     low, high = limits
     scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)
-    scaled[pixels == image.info.get("transparency")] = 255
+    scaled[pixels == image.info.get("transparency", np.nan)] = 255
     return Image.fromarray(scaled.astype(np.uint8))
 
 

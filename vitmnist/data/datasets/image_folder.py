@@ -233,11 +233,8 @@ class FolderDecoder:
         with closing(map_in_threads(pixel_range, paths, available_cores())) as ranges:
             for bits, low, high in filter(None, ranges):
                 values[bits] += [low, high]
-        range_32_bit = (min(values[32]), max(values[32])) if values[32] else None
-        return {
-            "max_16_bit": max(values[16], default=65_535),
-            "range_32_bit": self.options.range_32_bit or range_32_bit,
-        }
+        limits = self.options.range_32_bit or ((min(values[32]), max(values[32])) if values[32] else None)
+        return {"max_16_bit": max(values[16], default=65_535), "range_32_bit": limits}
 
     def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
         images = empty_images(len(indices), *self.options.shape)
