@@ -90,6 +90,7 @@ def test_the_card_reads_every_file_as_predict_does(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: bool, resize: str, mode: str
 ) -> None:
     options = {"name": "image_folder", "size": 20, "mode": mode, "resize": resize, "draft": draft}
+    options["range_32_bit"] = [0, 1]
     shape = (1 if mode == "grey" else 3, 20, 20)
     model = replace(load_inference_model(trained, torch.device("cpu")), dataset=options, shape=shape)
     card = Exported(FORMATS["torch"], b"", model, "").card("model.pt2", [])

@@ -142,7 +142,7 @@ def _describe_files(trained: InferenceModel) -> tuple[str, str]:
         f"{draft * reader.draft}upright, transparent pixels on white, converted to {('RGB', 'grey')[channels == 1]}, "
         f"resized to {width}×{height} by a bilinear filter with antialiasing{framing[reader.resize]}"
     )
-    options = {"size": reader.size, "mode": reader.mode.value, "resize": reader.resize.value, "draft": reader.draft}
+    options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
     code = inspect.getsource(picture).strip()
     return words, FILE_USAGE.format(source=code, arguments=arguments, height=height, width=width, channels=channels)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +16,15 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.pictures import smooth
 from vitmnist.data import image_io
-from vitmnist.data.image_io import Resize, read_picture
-from vitmnist.data.picture import to_image
+from vitmnist.data.image_io import EXTENSIONS, PictureReader, Resize, file_warnings, has_alpha
+from vitmnist.data.picture import fitted, to_image
 from vitmnist.errors import DataError
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
+
+
+def read_picture(path: Path, *options: Any, **named: Any) -> Image.Image:
+    return PictureReader(*options, **named)(path)
 
 
 def save(path: Path, image: Image.Image, **options: object) -> None:
@@ -36,32 +44,106 @@ def turned(orientation: int) -> Image.Exif:
         *((GREY.convert(mode), 153) for mode in ("L", "LA", "P", "RGB", "RGBA", "CMYK")),
         (Image.new("1", (9, 9), 1), 255),
         (Image.fromarray(np.full((9, 9), 39_321, dtype=np.uint16)), 153),
-        (Image.fromarray(np.full((9, 9), 39_321, dtype=np.int32)), 153),
-        (Image.fromarray(np.full((9, 9), 153, dtype=np.int32)), 153),
-        (Image.fromarray(np.full((9, 9), 153, dtype=np.float32)), 153),
-        (Image.fromarray(np.full((9, 9), 0.6, dtype=np.float32)), 153),
+        (Image.fromarray(np.full((9, 9), 50, dtype=np.int32)), 153),
+        (Image.fromarray(np.full((9, 9), 50, dtype=np.float32)), 153),
+        (Image.fromarray(np.full((9, 9), 900, dtype=np.float32)), 255),
         (Image.new("RGBA", (9, 9), (0, 0, 0, 0)), 255),  # transparent pixels become white
     ],
 )
 @pytest.mark.parametrize("mode", ["grey", "rgb"])
 def test_any_mode_of_picture_keeps_its_brightness(tmp_path: Path, image: Image.Image, expected: int, mode: str) -> None:
     save(tmp_path / "picture.tif", image)
-    assert np.asarray(read_picture(tmp_path / "picture.tif", (5, 5), mode)).mean() == pytest.approx(expected, abs=1)
+    found = np.asarray(read_picture(tmp_path / "picture.tif", (5, 5), mode, range_32_bit=(-100, 150)))
+    assert found.mean() == pytest.approx(expected, abs=1)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_pixels_of_32_bits_need_a_range_and_those_of_16_are_scaled_by_one_rule(tmp_path: Path) -> None:
+    """16 bits: by the type, whatever a picture's own values are, and white where a PNG is transparent."""
+    file = tmp_path / "picture.tif"
+    for dtype in (np.int32, np.float32):
+        save(file, Image.fromarray(np.full((9, 9), 0.5).astype(dtype)))
+        with pytest.raises(DataError, match=r"picture\.tif: .*need data\.dataset\.range_32_bit=\[BLACK,WHITE\]"):
+            read_picture(file, (9, 9), "grey")
+    dark = np.full((9, 9), 200, np.uint16)  # an int32 picture would once have been taken for one of 8 bits
+    (tmp_path / "dark.pgm").write_bytes(b"P5 9 9 65535\n" + dark.astype(">u2").tobytes())
+    assert read_picture(tmp_path / "dark.pgm", (9, 9), "grey").getextrema() == (1, 1)
+    dark[0] = 4095
+    save(tmp_path / "deep.png", Image.fromarray(dark), transparency=200)
+    save(tmp_path / "twin.png", Image.fromarray((dark // 16).astype(np.uint8)), transparency=200 // 16)
+    deep, twin = (read_picture(tmp_path / name, (9, 9), "grey", max_16_bit=4095) for name in ("deep.png", "twin.png"))
+    assert deep == twin
+    assert has_alpha(tmp_path / "deep.png")
+
+
+@pytest.mark.parametrize("ending", EXTENSIONS)
+def test_pictures_of_every_ending_are_read_and_of_several_frames_the_first(tmp_path: Path, ending: str) -> None:
+    first, second = (smooth(seed, (64, 48)).convert("L").convert("RGB") for seed in (0, 1))
+    frames = {"save_all": True, "append_images": [second]} if ending in (".gif", ".avif", ".webp", ".tif") else {}
+    save(tmp_path / f"picture{ending}", first, **frames)
+    found = np.asarray(read_picture(tmp_path / f"picture{ending}", (64, 48), "grey"), dtype=float)
+    assert np.abs(found - np.asarray(first.convert("L"))).mean() < 2
+
+
+def test_pillows_warnings_are_collected_by_file_in_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(6)]
+    for path in paths:
+        save(path, Image.new("L", (300, 300)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 299 * 300)
+
+    def read() -> dict[Path, str]:
+        with file_warnings() as warned, ThreadPoolExecutor(3) as threads:
+            assert len([*threads.map(PictureReader((9, 9), "grey"), paths)]) == 6
+            warnings.warn("of something else", stacklevel=1)
+        return warned
+
+    with pytest.warns(UserWarning, match="^of something else$"):
+        warned = read()
+    assert sorted(warned) == paths
+    assert all("decompression bomb" in message for message in warned.values())
+
+
+STORED = {
+    "photo.jpg": {"quality": 90},
+    "grey.jpg": {"quality": 90},
+    "cmyk.jpg": {"quality": 90},
+    "photo.png": {},
+    "photo.webp": {},
+    "photo.avif": {},
+    "raw.tif": {},
+    "lzw.tif": {"compression": "tiff_lzw"},
+    "jpeg.tif": {"compression": "jpeg"},
+}
+"""Every format that has an orientation."""
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_jpeg_at_a_smaller_scale_looks_the_same(tmp_path: Path, mode: str, orientation: int) -> None:
-    """Its sides are no multiples of the scale, and the target is not square."""
-    save(tmp_path / "photo.jpg", smooth(0, (371, 243)).convert(mode), exif=turned(orientation), quality=90)
-    for resize in Resize:
+@pytest.mark.parametrize("name", STORED)
+def test_pictures_are_upright_however_they_are_stored_decoded_and_resized(
+    tmp_path: Path, name: str, orientation: int
+) -> None:
+    """Their sides are no multiples of a JPEG's scales; Pillow turns a TIFF file while it is loaded."""
+    mode, target = {"grey.jpg": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"), (40, 30)
+    save(tmp_path / name, smooth(0, (371, 243)).convert(mode), exif=turned(orientation), **STORED[name])
+    with Image.open(tmp_path / name) as image:
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+    assert upright.size == ((371, 243) if orientation < 5 else (243, 371))
+    for resize, read in product(Resize, (read_picture, read_by_pillow)):
+        assert np.array_equal(read(tmp_path / name, upright.size, "rgb", resize), upright)
+        inner = upright.resize(fitted(upright.size, target, resize), Image.Resampling.BILINEAR)
+        left, top = (round((side - to) / 2) for side, to in zip(inner.size, target, strict=True))
+        expected = np.asarray(inner.crop((left, top, left + target[0], top + target[1])), dtype=float)
         full, draft = (
-            np.asarray(read_picture(tmp_path / "photo.jpg", (40, 30), "rgb", resize, draft), dtype=float)
-            for draft in (False, True)
+            np.asarray(read(tmp_path / name, target, "rgb", resize, draft), dtype=float) for draft in (False, True)
         )
-        assert draft.shape == full.shape == (30, 40, 3)
-        assert 0 < np.abs(draft - full).mean() < 0.5  # 0: it was decoded in full
+        assert np.abs(full - expected).max() <= 1
         assert np.abs(draft - full).max() <= 4
+        assert (0 < np.abs(draft - full).mean() < 0.5) == name.endswith("jpg")  # 0: it was decoded in full
+
+
+def read_by_pillow(path: Path, size: tuple[int, int], mode: str, resize: str, draft: bool = False) -> Image.Image:
+    """As the code in a model card does."""
+    with Image.open(path) as opened:
+        return to_image(opened, size, mode, resize, draft)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +155,6 @@ def test_other_formats_and_jpegs_that_are_not_twice_the_size_are_decoded_in_full
     save(tmp_path / name, smooth(0, (371, 243)))
     full, draft = (read_picture(tmp_path / name, size, "rgb", draft=draft) for draft in (False, True))
     assert full == draft
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(("size", "mode"), [((40, 30), "RGB"), ((300, 400), "L")])
-def test_without_a_draft_a_jpeg_is_what_pillow_makes_of_all_its_pixels(
-    tmp_path: Path, size: tuple[int, int], mode: str, orientation: int
-) -> None:
-    """Upright, and to 1 of 255."""
-    save(tmp_path / "photo.jpg", smooth(0, (371, 243)).convert(mode), exif=turned(orientation))
-    with Image.open(tmp_path / "photo.jpg") as image:
-        expected = ImageOps.exif_transpose(image).resize(size, Image.Resampling.BILINEAR)
-    found = read_picture(tmp_path / "photo.jpg", size, "rgb" if mode == "RGB" else "grey")
-    assert (found.mode, found.size) == (expected.mode, expected.size)
-    assert np.abs(np.asarray(found, dtype=int) - np.asarray(expected, dtype=int)).max() <= 1
 
 
 @pytest.mark.parametrize("orientation", [1, 6])

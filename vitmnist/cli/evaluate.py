@@ -105,6 +105,9 @@ def load_run(
     is_own = "data.root" in typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
     with nullcontext() if is_own else only_reading(root):
         dataset = build_dataset(config.data.dataset, root)
+        recorded = trained.dataset.get("range_32_bit")
+        if recorded and dataset.train.range_32_bit != tuple(recorded) and not config.data.dataset.get("range_32_bit"):
+            dataset = build_dataset({**config.data.dataset, "range_32_bit": recorded}, root)  # other files have another
     dataset = prepare(dataset, config.data, config.seed)
     if not any(one.startswith("data") and key_of(one) != "data.root" for one in overrides):
         _warn_if_images_changed(folder, dataset)

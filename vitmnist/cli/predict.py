@@ -22,11 +22,12 @@ from PIL import ImageOps
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run
-from vitmnist.data.image_io import PictureReader, find_pictures, has_alpha, to_tensor
+from vitmnist.data.image_io import PictureReader, file_warnings, find_pictures, has_alpha, to_tensor
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 
 BATCH_SIZE = 256  # images in memory at a time
+TRANSPARENT = "transparent pixels become white, so that white ink on them disappears"
 
 
 def predict(
@@ -34,7 +35,7 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """File, class, its probability, and the probabilities of all classes, for each image.
 
-    Of a file that cannot be read as an image: file and error. A warning, if it has transparent pixels.
+    Of a file that cannot be read as an image: file and error. A warning of Pillow, or of transparent pixels.
     """
     preprocess, read = trained.preprocess().to(device), trained.reader()
     for start in range(0, len(paths), BATCH_SIZE):
@@ -43,13 +44,15 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                image = read(path)
+                with file_warnings() as warned:
+                    image = read(path)
+                    is_transparent = isinstance(read, PictureReader) and has_alpha(path)
+                if warning := "; ".join([*warned.values()] + [TRANSPARENT] * is_transparent):
+                    rows[path]["warning"] = warning
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
                 if (found := tuple(images[path].shape)) != trained.shape:  # a custom reader may differ
                     del images[path]
                     raise DataError(f"{printable(path)}: is read as {found}, and the model takes {trained.shape}")
-                if isinstance(read, PictureReader) and has_alpha(path):
-                    rows[path]["warning"] = "transparent pixels become white, so that white ink on them disappears"
             except DataError as error:
                 rows[path]["error"] = str(error)
         if images:

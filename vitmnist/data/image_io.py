@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from glob import glob, has_magic
@@ -14,6 +18,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +26,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.picture import to_image
+from vitmnist.data.picture import is_32_bit, to_image
 from vitmnist.errors import DataError, printable
 
-# As torchvision.datasets.ImageFolder; importing that module takes 2 s.
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# The same with every build of Pillow: what it cannot read is reported as unreadable.
+JPEG = ".jpg", ".jpeg", ".jfif"
+EXTENSIONS = (*JPEG, ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2")
 IMAGE_READ_MODE_RGB = 3  # torchvision.io.ImageReadMode.RGB
 COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
 
+log = logging.getLogger(__name__)
+_reading = threading.local()  # `path`: the file that a thread reads
 
 Pixels = NDArray[np.uint8]
 
@@ -50,33 +58,52 @@ class Resize(str, Enum):
 
 @dataclass(frozen=True)
 class PictureReader:
-    """How a picture file becomes an image: `reader(path)` is as `read_picture`."""
+    """Makes an image of a file of any size and mode, by `to_image`, whose arguments these are."""
 
     size: tuple[int, int]
     mode: Mode
     resize: Resize = Resize.stretch
     draft: bool = False
+    max_16_bit: int = 65_535
+    range_32_bit: tuple[float, float] | None = None
 
     def __call__(self, path: Path) -> Image.Image:
-        return read_picture(path, self.size, self.mode, self.resize, self.draft)
+        """Raises `DataError` if the file cannot be read."""
+        with open_picture(path) as opened:
+            return to_image(opened, **vars(self), decode=_decode)
 
 
-def read_picture(
-    path: Path, size: tuple[int, int], mode: Mode, resize: Resize = Resize.stretch, draft: bool = False
-) -> Image.Image:
-    """The image in a file of any size and mode, by `to_image`, whose arguments these are.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+@contextmanager
+def open_picture(path: Path) -> Iterator[Image.Image]:
+    """A picture file, to be read inside the context; raises `DataError` if that fails."""
+    _reading.path = path
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
         with Image.open(path) as opened:
-            return to_image(opened, size, mode, resize, draft, _decode)
+            yield opened
     except Exception as error:  # Pillow's decoders raise the errors of many libraries
         reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
         raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
+    finally:
+        _reading.path = None
+
+
+@contextmanager
+def file_warnings() -> Iterator[dict[Path, str]]:
+    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
+    collected: dict[Path, str] = {}
+
+    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
+        if path := getattr(_reading, "path", None):
+            collected[path] = str(message)
+        else:
+            show(message, *parts, **options)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", module="PIL", append=True)  # after filters of the user
+        show, warnings.showwarning = warnings.showwarning, collect
+        yield collected
 
 
 def _decode(image: Image.Image) -> Pixels:
@@ -116,8 +143,10 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
 
 
 def has_alpha(path: Path) -> bool:
-    """Whether an image has transparent pixels, which become white. Raises `OSError` if it cannot be opened."""
-    with Image.open(path) as image:
+    """Whether an image has transparent pixels, which become white; raises `DataError` if it cannot be read."""
+    with open_picture(path) as image:
+        if image.mode[0] == "I" and "transparency" in image.info:  # Pillow makes these pixels opaque in RGBA
+            return bool((np.asarray(image) == image.info["transparency"]).any())
         least, _ = image.convert("RGBA").getchannel("A").getextrema()
         return image.has_transparency_data and least != 255
 
@@ -128,9 +157,17 @@ def to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1)
 
 
-def is_colour(path: Path) -> bool:
+def pixel_range(path: Path) -> tuple[int, float, float] | None:
+    """16 or 32 bits, and the lowest and highest value; None if a picture has 8 bits or is unreadable."""
+    with suppress(DataError), open_picture(path) as image:  # reported when it is decoded
+        if image.mode[0] in "IF" and np.isfinite(pixels := np.asarray(image)).all():
+            return 32 if is_32_bit(image) else 16, float(pixels.min()), float(pixels.max())
+    return None
+
+
+def is_colour(path: Path, reader: PictureReader) -> bool:
     """Whether an image shows colour; many grey ones are stored with three channels."""
-    pixels = np.asarray(read_picture(path, (64, 64), Mode.rgb, draft=True))
+    pixels = np.asarray(replace(reader, size=(64, 64), mode=Mode.rgb, resize=Resize.stretch, draft=True)(path))
     return bool(np.ptp(pixels, axis=2).max() > COLOUR_THRESHOLD)
 
 
@@ -141,21 +178,23 @@ def find_pictures(names: Sequence[str]) -> list[Path]:
         DataError: a folder without images, or a pattern without a match; names it.
     """
     found: list[Path] = []
+    left_out: Counter[str] = Counter()
     for name in names:
         matches = [name] if not has_magic(name) or Path(name).exists() else sorted(glob(name, recursive=True))
         if not matches:
             raise DataError(f"{printable(name)}: matches no file")
         for path in map(Path, matches):
             # A file that does not exist is named when it is read.
-            inside = list_images(path) if path.is_dir() else [path]
+            inside = list_images(path, left_out) if path.is_dir() else [path]
             if not inside:
                 raise DataError(f"{printable(path)}: holds no picture ({', '.join(EXTENSIONS)})")
             found += inside
+    log_left_out(left_out)
     return list(dict.fromkeys(found))
 
 
-def list_images(folder: Path) -> list[Path]:
-    """The pictures in a folder and its subfolders, sorted.
+def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
+    """The pictures in a folder and its subfolders, sorted; counts the other files by their endings in `left_out`.
 
     Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
     followed, each folder once: links that form a loop would never end.
@@ -164,11 +203,16 @@ def list_images(folder: Path) -> list[Path]:
     for parent, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
-        paths = [Path(parent, name) for name in names]
-        found += [path for path in paths if is_picture(path) and (os.path.isfile(path) or not os.path.exists(path))]
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):  # as the `._NAME` of macOS
+            if not path.name.lower().endswith(EXTENSIONS):
+                left_out[path.suffix.lower()] += 1
+            elif os.path.isfile(path) or not os.path.exists(path):
+                found.append(path)
     return sorted(found)
 
 
-def is_picture(path: Path) -> bool:
-    """Whether the name is that of a picture: one of `EXTENSIONS`, and not hidden, as the `._NAME` of macOS are."""
-    return path.name.lower().endswith(EXTENSIONS) and not path.name.startswith(".")
+def log_left_out(left_out: Counter[str]) -> None:
+    """Log how many files are no pictures by their names."""
+    if left_out:
+        counts = ", ".join(f"{count} {printable(ending) or 'without'}" for ending, count in sorted(left_out.items()))
+        log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))

@@ -11,17 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
-UPRIGHT = {  # how an image of an EXIF orientation is turned
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 MAX_SIDE = 65_535  # in pixels, as of a JPEG file; to resize a longer side takes seconds
 
 
@@ -31,6 +22,8 @@ def to_image(
     mode: str,
     resize: str,
     draft: bool,
+    max_16_bit: int = 65_535,
+    range_32_bit: tuple[float, float] | None = None,
     decode: Callable[[Image.Image], NDArray[np.uint8]] = np.array,
 ) -> Image.Image:
     """An opened picture, upright, of (width, height); transparent pixels become white.
@@ -39,16 +32,15 @@ def to_image(
         mode: grey or rgb.
         resize: stretch; crop: the shorter side fits, the centre is taken; pad: the longer side fits, the rest is black.
         draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
+        max_16_bit: the value of 16-bit pixels that becomes white.
+        range_32_bit: the values of int32 and float pixels that become black and white; None: they are refused.
         decode: makes uint8 `[H, W]` or `[H, W, C]` of an image; the same pixels as `np.array`, perhaps sooner.
     """
-    orientation = opened.getexif().get(ExifTags.Base.Orientation)
-    to_size = fitted(opened.size, size[::-1] if orientation in (5, 6, 7, 8) else size, resize)
-    if max(*opened.size, *to_size) > MAX_SIDE:
-        raise ValueError(f"{opened.width}×{opened.height} pixels are more than {MAX_SIDE} on a side")
+    orientation, to_size = stored_size(opened, size, resize)
     drafted = opened.draft(None, (2 * to_size[0], 2 * to_size[1])) if draft else None
     image: Image.Image = opened
     if image.mode[0] in "IF":
-        image = to_8_bit(image)
+        image = to_8_bit(image, max_16_bit, range_32_bit)
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(background, image.convert("RGBA"))
@@ -60,11 +52,23 @@ def to_image(
     if drafted and drafted[1] != (0, 0, *image.size):
         image = image.resize(to_size, Image.Resampling.BILINEAR, drafted[1])
     else:
-        image = resized(decode(image), to_size)
-    if orientation in UPRIGHT:
-        image = image.transpose(UPRIGHT[orientation])
+        pixels = decode(image)
+        orientation, to_size = stored_size(opened, size, resize)  # by now Pillow's TIFF reader has turned it upright
+        image = resized(pixels, to_size)
+    if orientation != 1:
+        image.getexif()[ExifTags.Base.Orientation] = orientation
+        image = ImageOps.exif_transpose(image)
     left, top = (round((side - to) / 2) for side, to in zip(image.size, size, strict=True))
     return image.crop((left, top, left + size[0], top + size[1])) if image.size != size else image  # or pads with black
+
+
+def stored_size(opened: Image.Image, size: tuple[int, int], resize: str) -> tuple[int, tuple[int, int]]:
+    """The EXIF orientation of a picture, and the size to which it is resized before it is turned upright."""
+    orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
+    to_size = fitted(opened.size, size[::-1] if orientation in (5, 6, 7, 8) else size, resize)
+    if max(*opened.size, *to_size) > MAX_SIDE:
+        raise ValueError(f"{opened.width}×{opened.height} pixels are more than {MAX_SIDE} on a side")
+    return orientation, to_size
 
 
 def fitted(size: tuple[int, int], to: tuple[int, int], resize: str) -> tuple[int, int]:
@@ -89,13 +93,19 @@ def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(images[0].permute(1, 2, 0).squeeze(2).numpy())
 
 
-def to_8_bit(image: Image.Image) -> Image.Image:
-    """An image of 16 or 32 bits, which Pillow would clip at 255, scaled by the range of its values."""
+def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, float] | None) -> Image.Image:
+    """A grey image of 16 or 32 bits, which Pillow would clip at 255; white where a 16-bit PNG is transparent."""
     pixels = np.asarray(image).astype(np.float64)
     if not np.isfinite(pixels).all():
         raise ValueError("some of its pixels are not finite")
-    if image.mode.startswith("I;16") or pixels.max() > 255:
-        pixels /= 257  # 65,535 is white
-    elif image.mode == "F" and pixels.max() <= 1:
-        pixels *= 255
-    return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
+    if not (limits := range_32_bit if is_32_bit(image) else (0, max_16_bit)):
+        raise ValueError("int32 and float pixels need data.dataset.range_32_bit=[BLACK,WHITE] in training")
+    low, high = limits
+    scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)
+    scaled[pixels == image.info.get("transparency", np.nan)] = 255
+    return Image.fromarray(scaled.astype(np.uint8))
+
+
+def is_32_bit(image: Image.Image) -> bool:
+    """Whether an image has int32 or float pixels; Pillow gives those of 16-bit PGM files as int32, up to 65,535."""
+    return image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))

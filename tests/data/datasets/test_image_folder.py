@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-import shutil
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +20,7 @@ from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.datasets.class_folders import find_samples
-from vitmnist.data.datasets.image_folder import FolderDecoder, ImageFolderOptions
-from vitmnist.data.image_io import Resize, find_pictures, read_picture
+from vitmnist.data.image_io import Mode, PictureReader, find_pictures
 from vitmnist.data.tensors import digest
 from vitmnist.errors import DataError
 
@@ -144,25 +140,67 @@ def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(fold
         assert torch.equal(found, expected)
 
 
-def test_pictures_that_0_1_has_decoded_are_not_decoded_again(folder: Path) -> None:
-    """The fingerprint of a cache says by what it was made; a new option must not change it by its default."""
-    for name in CLASSES:
-        draw(folder / "train" / name / "0.png", 1)
-        draw(folder / "test" / name / "0.png", 2)
-        shutil.rmtree(folder / name)
-    options = ImageFolderOptions(path=str(folder))
-    _, parts = find_samples(folder, None, 0.2, False)
-    files = [
-        (str(path.relative_to(folder)), label, path.stat().st_size, path.stat().st_mtime_ns)
-        for path, label in [*parts["train"], *parts["test"]]
-    ]
-    made_by_0_1 = json.dumps([str(folder.resolve()), 3, len(parts["train"]), 28, "grey", True, files])
-    decoder = FolderDecoder(folder, [*parts.values()], options)
-    assert decoder.fingerprint() == hashlib.sha256(made_by_0_1.encode()).hexdigest()
-    found = {
-        FolderDecoder(folder, [*parts.values()], replace(options, resize=resize)).fingerprint() for resize in Resize
-    }
-    assert len(found) == 3
+def write_deep(path: Path, values: object, dtype: str, **options: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(values).astype(dtype)).save(path, **options)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_pictures_of_32_bits_have_one_scale_in_the_whole_set(folder: Path, dtype: str) -> None:
+    """Not that of each picture, by which 255 became white and 256 black; 8 and 16 bits are scaled by their types."""
+    ramps = {}
+    for number, path in enumerate(sorted(folder.glob("*/*.png"))[::3]):
+        ramps[str(path.relative_to(folder))[:-3] + "tif"] = ramp = np.full((8, 8), 100 + 100.0 * number)
+        write_deep(path.with_suffix(".tif"), ramp, dtype)
+        path.unlink()
+    write_deep(folder / "cat" / "deep.png", np.full((8, 8), 257 * 33), "uint16")
+    write_deep(folder / "eel" / "damaged.tif", np.full((8, 8), np.nan), "float32")
+    for options, low, high in ({}, 100, 1000), ({"range_32_bit": (0, 500)}, 0, 500):
+        pets = load(folder, size=8, skip_unreadable=True, **options)
+        assert {split.range_32_bit for split in pets.splits.values()} == {(low, high)}
+        for split in pets.splits.values():
+            for row, name in enumerate(split.files):
+                assert np.array_equal(split.images[row, 0], split.reader[row]), "as disk reads it"
+                if name in ramps or name.endswith("deep.png"):
+                    scaled = 33 if name not in ramps else (ramps[name][0, 0] - low) * 255 / (high - low)
+                    assert (split.images[row] == min(255, round(scaled))).all()
+        assert len(ramps) == 10
+
+
+@pytest.mark.parametrize(("highest", "key"), [(1023, 1023), (1024, 4095), (4095, 4095), (4096, None)])
+def test_pictures_of_cameras_with_10_and_12_bits_are_warned_of_with_the_key_that_scales_them(
+    folder: Path, highest: int, key: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, path in enumerate(folder.glob("*/*.png")):
+        write_deep(path, np.full((8, 8), highest - number % 2), "uint16")
+    for count in (1, 2):  # decoded now, and found decoded
+        load(folder)
+        assert caplog.text.count("no 16-bit picture") == (count if key else 0)
+    assert not key or f"data.dataset.max_16_bit={key} ({key.bit_length()}-bit cameras)" in caplog.text
+    caplog.clear()
+    scaled = load(folder, max_16_bit=key or 4096)
+    assert int(scaled.train.images.max()) == round(255 * highest / (key or 4096))
+    assert "16-bit" not in caplog.text
+
+
+def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_name_the_file(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a picture that this Pillow cannot read, the ending is no reason to leave it out."""
+    for name in ("cat/a.HEIC", "cat/b.heic", "dog/notes.txt", "dog/README", "eel/.hidden"):
+        (folder / name).write_bytes(b"")
+    smooth(0, (40, 40)).save(folder / "cat" / "first.gif")
+    smooth(0, (90, 90)).save(folder / "dog" / "large.png")
+    (folder / "eel" / "unknown.avif").write_bytes(b"of a codec that this Pillow lacks")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
+    with pytest.raises(DataError, match=r"1 of 33 pictures cannot be read:\n.*unknown\.avif"):
+        load(folder)
+    for _ in range(2):  # decoded now, and found decoded
+        caplog.clear()
+        pets = load(folder, skip_unreadable=True)
+        assert (pets.skipped, len(pets.train) + len(pets.test)) == (1, 32)
+        assert caplog.text.count("files left out by their endings: 1 without, 2 .heic, 1 .txt; pictures end in") == 1
+        assert re.search(r"1 pictures are read with a warning: \S*dog/large\.png: .*decompression bomb", caplog.text)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n damaged", None])
@@ -258,4 +296,4 @@ def test_only_visible_regular_files_are_pictures_and_loops_of_links_are_followed
     assert (list(found.train.files), found.skipped) == (names, 0)
     assert len(find_pictures([str(folder / "cat")])) == 10
     with pytest.raises(DataError, match=r"link\.png: cannot be read as a picture: not a regular file"):
-        read_picture(folder / "cat" / "link.png", (8, 8), "grey")
+        PictureReader((8, 8), Mode.grey)(folder / "cat" / "link.png")

@@ -7,15 +7,19 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
+from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli import evaluate
-from vitmnist.data import image_io
+from vitmnist.cli.evaluate import load_run
 from vitmnist.data.datasets import image_folder
-from vitmnist.data.image_io import read_picture
+from vitmnist.data.image_io import PictureReader
+from vitmnist.export import FORMATS, Exported
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
 
@@ -36,17 +40,18 @@ def test_pictures_are_decoded_on_all_cores_in_the_same_order(folder: Path, monke
     (folder / "cat" / "4.png").write_bytes(b"no picture")
     expected = load(folder, skip_unreadable=True)
     shutil.rmtree(folder.parent / "root")
+    read_picture = PictureReader.__call__
     together, seen, before = threading.Barrier(3), set(), {*threading.enumerate()}
 
-    def read(path: Path, *parts: object, **options: object) -> Image.Image:
+    def read(reader: PictureReader, path: Path) -> Image.Image:
         name = threading.current_thread().name
         if len(seen) < 3 and name not in seen:  # with its first picture a thread waits for the others
             seen.add(name)
             together.wait(timeout=60)
-        return read_picture(path, *parts, **options)
+        return read_picture(reader, path)
 
     monkeypatch.setattr(image_folder, "available_cores", lambda: 3)
-    monkeypatch.setattr(image_io, "read_picture", read)
+    monkeypatch.setattr(PictureReader, "__call__", read)
     found = load(folder, skip_unreadable=True)
     assert (found.sha256, found.skipped) == (expected.sha256, 1)
     assert (found.train.files, found.test.files) == (expected.train.files, expected.test.files)
@@ -69,3 +74,28 @@ def test_training_on_ones_own_pictures(folder: Path, train_here: Train, call_her
     assert "warning: the images of the test split have changed since training" in ended.stderr
     refused = train_here(*overrides(folder), "epochs=1")
     assert (refused.returncode, "3.png" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
+
+
+def test_a_run_records_the_range_of_32_bit_pictures_for_all_that_read_files_later(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
+    for number, path in enumerate(sorted(folder.glob("*/*.png"))):
+        Image.fromarray(np.full((9, 9), 0.01 * number, np.float32)).save(path.with_suffix(".tif"))
+        path.unlink()
+    assert train_here(*overrides(folder), "hydra.run.dir=run", "epochs=1").returncode == 0
+    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
+    shutil.copytree(folder, other := tmp_path / "other")
+    for path in other.glob("*/9.tif"):
+        path.unlink()  # the brightest picture
+    path = folder / "dog" / "7.tif"
+    grey = round(255 * 0.17 / 0.29)
+    assert model.reader()(path).getextrema() == (grey, grey)
+    *_, dataset = load_run(tmp_path / "run", [f"data.dataset.path={other}", "data.root=other-root"], None)
+    assert (dataset.train.images[dataset.train.files.index("dog/7.tif")] == grey).all()
+    assert call_here(evaluate.main, "run").stderr == ""
+    card = Exported(FORMATS["torch"], b"", model, "").card("model.pt2", [])
+    assert "range_32_bit=(0.0, 0.289" in card
+    Image.fromarray(np.full((9, 9), 1.5, np.float32)).save(folder / "dog" / "7.tif")
+    refused = train_here("resume=run", "epochs=2")
+    assert refused.returncode == 1
+    assert "the dataset has changed since the run began" in refused.stderr

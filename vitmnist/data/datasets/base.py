@@ -43,6 +43,7 @@ class Split(TensorSet):
             with `files` be used by several threads.
         sha256: checksum of `images`, if it is already known.
         files: the file of each image, relative to the folder of the dataset; None if images have no files.
+        range_32_bit: the values of int32 and float files, in all splits, that became 0 and 255; None: there are none.
 
     Raises:
         DataError: another dtype or shape, or a label without a class.
@@ -55,6 +56,7 @@ class Split(TensorSet):
     reader: Any = None
     sha256: str | None = None
     files: Sequence[str] | None = None
+    range_32_bit: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

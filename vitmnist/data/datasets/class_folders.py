@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitmnist.data.image_io import list_images
+from vitmnist.data.image_io import list_images, log_left_out
 from vitmnist.errors import ConfigError, DataError, printable
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,9 @@ def find_samples(
         splits = read_labels(labels, folder, skip_unreadable)
     else:
         folders = _split_folders(folder) or {"train": folder}
-        splits = {split: _list(path, skip_unreadable) for split, path in folders.items()}
+        left_out: Counter[str] = Counter()
+        splits = {split: _list(path, skip_unreadable, left_out) for split, path in folders.items()}
+        log_left_out(left_out)
     classes = sorted({name for _, name in splits["train"]})
     for split, pictures in splits.items():
         found = {name for _, name in pictures}
@@ -99,7 +101,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _list(folder: Path, skip_unreadable: bool) -> Pictures:
+def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictures:
     """The pictures of all class folders, each with its class, ordered by a hash of the file's name."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(names) < 2:
@@ -107,7 +109,7 @@ def _list(folder: Path, skip_unreadable: bool) -> Pictures:
             f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/; "
             f"found: {shorten(names) or 'none'}"
         )
-    paths = [path.relative_to(folder) for name in names for path in list_images(folder / name)]
+    paths = [path.relative_to(folder) for name in names for path in list_images(folder / name, left_out)]
     pictures = mixed([(folder / path, path.parts[0]) for path in paths], folder)
     if empty := sorted(set(names) - {name for _, name in pictures}):
         message = f"{folder}: no picture in {len(empty)} of its {len(names)} class folders: {shorten(empty)}"

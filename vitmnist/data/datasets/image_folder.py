@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from vitmnist.config.validation import bounded, described
 from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
-from vitmnist.data.image_io import Mode, PictureReader, Resize, is_colour, to_tensor
+from vitmnist.data.image_io import JPEG, Mode, PictureReader, Resize, file_warnings, is_colour, pixel_range, to_tensor
 from vitmnist.data.threads import map_in_threads
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.files import home_expanded
 from vitmnist.store.cache_file import decode_once
@@ -32,7 +32,8 @@ from vitmnist.store.rows import rows_in_memory
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-VERSION = 3  # of the decoded pixels and the notes about them; another one makes caches decode again
+VERSION = 4  # of the decoded pixels and the notes about them; another one makes caches decode again
+CAMERAS = 1023, 4095  # highest values of cameras of 10 and 12 bits, whose files have 16
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 COLOUR_SAMPLES = 100  # pictures checked for colour
 SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
@@ -50,6 +51,8 @@ class ImageFolderOptions(SizeOptions):
     test_share: float = bounded(0.2, at_least=0, below=1)
     skip_unreadable: bool = False
     draft: bool = True
+    max_16_bit: int = bounded(65_535, at_least=1, at_most=65_535)
+    range_32_bit: tuple[float, float] | None = bounded(None, at_least=-3.5e38, at_most=3.5e38)  # holds any float32
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -59,7 +62,8 @@ class ImageFolderOptions(SizeOptions):
     @property
     def reader(self) -> PictureReader:
         """How a file becomes an image."""
-        return PictureReader((self.size, self.size), self.mode, self.resize, self.draft)
+        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf makes it a list
+        return PictureReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
 
 
 @dataclass
@@ -94,13 +98,14 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
     samples = decoder.samples
-    entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
+    with file_warnings() as decoder.warned:
+        entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
     (images, labels), notes = entry.tensors, entry.notes
-    if images.shape[1] != options.shape[0]:  # large ones are stored with channels last, but for those of older caches
+    if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
     entry.checksums[1].verify(labels)
     unreadable = dict(notes["unreadable"])
-    _warn(folder, notes["coloured"], list(unreadable.values()), len(samples), options)
+    _warn(folder, notes, list(unreadable.values()), len(samples), options)
     readable = [index for index in range(len(samples)) if index not in unreadable]
     starts = [sum(index < first for index in readable) for first in decoder.starts]
     rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
@@ -113,18 +118,29 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         mean, std = channel_statistics(images[train_span])
     paths = [samples[index][0] for index in readable]
     files = [str(path.relative_to(folder)) for path in paths]
+    reader = replace(options, range_32_bit=notes["range_32_bit"]).reader
     whole = Split(images, labels, mean, std, tuple(classes), checksums=entry.checksums[0], files=files)
+    whole = replace(whole, range_32_bit=reader.range_32_bit)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
     splits = {
-        split: whole.part(span, reader=FolderImageReader(paths[span], options.reader), sha256=sha256).part(spans[split])
+        split: whole.part(span, reader=FolderImageReader(paths[span], reader), sha256=sha256).part(spans[split])
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
 
 
-def _warn(folder: Path, coloured: int, unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
-    """Warn of dropped colours and of unreadable pictures; raise `DataError` if those must not be left out."""
-    if coloured:
+def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
+    """Warn of what the pictures lose; raise `DataError` if there are unreadable ones that must not be left out."""
+    highest = notes["max_16_bit"]
+    limit = next((limit for limit in CAMERAS if highest <= limit), None)
+    if limit and options.max_16_bit == 65_535:
+        message = (
+            "%s: no 16-bit picture has a value above %d: all are dark; set data.dataset.max_16_bit=%d (%d-bit cameras)"
+        )
+        log.warning(message, folder, highest, limit, limit.bit_length())
+    if warned := notes["warned"]:
+        log.warning("%s: %d pictures are read with a warning: %s", folder, len(warned), shorten(warned))
+    if coloured := notes["coloured"]:
         log.warning(
             "%s: %d of the first %d pictures are in colour, which data.dataset.mode=grey drops; "
             "data.dataset.mode=rgb keeps it",
@@ -154,6 +170,7 @@ class FolderDecoder:
         self.folder, self.parts, self.options = folder, parts, options
         self.samples = [sample for part in parts for sample in part]
         self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
+        self.warned: dict[Path, str] = {}
         self.unreadable: list[tuple[int, str]] = []
         self.coloured = 0
         self.sums = [ChannelSums() for _ in parts]
@@ -168,10 +185,7 @@ class FolderDecoder:
                 stat = path.stat()
                 size, time = stat.st_size, stat.st_mtime_ns
             files.append((str(path.relative_to(self.folder)), label, size, time))
-        reader = self.options.reader
-        options = [VERSION, *self.starts[1:-1], self.options.size, reader.mode.value, reader.draft]
-        if reader.resize != Resize.stretch:  # caches from before there was a choice stay valid
-            options.append(reader.resize.value)
+        options = [VERSION, *self.starts[1:-1], vars(self.options.reader)]
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
 
@@ -187,6 +201,8 @@ class FolderDecoder:
             for part, (start, stop) in enumerate(pairwise(self.starts))
             for first in range(start, stop, CHUNK)
         ]
+        self.depth = self._find_depth()
+        self.reader = replace(self.options.reader, range_32_bit=self.depth["range_32_bit"])
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
             closing(map_in_threads(self._decode_chunk, [chunk for _, chunk in chunks], available_cores())) as decoded,
@@ -207,8 +223,19 @@ class FolderDecoder:
         """Plain values to keep with the decoded pictures."""
         mean, std = self.sums[0].statistics()
         checksums = [checksum.hexdigest() for checksum in self.checksums]
-        found = {"unreadable": self.unreadable, "coloured": self.coloured}
+        warned = [f"{printable(path)}: {message}" for path, message in sorted(self.warned.items())]
+        found = {"unreadable": self.unreadable, "coloured": self.coloured, "warned": warned, **self.depth}
         return {**found, "mean": mean, "std": std, "sha256": checksums}
+
+    def _find_depth(self) -> dict[str, Any]:
+        """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
+        paths = [path for path, _ in self.samples if path.suffix.lower() not in JPEG]
+        values: dict[int, list[float]] = {16: [], 32: []}
+        with closing(map_in_threads(pixel_range, paths, available_cores())) as ranges:
+            for bits, low, high in filter(None, ranges):
+                values[bits] += [low, high]
+        limits = self.options.range_32_bit or ((min(values[32]), max(values[32])) if values[32] else None)
+        return {"max_16_bit": max(values[16], default=65_535), "range_32_bit": limits}
 
     def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
         images = empty_images(len(indices), *self.options.shape)
@@ -218,9 +245,9 @@ class FolderDecoder:
         for index in indices:
             path, label = self.samples[index]
             try:
-                images[len(labels)] = to_tensor(self.options.reader(path))
+                images[len(labels)] = to_tensor(self.reader(path))
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
-                    coloured += is_colour(path)
+                    coloured += is_colour(path, self.reader)
                 labels.append(label)
             except DataError as error:
                 unreadable.append((index, str(error)))
