@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from vitmnist.data.picture import to_image
 from vitmnist.errors import DataError, printable
+
+log = logging.getLogger(__name__)
 
 # As torchvision.datasets.ImageFolder; importing that module takes 2 s.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -154,15 +157,25 @@ def find_pictures(names: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
+    """The subfolders, sorted, without hidden ones and links to a folder above, which holds other classes; warns of these."""
+    visible = sorted(name for name in names if not name.startswith("."))
+    upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
+    if upward:
+        log.warning("%s: links to a parent folder are left out: %s", printable(parent), printable(", ".join(upward)))
+    return [name for name in visible if name not in upward]
+
+
 def list_images(folder: Path) -> list[Path]:
     """The pictures in a folder and its subfolders, sorted.
 
     Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
-    followed, each folder once: links that form a loop would never end.
+    followed, each folder once: links that form a loop would never end. Of the folders, those of `visible_folders` are read.
     """
     found, seen = [], set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
+        folders[:] = visible_folders(Path(parent), folders)
         folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
         paths = [Path(parent, name) for name in names]
         found += [path for path in paths if is_picture(path) and (os.path.isfile(path) or not os.path.exists(path))]

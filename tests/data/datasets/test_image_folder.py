@@ -200,7 +200,7 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
     with pytest.raises(DataError, match="too few pictures"):
         load(folder, test_share=0.01)
     (folder / "bee").mkdir()
-    message = "no picture in 1 of its 4 class folders: bee"
+    message = "no picture in 1 of its 4 classes: bee"
     advice = "; add some, remove the folders, or type data.dataset.skip_unreadable=true"
     with pytest.raises(DataError, match=message + advice):
         load(folder)

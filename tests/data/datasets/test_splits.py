@@ -124,7 +124,7 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
         (("0.png,cat,train", "0.png,cat,exam"), r":\d+: split=exam: must be train, val or test"),
         (("train/cat/0.png", "train/cat/no\x1b.png"), r":\d+: there is no file .*no\\x1b\.png"),
         (("train/cat/0.png", "train/cat/1.png"), r":\d+: train/cat/1\.png is in line \d+ already"),
-        (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be relative to data\.dataset\.path"),
+        (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be below data\.dataset\.path"),
         (("test/eel/0.png,eel", "test/eel/0.png,fly"), "labels.csv: the test split has classes .*: fly"),
         ((",train", ",test"), "two or more labels of training pictures are expected"),
     ],

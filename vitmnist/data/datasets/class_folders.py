@@ -6,11 +6,13 @@ import csv
 import hashlib
 import logging
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from vitmnist.data.image_io import list_images
+from vitmnist.data.image_io import list_images, visible_folders
 from vitmnist.errors import ConfigError, DataError, printable
 
 log = logging.getLogger(__name__)
@@ -29,13 +31,31 @@ Samples = list[tuple[Path, int]]
 """Files with their labels, likewise."""
 
 
+@dataclass
+class TableColumns:
+    """What the columns of a table of labels are called."""
+
+    file: str = "file"
+    label: str = "label"
+    split: str = "split"
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """A CSV file with the class of each file; `suffix` is appended to the names of the files."""
+
+    path: Path
+    columns: TableColumns
+    suffix: str = ""
+
+
 def find_samples(
-    folder: Path, labels: Path | None, test_share: float, skip_unreadable: bool
+    folder: Path, labels: LabelTable | None, test_share: float, skip_unreadable: bool
 ) -> tuple[list[str], dict[str, Samples]]:
     """The classes, and the samples of each split by its name: train, and those that there are of validation and test.
 
     Args:
-        labels: a CSV file with the class of each file, in place of folders.
+        labels: a table in place of folders.
         test_share: fraction of each class that is for the test, if there is no other split; 0: none.
         skip_unreadable: leave out classes without images.
 
@@ -43,13 +63,16 @@ def find_samples(
         ConfigError: folders that leave open what is for the test.
         DataError: fewer than two classes, classes without images in a split, too few images; as `read_labels`.
     """
-    source = labels or folder
+    source = labels.path if labels else folder
     if labels:
         splits = read_labels(labels, folder, skip_unreadable)
     else:
         folders = _split_folders(folder) or {"train": folder}
         splits = {split: _list(path, skip_unreadable) for split, path in folders.items()}
     classes = sorted({name for _, name in splits["train"]})
+    folded = Counter(map(str.casefold, classes))
+    if alike := [name for name in classes if folded[name.casefold()] > 1]:
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, shorten(alike))
     for split, pictures in splits.items():
         found = {name for _, name in pictures}
         if unknown := sorted(found.difference(classes)):
@@ -101,25 +124,41 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 def _list(folder: Path, skip_unreadable: bool) -> Pictures:
     """The pictures of all class folders, each with its class, ordered by a hash of the file's name."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(names) < 2:
         raise DataError(
             f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/; "
             f"found: {shorten(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name)]
-    pictures = mixed([(folder / path, path.parts[0]) for path in paths], folder)
+    classes: dict[str, str] = {}  # by the real path of each folder that holds pictures
+    for parent in sorted({path.parent for path in paths}):
+        name = classes.setdefault(os.path.realpath(folder / parent), parent.parts[0])
+        if name != parent.parts[0]:
+            raise DataError(f"{folder}: the classes {name} and {parent.parts[0]} have the same folder; remove a link")
+    pictures = mixed([(folder / path, _nfc(path.parts[0])) for path in paths], folder)
+    names = sorted(set(map(_nfc, names)))
     if empty := sorted(set(names) - {name for _, name in pictures}):
-        message = f"{folder}: no picture in {len(empty)} of its {len(names)} class folders: {shorten(empty)}"
+        message = no_pictures(folder, empty, len(names))
         if not skip_unreadable or not pictures:
             raise DataError(f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true")
         log.warning("%s; left out", message)
     return pictures
 
 
+def _nfc(name: str) -> str:
+    """A name in composed Unicode: macOS and copies from it have the same name decomposed."""
+    return unicodedata.normalize("NFC", name)
+
+
+def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
+    """The message for classes without pictures, of `size` classes."""
+    return f"{source}: no picture in {len(empty)} of its {size} classes: {shorten(empty)}"
+
+
 def mixed(pictures: Pictures, folder: Path) -> Pictures:
     """Pictures in the order of a hash of their names, which mixes the classes and stays when others are added."""
-    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(one[0].relative_to(folder))).digest())
+    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(_nfc(str(one[0].relative_to(folder))))).digest())
 
 
 def _divide(pictures: Pictures, test_share: float) -> tuple[Pictures, Pictures]:
@@ -140,37 +179,55 @@ def shorten(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
 
 
-def read_labels(labels: Path, folder: Path, skip_missing: bool) -> dict[str, Pictures]:
-    """The pictures of each split that a CSV file names in its columns `file`, `label` and perhaps `split`.
+def _locate(name: str, folder: Path) -> Path:
+    """The file that a table names, relative to `folder` or below it; its name on disk may be NFC or NFD."""
+    path = Path(name)
+    for base in (folder.absolute(), folder.resolve()):
+        path = path.relative_to(base) if path.is_relative_to(base) else path
+    forms = (unicodedata.normalize(form, str(path)) for form in ("NFC", "NFD"))
+    return next((folder / form for form in (path, *forms) if (folder / form).exists()), folder / path)
 
-    Without a column `split` all are for training.
+
+def read_labels(table: LabelTable, folder: Path, skip_missing: bool) -> dict[str, Pictures]:
+    """The pictures of each split that a CSV file names in its columns of files, labels and perhaps splits.
+
+    Without a column of splits all are for training.
 
     Raises:
         DataError: the file cannot be read, a line cannot be used, or there are no classes to train; names it.
     """
+    labels, names = table.path, table.columns
     lines: dict[Path, int] = {}
     splits: dict[str, Pictures] = {split: [] for split in FOLDERS}
     try:
         with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
             columns = rows.fieldnames or []
-            if lacking := sorted({"file", "label"}.difference(columns)):
-                raise DataError(f"{labels}:1: has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}")
+            required = {names.file, names.label, *({names.split} - {TableColumns.split})}
+            if lacking := sorted(required.difference(columns)):
+                raise DataError(
+                    f"{labels}:1: has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}; set "
+                    "data.dataset.columns={file: NAME, label: NAME}"
+                )
+            if unused := [repr(name) for name in columns if name not in (*required, names.split)]:
+                log.warning("%s: columns that are not used: %s", labels, shorten(unused))
             for row in rows:
-                path, typed = folder / (row["file"] or ""), str(row.get("split", "train"))
+                name, label, typed = row[names.file], row[names.label], str(row.get(names.split, "train"))
+                path = _locate(f"{name}{table.suffix}", folder)
                 split = next((split for split, names in FOLDERS.items() if typed.lower() in names), None)
                 problems = {
-                    "the column file is empty": not row["file"],
-                    "the column label is empty": not row["label"],
-                    f"split={typed}: must be train, val or test": split is None,
-                    f"{path}: must be relative to data.dataset.path={folder}": not path.is_relative_to(folder),
+                    f"the column {names.file} is empty": not name,
+                    f"the column {names.label} is empty": not label,
+                    f"{names.split}={typed}: must be train, val or test": split is None,
+                    f"{name}: must be below data.dataset.path={folder}": not path.is_relative_to(folder),
+                    f"{name}: must not contain '..'; name each picture once": ".." in Path(name or "").parts,
                     f"there is no file {path}": not (skip_missing or path.exists()),
-                    f"{row['file']} is in line {lines.get(path)} already": path in lines,
+                    f"{name} is in line {lines.get(path)} already": path in lines,
                 }
                 for problem in (problem for problem, is_there in problems.items() if is_there):
                     raise DataError(printable(f"{labels}:{rows.line_num}: {problem}"))
                 lines[path] = rows.line_num
-                splits[str(split)].append((path, row["label"]))
+                splits[str(split)].append((path, _nfc(label)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={labels}: cannot be read: {error}") from error
     if len({name for _, name in splits["train"]}) < 2:
