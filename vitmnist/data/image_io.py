@@ -158,7 +158,7 @@ def find_pictures(names: Sequence[str]) -> list[Path]:
 
 
 def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
-    """The subfolders, sorted, without hidden ones and links to a folder above, which holds other classes; warns of these."""
+    """Subfolders, sorted, but hidden ones and links to a folder above, which are warned about: it has other classes."""
     visible = sorted(name for name in names if not name.startswith("."))
     upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
     if upward:
@@ -170,7 +170,7 @@ def list_images(folder: Path) -> list[Path]:
     """The pictures in a folder and its subfolders, sorted.
 
     Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
-    followed, each folder once: links that form a loop would never end. Of the folders, those of `visible_folders` are read.
+    followed, each folder once: links that form a loop would never end. Hidden ones are not.
     """
     found, seen = [], set()
     for parent, folders, names in os.walk(folder, followlinks=True):

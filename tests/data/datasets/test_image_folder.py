@@ -151,7 +151,7 @@ def test_pictures_that_0_1_has_decoded_are_not_decoded_again(folder: Path) -> No
         draw(folder / "test" / name / "0.png", 2)
         shutil.rmtree(folder / name)
     options = ImageFolderOptions(path=str(folder))
-    _, parts = find_samples(folder, None, 0.2, False)
+    _, parts = find_samples(folder, None, 0.2, False, options.columns, options.suffix)
     files = [
         (str(path.relative_to(folder)), label, path.stat().st_size, path.stat().st_mtime_ns)
         for path, label in [*parts["train"], *parts["test"]]
@@ -211,6 +211,21 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
         load(folder / "bee", skip_unreadable=True)
 
 
+def test_classes_without_a_readable_picture_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = load(folder).train
+    for number in range(3):
+        (folder / "bee").mkdir(exist_ok=True)
+        (folder / "bee" / f"{number}.png").write_bytes(b"")
+    pets = load(folder, skip_unreadable=True)
+    assert "no picture in 1 of its 4 classes: bee; left out" in caplog.text
+    assert (pets.train.classes, pets.skipped) == (CLASSES, 3)
+    assert torch.equal(pets.train.labels, before.labels)
+    for path in folder.glob("[cd]*/*"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="no picture in 3 of its 4 classes: bee, cat, dog that can be read"):
+        load(folder, skip_unreadable=True)
+
+
 def test_every_class_keeps_a_picture_for_training(tmp_path: Path) -> None:
     draw(tmp_path / "pictures" / "rare" / "only.png", 0)
     for number in range(5):
@@ -246,16 +261,30 @@ def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
     assert not (tmp_path / "root").exists()
 
 
-def test_only_visible_regular_files_are_pictures_and_loops_of_links_are_followed_once(folder: Path) -> None:
+def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     names = list(load(folder).train.files)
-    for name in ("l", "m"):
-        (folder / "cat" / name).symlink_to(".")
+    for name, target in (("l", "."), ("up", ".."), ("top", "../..")):
+        (folder / "cat" / name).symlink_to(target)
+    (folder / "all").symlink_to(".")
+    for hidden in (".ipynb_checkpoints", "holiday/.thumbnails"):
+        draw(folder / "cat" / hidden / "0.png", 0)
     (folder / "cat" / "._0.png").write_bytes(b"left by macOS with each file that it copies to a USB stick")
     os.mkfifo(folder / "cat" / "pipe.png")  # opening a FIFO waits for a writer
     (folder / "cat" / "link.png").symlink_to("pipe.png")
     (folder / "cat" / "empty.png").mkdir()
     found = load(folder)
     assert (list(found.train.files), found.skipped) == (names, 0)
+    for warning in ("pictures: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
+        assert warning in caplog.text
     assert len(find_pictures([str(folder / "cat")])) == 10
     with pytest.raises(DataError, match=r"link\.png: cannot be read as a picture: not a regular file"):
         read_picture(folder / "cat" / "link.png", (8, 8), "grey")
+    for number in range(2):  # a link to a class, and into one
+        link = folder / ("kitten" if number else "cat/dogs")
+        link.symlink_to(folder / ("cat" if number else "dog"))
+        classes = "cat and kitten" if number else "cat and dog"
+        with pytest.raises(DataError, match=f"the classes {classes} have the same folder"):
+            load(folder)
+        link.unlink()

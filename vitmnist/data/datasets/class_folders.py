@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vitmnist.data.image_io import list_images, visible_folders
@@ -24,6 +25,7 @@ FOLDERS = {
 }
 """The splits, and what a folder of each may be called."""
 SHOWN_NAMES = 5  # in a message
+nfc = partial(unicodedata.normalize, "NFC")  # Files copied from macOS have the same names decomposed (NFD).
 
 Pictures = list[tuple[Path, str]]
 """Files with their classes, in the order of the split."""
@@ -31,7 +33,7 @@ Samples = list[tuple[Path, int]]
 """Files with their labels, likewise."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableColumns:
     """What the columns of a table of labels are called."""
 
@@ -40,32 +42,24 @@ class TableColumns:
     split: str = "split"
 
 
-@dataclass(frozen=True)
-class LabelTable:
-    """A CSV file with the class of each file; `suffix` is appended to the names of the files."""
-
-    path: Path
-    columns: TableColumns
-    suffix: str = ""
-
-
 def find_samples(
-    folder: Path, labels: LabelTable | None, test_share: float, skip_unreadable: bool
+    folder: Path, labels: Path | None, test_share: float, skip_unreadable: bool, columns: TableColumns, suffix: str
 ) -> tuple[list[str], dict[str, Samples]]:
     """The classes, and the samples of each split by its name: train, and those that there are of validation and test.
 
     Args:
-        labels: a table in place of folders.
+        labels: a CSV file with the class of each file, in place of folders.
         test_share: fraction of each class that is for the test, if there is no other split; 0: none.
         skip_unreadable: leave out classes without images.
+        columns, suffix: the names of the CSV file's columns, and what is appended to its names of files.
 
     Raises:
         ConfigError: folders that leave open what is for the test.
         DataError: fewer than two classes, classes without images in a split, too few images; as `read_labels`.
     """
-    source = labels.path if labels else folder
+    source = labels or folder
     if labels:
-        splits = read_labels(labels, folder, skip_unreadable)
+        splits = read_labels(labels, folder, skip_unreadable, columns, suffix)
     else:
         folders = _split_folders(folder) or {"train": folder}
         splits = {split: _list(path, skip_unreadable) for split, path in folders.items()}
@@ -136,19 +130,14 @@ def _list(folder: Path, skip_unreadable: bool) -> Pictures:
         name = classes.setdefault(os.path.realpath(folder / parent), parent.parts[0])
         if name != parent.parts[0]:
             raise DataError(f"{folder}: the classes {name} and {parent.parts[0]} have the same folder; remove a link")
-    pictures = mixed([(folder / path, _nfc(path.parts[0])) for path in paths], folder)
-    names = sorted(set(map(_nfc, names)))
+    pictures = mixed([(folder / path, nfc(path.parts[0])) for path in paths], folder)
+    names = sorted(set(map(nfc, names)))
     if empty := sorted(set(names) - {name for _, name in pictures}):
         message = no_pictures(folder, empty, len(names))
         if not skip_unreadable or not pictures:
             raise DataError(f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true")
         log.warning("%s; left out", message)
     return pictures
-
-
-def _nfc(name: str) -> str:
-    """A name in composed Unicode: macOS and copies from it have the same name decomposed."""
-    return unicodedata.normalize("NFC", name)
 
 
 def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
@@ -158,7 +147,7 @@ def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
 
 def mixed(pictures: Pictures, folder: Path) -> Pictures:
     """Pictures in the order of a hash of their names, which mixes the classes and stays when others are added."""
-    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(_nfc(str(one[0].relative_to(folder))))).digest())
+    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(nfc(str(one[0].relative_to(folder))))).digest())
 
 
 def _divide(pictures: Pictures, test_share: float) -> tuple[Pictures, Pictures]:
@@ -188,15 +177,16 @@ def _locate(name: str, folder: Path) -> Path:
     return next((folder / form for form in (path, *forms) if (folder / form).exists()), folder / path)
 
 
-def read_labels(table: LabelTable, folder: Path, skip_missing: bool) -> dict[str, Pictures]:
-    """The pictures of each split that a CSV file names in its columns of files, labels and perhaps splits.
+def read_labels(
+    labels: Path, folder: Path, skip_missing: bool, names: TableColumns, suffix: str
+) -> dict[str, Pictures]:
+    """The pictures of each split that a CSV file names in its columns `file`, `label` and perhaps `split`.
 
-    Without a column of splits all are for training.
+    Without a column `split` all are for training.
 
     Raises:
         DataError: the file cannot be read, a line cannot be used, or there are no classes to train; names it.
     """
-    labels, names = table.path, table.columns
     lines: dict[Path, int] = {}
     splits: dict[str, Pictures] = {split: [] for split in FOLDERS}
     try:
@@ -205,29 +195,27 @@ def read_labels(table: LabelTable, folder: Path, skip_missing: bool) -> dict[str
             columns = rows.fieldnames or []
             required = {names.file, names.label, *({names.split} - {TableColumns.split})}
             if lacking := sorted(required.difference(columns)):
-                raise DataError(
-                    f"{labels}:1: has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}; set "
-                    "data.dataset.columns={file: NAME, label: NAME}"
-                )
+                problem = f"has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}"
+                raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
             if unused := [repr(name) for name in columns if name not in (*required, names.split)]:
                 log.warning("%s: columns that are not used: %s", labels, shorten(unused))
             for row in rows:
                 name, label, typed = row[names.file], row[names.label], str(row.get(names.split, "train"))
-                path = _locate(f"{name}{table.suffix}", folder)
-                split = next((split for split, names in FOLDERS.items() if typed.lower() in names), None)
+                path = _locate(f"{name}{suffix}", folder)
+                is_below = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
+                split = next((split for split, folders in FOLDERS.items() if typed.lower() in folders), None)
                 problems = {
                     f"the column {names.file} is empty": not name,
                     f"the column {names.label} is empty": not label,
                     f"{names.split}={typed}: must be train, val or test": split is None,
-                    f"{name}: must be below data.dataset.path={folder}": not path.is_relative_to(folder),
-                    f"{name}: must not contain '..'; name each picture once": ".." in Path(name or "").parts,
+                    f"{name}: must be below data.dataset.path={folder}, without '..'": not is_below,
                     f"there is no file {path}": not (skip_missing or path.exists()),
                     f"{name} is in line {lines.get(path)} already": path in lines,
                 }
                 for problem in (problem for problem, is_there in problems.items() if is_there):
                     raise DataError(printable(f"{labels}:{rows.line_num}: {problem}"))
                 lines[path] = rows.line_num
-                splits[str(split)].append((path, _nfc(label)))
+                splits[str(split)].append((path, nfc(label)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={labels}: cannot be read: {error}") from error
     if len({name for _, name in splits["train"]}) < 2:

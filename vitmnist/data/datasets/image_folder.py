@@ -21,15 +21,7 @@ from tqdm import tqdm
 from vitmnist.config.validation import bounded, described, section
 from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images, rows_in_memory
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
-from vitmnist.data.datasets.class_folders import (
-    SHOWN_NAMES,
-    LabelTable,
-    Samples,
-    TableColumns,
-    find_samples,
-    no_pictures,
-    shorten,
-)
+from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
 from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, PictureReader, Resize, is_colour, to_tensor
 from vitmnist.data.threads import map_in_threads
@@ -99,8 +91,10 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = home_expanded(options.path)
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    table = LabelTable(home_expanded(options.labels), options.columns, options.suffix) if options.labels else None
-    classes, parts = find_samples(folder, table, options.test_share, options.skip_unreadable)
+    labels_file = home_expanded(options.labels) if options.labels else None
+    classes, parts = find_samples(
+        folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
+    )
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
