@@ -33,7 +33,7 @@ Samples = list[tuple[Path, int]]
 """Files with their labels, likewise."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TableColumns:
     """What the columns of a table of labels are called."""
 
