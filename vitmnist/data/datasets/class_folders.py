@@ -174,7 +174,7 @@ def _locate(name: str, folder: Path) -> Path:
     for base in (folder.absolute(), folder.resolve()):
         path = path.relative_to(base) if path.is_relative_to(base) else path
     forms = (unicodedata.normalize(form, str(path)) for form in ("NFC", "NFD"))
-    return next((folder / form for form in (path, *forms) if (folder / form).exists()), folder / path)
+    return next((folder / form for form in (str(path), *forms) if (folder / form).exists()), folder / path)
 
 
 def read_labels(
