@@ -8,7 +8,7 @@ import stat
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -193,15 +193,25 @@ def find_pictures(names: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
+    """Subfolders, sorted, but hidden ones and links to a folder above, which are warned about: it has other classes."""
+    visible = sorted(name for name in names if not name.startswith("."))
+    upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
+    if upward:
+        log.warning("%s: links to a parent folder are left out: %s", printable(parent), printable(", ".join(upward)))
+    return [name for name in visible if name not in upward]
+
+
 def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
     """The pictures in a folder and its subfolders, sorted; counts the other files by their endings in `left_out`.
 
     Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
-    followed, each folder once: links that form a loop would never end.
+    followed, each folder once: links that form a loop would never end. Hidden ones are not.
     """
     found, seen = [], set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
+        folders[:] = visible_folders(Path(parent), folders)
         folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
         for path in (Path(parent, name) for name in names if not name.startswith(".")):  # as the `._NAME` of macOS
             if not path.name.lower().endswith(EXTENSIONS):

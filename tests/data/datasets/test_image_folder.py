@@ -238,7 +238,7 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
     with pytest.raises(DataError, match="too few pictures"):
         load(folder, test_share=0.01)
     (folder / "bee").mkdir()
-    message = "no picture in 1 of its 4 class folders: bee"
+    message = "no picture in 1 of its 4 classes: bee"
     advice = "; add some, remove the folders, or type data.dataset.skip_unreadable=true"
     with pytest.raises(DataError, match=message + advice):
         load(folder)
@@ -247,6 +247,21 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
     draw(folder / "bee" / "holiday" / "0.png", 0)
     with pytest.raises(DataError, match=r"two or more folders of a class are expected.*: holiday"):
         load(folder / "bee", skip_unreadable=True)
+
+
+def test_classes_without_a_readable_picture_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = load(folder).train
+    for number in range(3):
+        (folder / "bee").mkdir(exist_ok=True)
+        (folder / "bee" / f"{number}.png").write_bytes(b"")
+    pets = load(folder, skip_unreadable=True)
+    assert "no picture in 1 of its 4 classes: bee; left out" in caplog.text
+    assert (pets.train.classes, pets.skipped) == (CLASSES, 3)
+    assert torch.equal(pets.train.labels, before.labels)
+    for path in folder.glob("[cd]*/*"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="no picture in 3 of its 4 classes: bee, cat, dog that can be read"):
+        load(folder, skip_unreadable=True)
 
 
 def test_every_class_keeps_a_picture_for_training(tmp_path: Path) -> None:
@@ -284,16 +299,23 @@ def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
     assert not (tmp_path / "root").exists()
 
 
-def test_only_visible_regular_files_are_pictures_and_loops_of_links_are_followed_once(folder: Path) -> None:
+def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     names = list(load(folder).train.files)
-    for name in ("l", "m"):
-        (folder / "cat" / name).symlink_to(".")
+    for name, target in (("l", "."), ("up", ".."), ("top", "../..")):
+        (folder / "cat" / name).symlink_to(target)
+    (folder / "all").symlink_to(".")
+    for hidden in (".ipynb_checkpoints", "holiday/.thumbnails"):
+        draw(folder / "cat" / hidden / "0.png", 0)
     (folder / "cat" / "._0.png").write_bytes(b"left by macOS with each file that it copies to a USB stick")
     os.mkfifo(folder / "cat" / "pipe.png")  # opening a FIFO waits for a writer
     (folder / "cat" / "link.png").symlink_to("pipe.png")
     (folder / "cat" / "empty.png").mkdir()
     found = load(folder)
     assert (list(found.train.files), found.skipped) == (names, 0)
+    for warning in ("pictures: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
+        assert warning in caplog.text
     assert len(find_pictures([str(folder / "cat")])) == 10
     with pytest.raises(DataError, match=r"link\.png: cannot be read as a picture: not a regular file"):
         PictureReader((8, 8), Mode.grey)(folder / "cat" / "link.png")

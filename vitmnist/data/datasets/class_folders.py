@@ -6,11 +6,14 @@ import csv
 import hashlib
 import logging
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from vitmnist.data.image_io import list_images, log_left_out
+from vitmnist.data.image_io import list_images, log_left_out, visible_folders
 from vitmnist.errors import ConfigError, DataError, printable
 
 log = logging.getLogger(__name__)
@@ -22,6 +25,7 @@ FOLDERS = {
 }
 """The splits, and what a folder of each may be called."""
 SHOWN_NAMES = 5  # in a message
+nfc = partial(unicodedata.normalize, "NFC")  # Files copied from macOS have the same names decomposed (NFD).
 
 Pictures = list[tuple[Path, str]]
 """Files with their classes, in the order of the split."""
@@ -29,8 +33,17 @@ Samples = list[tuple[Path, int]]
 """Files with their labels, likewise."""
 
 
+@dataclass
+class TableColumns:
+    """What the columns of a table of labels are called."""
+
+    file: str = "file"
+    label: str = "label"
+    split: str = "split"
+
+
 def find_samples(
-    folder: Path, labels: Path | None, test_share: float, skip_unreadable: bool
+    folder: Path, labels: Path | None, test_share: float, skip_unreadable: bool, columns: TableColumns, suffix: str
 ) -> tuple[list[str], dict[str, Samples]]:
     """The classes, and the samples of each split by its name: train, and those that there are of validation and test.
 
@@ -38,6 +51,7 @@ def find_samples(
         labels: a CSV file with the class of each file, in place of folders.
         test_share: fraction of each class that is for the test, if there is no other split; 0: none.
         skip_unreadable: leave out classes without images.
+        columns, suffix: the names of the CSV file's columns, and what is appended to its names of files.
 
     Raises:
         ConfigError: folders that leave open what is for the test.
@@ -45,13 +59,16 @@ def find_samples(
     """
     source = labels or folder
     if labels:
-        splits = read_labels(labels, folder, skip_unreadable)
+        splits = read_labels(labels, folder, skip_unreadable, columns, suffix)
     else:
         folders = _split_folders(folder) or {"train": folder}
         left_out: Counter[str] = Counter()
         splits = {split: _list(path, skip_unreadable, left_out) for split, path in folders.items()}
         log_left_out(left_out)
     classes = sorted({name for _, name in splits["train"]})
+    folded = Counter(map(str.casefold, classes))
+    if alike := [name for name in classes if folded[name.casefold()] > 1]:
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, shorten(alike))
     for split, pictures in splits.items():
         found = {name for _, name in pictures}
         if unknown := sorted(found.difference(classes)):
@@ -103,25 +120,36 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictures:
     """The pictures of all class folders, each with its class, ordered by a hash of the file's name."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(names) < 2:
         raise DataError(
             f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/; "
             f"found: {shorten(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name, left_out)]
-    pictures = mixed([(folder / path, path.parts[0]) for path in paths], folder)
+    classes: dict[str, str] = {}  # by the real path of each folder that holds pictures
+    for parent in sorted({path.parent for path in paths}):
+        name = classes.setdefault(os.path.realpath(folder / parent), parent.parts[0])
+        if name != parent.parts[0]:
+            raise DataError(f"{folder}: the classes {name} and {parent.parts[0]} have the same folder; remove a link")
+    pictures = mixed([(folder / path, nfc(path.parts[0])) for path in paths], folder)
+    names = sorted(set(map(nfc, names)))
     if empty := sorted(set(names) - {name for _, name in pictures}):
-        message = f"{folder}: no picture in {len(empty)} of its {len(names)} class folders: {shorten(empty)}"
+        message = no_pictures(folder, empty, len(names))
         if not skip_unreadable or not pictures:
             raise DataError(f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true")
         log.warning("%s; left out", message)
     return pictures
 
 
+def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
+    """The message for classes without pictures, of `size` classes."""
+    return f"{source}: no picture in {len(empty)} of its {size} classes: {shorten(empty)}"
+
+
 def mixed(pictures: Pictures, folder: Path) -> Pictures:
     """Pictures in the order of a hash of their names, which mixes the classes and stays when others are added."""
-    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(one[0].relative_to(folder))).digest())
+    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(nfc(str(one[0].relative_to(folder))))).digest())
 
 
 def _divide(pictures: Pictures, test_share: float) -> tuple[Pictures, Pictures]:
@@ -142,7 +170,18 @@ def shorten(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
 
 
-def read_labels(labels: Path, folder: Path, skip_missing: bool) -> dict[str, Pictures]:
+def _locate(name: str, folder: Path) -> Path:
+    """The file that a table names, relative to `folder` or below it; its name on disk may be NFC or NFD."""
+    path = Path(name)
+    for base in (folder.absolute(), folder.resolve()):
+        path = path.relative_to(base) if path.is_relative_to(base) else path
+    forms = (unicodedata.normalize(form, str(path)) for form in ("NFC", "NFD"))
+    return next((folder / form for form in (str(path), *forms) if (folder / form).exists()), folder / path)
+
+
+def read_labels(
+    labels: Path, folder: Path, skip_missing: bool, names: TableColumns, suffix: str
+) -> dict[str, Pictures]:
     """The pictures of each split that a CSV file names in its columns `file`, `label` and perhaps `split`.
 
     Without a column `split` all are for training.
@@ -156,23 +195,29 @@ def read_labels(labels: Path, folder: Path, skip_missing: bool) -> dict[str, Pic
         with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
             columns = rows.fieldnames or []
-            if lacking := sorted({"file", "label"}.difference(columns)):
-                raise DataError(f"{labels}:1: has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}")
+            required = {names.file, names.label, *({names.split} - {TableColumns.split})}
+            if lacking := sorted(required.difference(columns)):
+                problem = f"has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}"
+                raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
+            if unused := [repr(name) for name in columns if name not in (*required, names.split)]:
+                log.warning("%s: columns that are not used: %s", labels, shorten(unused))
             for row in rows:
-                path, typed = folder / (row["file"] or ""), str(row.get("split", "train"))
-                split = next((split for split, names in FOLDERS.items() if typed.lower() in names), None)
+                name, label, typed = row[names.file], row[names.label], str(row.get(names.split, "train"))
+                path = _locate(f"{name}{suffix}", folder)
+                is_below = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
+                split = next((split for split, folders in FOLDERS.items() if typed.lower() in folders), None)
                 problems = {
-                    "the column file is empty": not row["file"],
-                    "the column label is empty": not row["label"],
-                    f"split={typed}: must be train, val or test": split is None,
-                    f"{path}: must be relative to data.dataset.path={folder}": not path.is_relative_to(folder),
+                    f"the column {names.file} is empty": not name,
+                    f"the column {names.label} is empty": not label,
+                    f"{names.split}={typed}: must be train, val or test": split is None,
+                    f"{name}: must be below data.dataset.path={folder}, without '..'": not is_below,
                     f"there is no file {path}": not (skip_missing or path.exists()),
-                    f"{row['file']} is in line {lines.get(path)} already": path in lines,
+                    f"{name} is in line {lines.get(path)} already": path in lines,
                 }
                 for problem in (problem for problem, is_there in problems.items() if is_there):
                     raise DataError(printable(f"{labels}:{rows.line_num}: {problem}"))
                 lines[path] = rows.line_num
-                splits[str(split)].append((path, row["label"]))
+                splits[str(split)].append((path, nfc(label)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={labels}: cannot be read: {error}") from error
     if len({name for _, name in splits["train"]}) < 2:

@@ -12,15 +12,16 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from vitmnist.config.validation import bounded, described
+from vitmnist.config.validation import bounded, described, section
 from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
-from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
+from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
 from vitmnist.data.image_io import JPEG, Mode, PictureReader, Resize, file_warnings, is_colour, pixel_range, to_tensor
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError, printable
@@ -36,6 +37,7 @@ VERSION = 4  # of the decoded pixels and the notes about them; another one makes
 CAMERAS = 1023, 4095  # highest values of cameras of 10 and 12 bits, whose files have 16
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 COLOUR_SAMPLES = 100  # pictures checked for colour
+FEW = 5  # Splits with fewer pictures of a class are warned about.
 SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 
 
@@ -45,6 +47,8 @@ class ImageFolderOptions(SizeOptions):
 
     path: str = described(may_change=True)  # the checksums of images and labels tell whether they are the same
     labels: str | None = described(None, may_change=True)
+    columns: TableColumns = section(TableColumns, may_change=True)
+    suffix: str = described("", may_change=True)
     size: int = bounded(28, at_least=1)
     mode: Mode = Mode.grey
     resize: Resize = Resize.stretch
@@ -93,7 +97,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     labels_file = home_expanded(options.labels) if options.labels else None
-    classes, parts = find_samples(folder, labels_file, options.test_share, options.skip_unreadable)
+    classes, parts = find_samples(
+        folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
+    )
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
@@ -109,6 +115,12 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     readable = [index for index in range(len(samples)) if index not in unreadable]
     starts = [sum(index < first for index in readable) for first in decoder.starts]
     rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
+    classes, labels = _readable_classes(folder, classes, labels, rows)
+    paths = [samples[index][0] for index in readable]
+    files = [str(path.relative_to(folder)) for path in paths]
+    if copies := _copies(images, entry.checksums[0].values, rows):
+        names = shorten([files[index] for index in copies])
+        log.warning("%s: %d pictures have the same pixels as one of another split: %s", folder, len(copies), names)
     sizes = {split: span.stop - span.start for split, span in rows.items()}
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     log.info("%s: %s pictures of %d classes: %s", folder, shown, len(classes), shorten(classes))
@@ -116,8 +128,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     mean, std = tuple(notes["mean"]), tuple(notes["std"])
     if options.train_size:
         mean, std = channel_statistics(images[train_span])
-    paths = [samples[index][0] for index in readable]
-    files = [str(path.relative_to(folder)) for path in paths]
     reader = replace(options, range_32_bit=notes["range_32_bit"]).reader
     whole = Split(images, labels, mean, std, tuple(classes), checksums=entry.checksums[0], files=files)
     whole = replace(whole, range_32_bit=reader.range_32_bit)
@@ -127,6 +137,42 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
+
+
+def _readable_classes(
+    folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
+) -> tuple[list[str], Tensor]:
+    """The classes with readable training pictures, and the labels among these; warns of few pictures of a class.
+
+    Raises:
+        DataError: fewer than two classes are left, or another split has pictures of a class that is not.
+    """
+    counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
+    is_left = counts[0] > 0
+    if empty := [name for name, left in zip(classes, is_left, strict=True) if not left]:
+        message = no_pictures(folder, empty, len(classes))
+        if is_left.sum() < 2 or counts[:, ~is_left].any():
+            raise DataError(f"{message} that can be read for training; add some, or remove these classes")
+        log.warning("%s; left out", message)
+        classes = [name for name in classes if name not in empty]
+        labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
+    for split, numbers in zip(rows, counts.tolist(), strict=True):
+        if few := [f"{name} ({count})" for name, count in zip(classes, numbers, strict=True) if count < FEW]:
+            log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, shorten(few))
+    return classes, labels
+
+
+def _copies(images: Tensor, checksums: np.ndarray[Any, Any], rows: dict[str, slice]) -> list[int]:
+    """The pictures with the same pixels as one of an earlier split."""
+    copies: list[int] = []
+    for span in rows.values():
+        earlier = checksums[: span.start]
+        # Some of the 32-bit checksums of 100,000 pictures are equal by chance, so their pixels are compared.
+        for index in (span.start + np.flatnonzero(np.isin(checksums[span], earlier))).tolist():
+            alike = np.flatnonzero(earlier == checksums[index]).tolist()
+            if any(torch.equal(images[index], images[other]) for other in alike):
+                copies.append(index)
+    return copies
 
 
 def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
