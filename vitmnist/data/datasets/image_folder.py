@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, PictureReader, Resize, is_colour, to_tensor
+from vitmnist.data.source_files import SourceFiles
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores
@@ -93,7 +94,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
     samples = decoder.samples
-    entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
+    entry = decode_once(
+        *(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes), sources=decoder.sources
+    )
     (images, labels), notes = entry.mapped, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last, but for those of older caches
         images = images.permute(0, 3, 1, 2)
@@ -152,6 +155,7 @@ class FolderDecoder:
     def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
         self.folder, self.parts, self.options = folder, parts, options
         self.samples = [sample for part in parts for sample in part]
+        self.sources = SourceFiles([path for path, _ in self.samples])
         self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
         self.unreadable: list[tuple[int, str]] = []
         self.coloured = 0
@@ -161,11 +165,8 @@ class FolderDecoder:
     def fingerprint(self) -> str:
         """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
         files = []
-        for path, label in self.samples:
-            size = time = None  # of a missing file, which is reported when it is decoded
-            with suppress(OSError):
-                stat = path.stat()
-                size, time = stat.st_size, stat.st_mtime_ns
+        for (path, label), stat in zip(self.samples, self.sources.stats, strict=True):
+            size, time = (stat.st_size, stat.st_mtime_ns) if stat else (None, None)  # reported when it is decoded
             files.append((str(path.relative_to(self.folder)), label, size, time))
         reader = self.options.reader
         options = [VERSION, *self.starts[1:-1], self.options.size, reader.mode.value, reader.draft]
@@ -216,6 +217,7 @@ class FolderDecoder:
         coloured = 0
         for index in indices:
             path, label = self.samples[index]
+            self.sources.take_digest(index)
             try:
                 images[len(labels)] = to_tensor(self.options.reader(path))
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
