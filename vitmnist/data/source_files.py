@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmnist.data.threads import map_in_threads
-from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.files import check_may_write, write_atomic
+from vitmnist.runtime.files import is_only_reading, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +65,9 @@ class SourceFiles:
                 if digest != stored["digest"][row].tobytes():
                     raise ValueError(f"{self.paths[row]} has other content than when it was decoded")
         self._stamps["digest"] = stored["digest"]
-        with suppress(OSError, ConfigError):  # a folder that cannot be written, or must not be
-            check_may_write()
-            self.save(folder)
+        if not is_only_reading():
+            with suppress(OSError):  # a folder that cannot be written: the files are compared again next time
+                self.save(folder)
 
     def _digest(self, index: int) -> bytes:
         """16 bytes; zeros if there is no regular file that can be read, which is reported when it is decoded."""

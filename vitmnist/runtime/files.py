@@ -82,8 +82,13 @@ def only_reading(root: str) -> Iterator[None]:
         _recorded_root.reset(token)
 
 
+def is_only_reading() -> bool:
+    """Whether this is called within `only_reading`."""
+    return bool(_recorded_root.get())
+
+
 def check_may_write() -> None:
-    """Raise `ConfigError` within `only_reading`; to be called before a dataset is downloaded or decoded."""
+    """Raise `ConfigError` within `only_reading`; to be called before a dataset is downloaded."""
     if root := _recorded_root.get():
         raise ConfigError(
             f"{root}: the dataset is not there, and the record of a run does not choose where it is written; "
