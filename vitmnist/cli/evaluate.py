@@ -105,7 +105,7 @@ def load_run(
     is_own = "data.root" in typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
     with nullcontext() if is_own else only_reading(root):
         dataset = build_dataset(config.data.dataset, root)
-    dataset = prepare(dataset, config.data, config.seed)
+    dataset = prepare(dataset, config.data)
     if not any(one.startswith("data") and key_of(one) != "data.root" for one in overrides):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset

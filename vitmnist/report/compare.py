@@ -71,13 +71,13 @@ class Configuration:
         """Seconds per epoch, evaluation included."""
         return self.spread("epoch_s")
 
-    def by_seed(self, name: str) -> dict[str, float]:
-        """A metric of quality by seed. Runs with the same seed are not independent: the first one counts."""
+    def by_seed(self, name: str) -> dict[tuple[str, str], float]:
+        """A metric of quality by seed and fold. Runs with the same ones are not independent: the first one counts."""
         runs = [run for run in reversed(self.runs) if run.status == "completed"]
-        return {str(run.config.get("seed")): value for run in runs if (value := run.quality(name)) is not None}
+        return {run.seeds: value for run in runs if (value := run.quality(name)) is not None}
 
     def quality(self, name: str) -> Spread | None:
-        """A metric of quality over the seeds."""
+        """A metric of quality over the seeds and folds."""
         return Spread.of(list(self.by_seed(name).values()))
 
     @property
@@ -95,11 +95,14 @@ class Comparison:
         columns: the configuration keys that vary, then the facts about the software that vary.
         rows: one for each combination of their values.
         facts: machine, software and data that all runs have in common, by title.
+        machine, dataset: what identifies these; each value "–" if unknown.
     """
 
     columns: Sequence[str]
     rows: Sequence[Configuration]
     facts: Mapping[str, str]
+    machine: tuple[str, ...]
+    dataset: tuple[str, ...]
 
     @cached_property
     def ranked(self) -> list[Configuration]:
@@ -126,12 +129,12 @@ class Comparison:
         return monitored(run for row in self.rows for run in row.runs)
 
     @cached_property
-    def by_quality(self) -> list[tuple[dict[str, float], list[Configuration]]]:
-        """The values of the metric by seed, the best median first, and the rows that have them.
+    def by_quality(self) -> list[tuple[dict[tuple[str, str], float], list[Configuration]]]:
+        """The values of the metric by seed and fold, the best median first, and the rows that have them.
 
         Rows that agree in their common seeds are together: loaders deliver identical batches, and repeat no quality.
         """
-        groups: list[tuple[dict[str, float], list[Configuration]]] = []
+        groups: list[tuple[dict[tuple[str, str], float], list[Configuration]]] = []
         for row in self.rows:
             values = row.by_seed(self.metric.name)
             for known, rows in groups:
@@ -144,6 +147,19 @@ class Comparison:
                 groups += [(values, [row])] if values else []
         best_first = self.metric.direction == "max"
         return sorted(groups, key=lambda group: median(group[0].values()), reverse=best_first)
+
+    @cached_property
+    def block(self) -> str:
+        """What distinguishes repeats of a configuration: `seed`, `fold` (`data.holdout_seed`), or `seed and fold`."""
+        pairs = {run.seeds for row in self.rows for run in row.runs if run.config}
+        if len({fold for _, fold in pairs}) < 2:
+            return "seed"
+        return "fold" if len({seed for seed, _ in pairs}) == 1 else "seed and fold"
+
+    @property
+    def blocks(self) -> str:
+        """The plural of `block`."""
+        return self.block.replace("seed", "seeds").replace("fold", "folds")
 
     @property
     def differs(self) -> bool:

@@ -23,14 +23,14 @@ MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and dataset. The order of the runs is kept."""
     runs = mark_overlapping(runs)
-    groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Run]] = defaultdict(list)
     for run in runs:
         # A run that never started is listed with the other runs of its sweep.
         siblings = (
             other for other in runs if other.folder.parent == run.folder.parent and other.section("environment")
         )
         groups[_identity(run if run.section("environment") else next(siblings, run))].append(run)
-    return [_comparison(group) for group in groups.values()]
+    return [_comparison(group, *identity) for identity, group in groups.items()]
 
 
 def mark_overlapping(runs: Sequence[Run]) -> list[Run]:
@@ -48,14 +48,22 @@ def mark_overlapping(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, overlapping=number in overlapping) for number, run in enumerate(runs)]
 
 
-def _identity(run: Run) -> tuple[str, ...]:
+def _identity(run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The machine and the dataset of a run."""
-    machine, dataset = run.section("environment"), run.section("dataset")
-    keys = (*(machine.get(key) for key in MACHINE), dataset.get("name"), dataset.get("sha256"))
-    return tuple(map(fact_text, keys))
+    machine = tuple(fact_text(run.section("environment").get(key)) for key in MACHINE)
+    return machine, (fact_text(run.section("dataset").get("name")), fact_text(_checksums(run)))
 
 
-def _comparison(runs: Sequence[Run]) -> Comparison:
+def _checksums(run: Run) -> Any:
+    """The checksums of the data; of folds, those before a share was held out, and the share."""
+    dataset = run.section("dataset")
+    undivided = dataset.get("undivided_sha256")
+    if isinstance(undivided, Mapping):
+        return {**undivided, "holdout": run.config.get("data.holdout")}
+    return dataset.get("sha256")
+
+
+def _comparison(runs: Sequence[Run], machine: tuple[str, ...], dataset: tuple[str, ...]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
     known = [facts for facts in facts_by_run if facts]
@@ -69,7 +77,7 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
         row = rows.setdefault((unique, repr(values)), Configuration(values, []))
         row.runs.append(run)
     common = {title: text for title, (text, *others) in texts.items() if not others and text != NOTHING}
-    return Comparison([*map(_title, keys), *titles], list(rows.values()), common)
+    return Comparison([*map(_title, keys), *titles], list(rows.values()), common, machine, dataset)
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
@@ -90,12 +98,12 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 
 def varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values vary among configurations, apart from seed and round.
+    """The keys whose values vary among configurations, apart from seeds and round.
 
     An option of a group counts only if it varies among runs of the same member: `num_workers`, which only `disk` has,
     does not distinguish `disk` from `ram`.
     """
-    varied, skipped = [], [*keys_where(affects_nothing), "seed"]
+    varied, skipped = [], [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
     for key in dict.fromkeys(key for config in configs for key in config):
         groups = [f"{group}.name" for group in accumulate(key.split(".")[:-1], "{}.{}".format)]
         values: dict[str, set[str]] = defaultdict(set)
@@ -124,7 +132,7 @@ def _facts(run: Run) -> dict[str, str]:
         if f"{split}_size" in dataset
     ]
     data = f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None
-    known |= {"data": data, "SHA-256 of the data": dataset.get("sha256")}
+    known |= {"data": data, "SHA-256 of the data": _checksums(run)}
     return {title.replace("_", " "): fact_text(value) for title, value in known.items()}
 
 

@@ -12,7 +12,7 @@ from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.errors import printable
-from vitmnist.report.compare import Comparison
+from vitmnist.report.compare import NOTHING, Comparison
 from vitmnist.report.grouping import compare
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, as_csv, table
@@ -85,7 +85,7 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
     """Headings, paragraphs and tables."""
     several = len(comparisons) > 1
     if several:
-        yield f"These runs are from {len(comparisons)} machines or datasets, which are not compared with each other."
+        yield f"These runs are from {_sources(comparisons)}, which are not compared with each other."
     for number, comparison in enumerate(comparisons, 1):
         if several:
             yield f"## {number}. {comparison.machine_and_data}"
@@ -93,6 +93,14 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
         yield table(comparison)
         if with_facts and comparison.facts:
             yield [FACTS, ""], [list(fact) for fact in comparison.facts.items()]
+
+
+def _sources(comparisons: Sequence[Comparison]) -> str:
+    """`2 machines`, `3 datasets`, or both: what differs between comparisons."""
+    sources = {"machines": {part.machine for part in comparisons}, "datasets": {part.dataset for part in comparisons}}
+    counts = {name: sum(set(identity) != {NOTHING} for identity in found) for name, found in sources.items()}
+    differing = [f"{count} {name}" for name, count in counts.items() if count > 1]
+    return " and ".join(differing) or "different machines or datasets"  # a run that never started has neither
 
 
 def _rendered(block: str | Table, clean: Callable[[str], str], table_format: str) -> str:

@@ -112,6 +112,7 @@ class Dataset:
 
     Args:
         skipped: unreadable images that were left out because the user allowed it.
+        undivided_sha256: the checksums before a share was drawn as validation split; equal for all folds.
 
     Raises:
         DataError: images of different shapes.
@@ -123,6 +124,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
+    undivided_sha256: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         if len({tuple(split.images.shape[1:]) for split in self.splits.values()}) > 1:

@@ -117,7 +117,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     files = [str(path.relative_to(folder)) for path in paths]
     whole = Split(images, labels, mean, std, tuple(classes), mapped=entry.checksums[0], files=files)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
-    splits = {
+    splits: dict[str, Any] = {
         split: whole.part(span, reader=FolderImageReader(paths[span], options.reader), sha256=sha256).part(spans[split])
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
