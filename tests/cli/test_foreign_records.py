@@ -117,7 +117,7 @@ def test_an_evaluation_writes_no_dataset_where_only_a_record_says(
     ):
         assert ended.returncode == 1
         if dataset == "image_folder":  # it is read, and has other classes than the model
-            assert f"{chosen}/vitmnist-cache: the decoded copy of these samples is missing" in caplog.text
+            assert f"{chosen}/vitmnist-cache: no decoded copy of these files; using" in caplog.text
             assert "classes that the model does not know: class0, class1" in ended.stderr
             assert len(list(tmp_path.glob("home/.cache/vitmnist/vitmnist-cache/*/images.npy"))) == 1
         else:

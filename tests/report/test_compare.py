@@ -190,7 +190,7 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
     for number, (depth, fold, share, whole) in enumerate(
         [(3, 0, 0.2, "1"), (3, 1, 0.2, "1"), (6, 0, 0.2, "1"), (6, 1, 0.2, "1"), (6, 1, 0.3, "1"), (6, 1, 0.2, "2")]
     ):
-        checksums = {"sha256": {"train_images": str(number) * 64}, "undivided_sha256": {"train_images": whole * 64}}
+        checksums = {"sha256": {"train_images": str(number) * 64}, "folds_of": {"holdout": share, "all": whole * 64}}
         config = {"model.depth": depth, "data.holdout": share, "data.holdout_seed": fold}
         epochs = [epoch(2.0, eval_acc=80.0 + depth + number, train_loss=number)]
         run(tmp_path / str(number), config=config, epochs=epochs, dataset=DATASET | checksums)

@@ -22,17 +22,9 @@ CURRENT_KEYS: dict[str, str | None] = {
 }
 """The key or section of today for each that has moved; None: it is dropped, since it changed no result."""
 
-
-def _holdout_seed(values: Mapping[str, Any]) -> Any:
-    """`seed` if a share was held out, which it drew until 0.2; otherwise nothing was drawn."""
-    data = values.get("data")
-    is_drawn = isinstance(data, Mapping) and isinstance(data.get("holdout"), float)
-    return values.get("seed", MISSING) if is_drawn else 0
-
-
 ADDED_KEYS: dict[str, Any] = {
     # 0.3
-    "data.holdout_seed": _holdout_seed,
+    "data.holdout_seed": lambda record: record.get("seed", MISSING),  # which drew the hold-out
     # 0.2
     "loss.name": "cross_entropy",
     "trainer.clip_norm": None,

@@ -33,7 +33,7 @@ from torch import Tensor
 from vitmnist.data.checksums import RECORD, Checksums, crc32
 from vitmnist.data.source_files import STAMPS, SourceFiles
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import home_expanded, is_only_reading, write_atomic
+from vitmnist.runtime.files import home_expanded, recorded_root, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
 from vitmnist.runtime.records import read_json
 
@@ -84,12 +84,8 @@ def decode_once(
     entry, unfinished = folder / key, folder / f".{key}.unfinished"
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
         return _open(entry, names, sources)
-    if is_only_reading() and folder != (default := home_expanded(DEFAULT_FOLDER)):
-        log.warning(
-            "%s: the decoded copy of these samples is missing or outdated, and the record of a run does not choose "
-            "where they are decoded; using %s instead (data.root=FOLDER chooses another folder)",
-            *(folder, default),
-        )
+    if recorded_root.get() and folder != (default := home_expanded(DEFAULT_FOLDER)):
+        log.warning("%s: no decoded copy of these files; using %s (data.root=FOLDER names another)", folder, default)
         return decode_once(default, fingerprint, size, decode, notes, names, sources)
     with _locked(folder, key):
         try:

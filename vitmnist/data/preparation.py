@@ -61,7 +61,7 @@ def held_out(dataset: Dataset, size: int | float, seed: int) -> Dataset:
     elif size < 1:
         check_fits(key, Memory(host=whole.nbytes), torch.device("cpu"))
         drawn = _stratified(whole.labels, size, seed)
-        dataset = replace(dataset, undivided_sha256=dataset.sha256)
+        dataset = replace(dataset, folds_of={"holdout": size, **dataset.sha256})
         if not drawn.any():
             raise ConfigError(f"{key}: no class has enough of the {len(whole)} training images; type a larger share")
         train, validation = (whole.taken(rows.nonzero().flatten()) for rows in (~drawn, drawn))

@@ -1,7 +1,6 @@
-"""Detects files that were replaced since a set was decoded, although their names, sizes and times are the same.
+"""Detects other content in the files that a set was decoded from, although their names, sizes and times are the same.
 
-Two files exchanged by `mv`, or restored from an archive, keep size and modification time, but not their ctime. It is
-stored with a digest of each file; where a ctime differs, the file is read and its digest compared.
+`mv` and archives keep size and modification time, but not the ctime. Where that differs, a digest is compared.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import hashlib
 import io
 import logging
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 
 from vitmnist.data.threads import map_in_threads
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.files import is_only_reading, write_atomic
+from vitmnist.runtime.files import recorded_root, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -29,35 +27,31 @@ STAMP = np.dtype([("ctime_ns", "<i8"), ("digest", "V16")])
 
 
 class SourceFiles:
-    """The files that a set is decoded from: a stat of each, and stamps to tell later whether one was replaced."""
+    """The files that a set is decoded from, a stat of each (None if it is missing), and their ctimes and digests."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        self.stats = [_stat(path) for path in paths]  # None for a missing file
+        self.stats: list[os.stat_result | None] = [None] * len(paths)
+        for index, path in enumerate(paths):
+            with suppress(OSError):  # a missing file is reported when it is decoded
+                self.stats[index] = path.stat()
         self._stamps = np.zeros(len(paths), STAMP)
-        self._stamps["ctime_ns"] = [0 if status is None else status.st_ctime_ns for status in self.stats]
+        self._stamps["ctime_ns"] = [status.st_ctime_ns if status else 0 for status in self.stats]
 
     def take_digest(self, index: int) -> None:
-        """Take the digest of a file. Call it before decoding: a file replaced in between then fails `verify`."""
+        """Take the digest of a file, before it is decoded: if it is replaced in between, `verify` fails."""
         self._stamps["digest"][index] = self._digest(index)
 
     def save(self, folder: Path) -> None:
-        """Write the stamps; raises `OSError`."""
+        """Write ctimes and digests; raises `OSError`."""
         np.save(content := io.BytesIO(), self._stamps)
         write_atomic(folder / STAMPS, content.getvalue())
 
     def verify(self, stored: NDArray[np.void], folder: Path) -> None:
-        """Raise `ValueError` if a file has other content than when the set was decoded.
-
-        Reads files whose ctime differs. If their content is the same, the new times are stored, where that is possible.
-
-        Args:
-            stored: the stamps in `folder`.
-        """
-        if stored.dtype != STAMP or stored.shape != self._stamps.shape:
+        """Raise `ValueError` if a file is not that of `stored`, which `folder` has; otherwise save the new ctimes."""
+        if stored.dtype != STAMP or len(stored) != len(self.paths):
             raise ValueError(f"{STAMPS} is not what was written")
-        rows = np.flatnonzero(stored["ctime_ns"] != self._stamps["ctime_ns"]).tolist()
-        if not rows:
+        if not (rows := np.flatnonzero(stored["ctime_ns"] != self._stamps["ctime_ns"]).tolist()):
             return
         log.info("comparing %d files with what was decoded: their ctime has changed", len(rows))
         with closing(map_in_threads(self._digest, rows, available_cores())) as digests:
@@ -65,21 +59,13 @@ class SourceFiles:
                 if digest != stored["digest"][row].tobytes():
                     raise ValueError(f"{self.paths[row]} has other content than when it was decoded")
         self._stamps["digest"] = stored["digest"]
-        if not is_only_reading():
+        if not recorded_root.get():
             with suppress(OSError):  # a folder that cannot be written: the files are compared again next time
                 self.save(folder)
 
     def _digest(self, index: int) -> bytes:
-        """16 bytes; zeros if there is no regular file that can be read, which is reported when it is decoded."""
-        digest, status = bytes(16), self.stats[index]
-        if status is not None and stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for a writer
-            with suppress(OSError):
-                digest = hashlib.blake2b(self.paths[index].read_bytes(), digest_size=16).digest()
-        return digest
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None
+        """16 bytes; zeros for a file that cannot be read, which decoding reports."""
+        with suppress(OSError):
+            if self.paths[index].is_file():  # opening a FIFO would wait for a writer
+                return hashlib.blake2b(self.paths[index].read_bytes(), digest_size=16).digest()
+        return bytes(16)

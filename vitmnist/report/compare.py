@@ -95,14 +95,11 @@ class Comparison:
         columns: the configuration keys that vary, then the facts about the software that vary.
         rows: one for each combination of their values.
         facts: machine, software and data that all runs have in common, by title.
-        machine, dataset: what identifies these; each value "–" if unknown.
     """
 
     columns: Sequence[str]
     rows: Sequence[Configuration]
     facts: Mapping[str, str]
-    machine: tuple[str, ...]
-    dataset: tuple[str, ...]
 
     @cached_property
     def ranked(self) -> list[Configuration]:
@@ -150,16 +147,10 @@ class Comparison:
 
     @cached_property
     def block(self) -> str:
-        """What distinguishes repeats of a configuration: `seed`, `fold` (`data.holdout_seed`), or `seed and fold`."""
+        """In what repeats of a configuration differ: `seed`, `fold` (`data.holdout_seed`), or `run` if in both."""
         pairs = {run.seeds for row in self.rows for run in row.runs if run.config}
-        if len({fold for _, fold in pairs}) < 2:
-            return "seed"
-        return "fold" if len({seed for seed, _ in pairs}) == 1 else "seed and fold"
-
-    @property
-    def blocks(self) -> str:
-        """The plural of `block`."""
-        return self.block.replace("seed", "seeds").replace("fold", "folds")
+        seeds, folds = ({pair[part] for pair in pairs} for part in (0, 1))
+        return "seed" if len(folds) < 2 else "fold" if len(seeds) < 2 else "run"
 
     @property
     def differs(self) -> bool:

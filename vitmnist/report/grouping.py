@@ -18,19 +18,20 @@ from vitmnist.report.compare import NOTHING, Comparison, Configuration
 from vitmnist.tracking.runs import Run
 
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
+CHECKSUMS = "SHA-256 of the data"
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and dataset. The order of the runs is kept."""
     runs = mark_overlapping(runs)
-    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Run]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         # A run that never started is listed with the other runs of its sweep.
         siblings = (
             other for other in runs if other.folder.parent == run.folder.parent and other.section("environment")
         )
         groups[_identity(run if run.section("environment") else next(siblings, run))].append(run)
-    return [_comparison(group, *identity) for identity, group in groups.items()]
+    return [_comparison(group) for group in groups.values()]
 
 
 def mark_overlapping(runs: Sequence[Run]) -> list[Run]:
@@ -48,22 +49,14 @@ def mark_overlapping(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, overlapping=number in overlapping) for number, run in enumerate(runs)]
 
 
-def _identity(run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The machine and the dataset of a run."""
-    machine = tuple(fact_text(run.section("environment").get(key)) for key in MACHINE)
-    return machine, (fact_text(run.section("dataset").get("name")), fact_text(_checksums(run)))
+def _identity(run: Run) -> tuple[str, ...]:
+    """The machine and the dataset of a run; folds have a dataset in common."""
+    machine, dataset = run.section("environment"), run.section("dataset")
+    checksums = dataset.get("folds_of") or dataset.get("sha256")
+    return tuple(map(fact_text, (*(machine.get(key) for key in MACHINE), dataset.get("name"), checksums)))
 
 
-def _checksums(run: Run) -> Any:
-    """The checksums of the data; of folds, those before a share was held out, and the share."""
-    dataset = run.section("dataset")
-    undivided = dataset.get("undivided_sha256")
-    if isinstance(undivided, Mapping):
-        return {**undivided, "holdout": run.config.get("data.holdout")}
-    return dataset.get("sha256")
-
-
-def _comparison(runs: Sequence[Run], machine: tuple[str, ...], dataset: tuple[str, ...]) -> Comparison:
+def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
     known = [facts for facts in facts_by_run if facts]
@@ -77,7 +70,7 @@ def _comparison(runs: Sequence[Run], machine: tuple[str, ...], dataset: tuple[st
         row = rows.setdefault((unique, repr(values)), Configuration(values, []))
         row.runs.append(run)
     common = {title: text for title, (text, *others) in texts.items() if not others and text != NOTHING}
-    return Comparison([*map(_title, keys), *titles], list(rows.values()), common, machine, dataset)
+    return Comparison([*map(_title, keys), *titles], list(rows.values()), common)
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
@@ -132,7 +125,7 @@ def _facts(run: Run) -> dict[str, str]:
         if f"{split}_size" in dataset
     ]
     data = f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None
-    known |= {"data": data, "SHA-256 of the data": _checksums(run)}
+    known |= {"data": data, CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256")}
     return {title.replace("_", " "): fact_text(value) for title, value in known.items()}
 
 

@@ -117,7 +117,7 @@ def loss_sentences(comparison: Comparison) -> list[str]:
         for seeds in dict.fromkeys(run.seeds for row in rows for run in row.runs):
             runs = [(row, run) for row in rows for run in row.runs if run.seeds == seeds]
             if sentence := _first_difference(runs) or _equality(runs):
-                fold = f" data.holdout_seed={seeds[1]}" if "fold" in comparison.block else ""
+                fold = f" data.holdout_seed={seeds[1]}" if comparison.block != "seed" else ""
                 cases[sentence].append(f"with seed={seeds[0]}{fold} at {shared}".removesuffix(" at "))
     return [
         f"{text}, {first}" + (f", and in {len(others)} more group{'s' * (len(others) > 1)}." if others else ".")
@@ -166,7 +166,7 @@ def best_quality(comparison: Comparison) -> str:
     by_seed = [item for row in rows for item in row.by_seed(metric.name).items()]
     low, high = (quality_text(metric, bound(one for _, one in by_seed)) for bound in (min, max))
     seeds = len({seed for seed, _ in by_seed})
-    over = f" ({low} to {high} over {seeds} {comparison.blocks})" if seeds > 1 else ""
+    over = f" ({low} to {high} over {seeds} {comparison.block}s)" if seeds > 1 else ""
     first, *others = (row.values for row in rows)
     label = overrides({key: one for key, one in first.items() if all(other.get(key) == one for other in others)})
     is_one = len(rows) == len(groups[0][1])  # apart from the loader
@@ -182,16 +182,15 @@ def _certainty(comparison: Comparison) -> str:
     leads = [found.get((0, other)) for other in range(1, len(values))]
     low = [lead.low for lead in leads if lead and lead.low is not None]
     if any(lead and lead.low == lead.high is not None for lead in leads):  # of a few images, which change together
-        return f"The {comparison.blocks} change nothing about it, so they cannot tell whether that is more than noise."
+        return f"The {comparison.block}s change nothing about it, so they cannot tell whether that is more than noise."
     if len(low) < len(leads):
         few = min(lead.blocks if lead else 0 for lead in leads)
-        blocks = comparison.blocks
-        seeds = {0: f"Runs with different {blocks}", 1: f"One {comparison.block}"}.get(few, f"{few} {blocks}")
-        key = "data.holdout_seed" if comparison.block == "fold" else "seed"
+        block, key = comparison.block, "data.holdout_seed" if comparison.block == "fold" else "seed"
+        seeds = {0: f"Runs with different {block}s", 1: f"One {block}"}.get(few, f"{few} {block}s")
         return f"{seeds} cannot tell whether that is more than noise; type {key}=1,2,3."
     if unsure := sum(bound <= 0 for bound in low):
         equal = f"{unsure} of {len(low)} others" if len(low) > 1 else "the other"
-        return f"That may be noise: {equal} cannot be told apart from it; more {comparison.blocks} may tell."
+        return f"That may be noise: {equal} cannot be told apart from it; more {comparison.block}s may tell."
     points = quality_text(metric, min(low)).replace("%", " percentage points")
     return f"That is more than noise: by at least {points} (95% interval)."
 

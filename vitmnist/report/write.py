@@ -12,8 +12,8 @@ from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.errors import printable
-from vitmnist.report.compare import NOTHING, Comparison
-from vitmnist.report.grouping import compare
+from vitmnist.report.compare import Comparison
+from vitmnist.report.grouping import CHECKSUMS, compare
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, as_csv, table
 from vitmnist.runtime.files import write_atomic
@@ -85,7 +85,11 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
     """Headings, paragraphs and tables."""
     several = len(comparisons) > 1
     if several:
-        yield f"These runs are from {_sources(comparisons)}, which are not compared with each other."
+        facts = [comparison.facts for comparison in comparisons]
+        titles = {"machines": ("host", "cpu", "cpu count"), "datasets": ("data", CHECKSUMS)}
+        counts = {noun: len({tuple(map(fact.get, keys)) for fact in facts}) for noun, keys in titles.items()}
+        differing = " and ".join(f"{count} {noun}" for noun, count in counts.items() if count > 1)
+        yield f"These runs are from {differing}, which are not compared with each other."
     for number, comparison in enumerate(comparisons, 1):
         if several:
             yield f"## {number}. {comparison.machine_and_data}"
@@ -93,14 +97,6 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
         yield table(comparison)
         if with_facts and comparison.facts:
             yield [FACTS, ""], [list(fact) for fact in comparison.facts.items()]
-
-
-def _sources(comparisons: Sequence[Comparison]) -> str:
-    """`2 machines`, `3 datasets`, or both: what differs between comparisons."""
-    sources = {"machines": {part.machine for part in comparisons}, "datasets": {part.dataset for part in comparisons}}
-    counts = {name: sum(set(identity) != {NOTHING} for identity in found) for name, found in sources.items()}
-    differing = [f"{count} {name}" for name, count in counts.items() if count > 1]
-    return " and ".join(differing) or "different machines or datasets"  # a run that never started has neither
 
 
 def _rendered(block: str | Table, clean: Callable[[str], str], table_format: str) -> str:

@@ -95,7 +95,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     decoder = FolderDecoder(folder, [*parts.values()], options)
     samples = decoder.samples
     entry = decode_once(
-        *(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes), sources=decoder.sources
+        root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes, sources=decoder.sources
     )
     (images, labels), notes = entry.mapped, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last, but for those of older caches
