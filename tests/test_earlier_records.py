@@ -65,6 +65,25 @@ def test_a_key_that_has_moved_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -
     assert with_current_keys({}) == {}
 
 
+def test_a_hold_out_without_a_seed_was_drawn_by_that_of_the_run(
+    quick: list[str], output_of: Printed, refuse: Printed, tmp_path: Path
+) -> None:
+    """A run goes on with that split; if its record has another, the checksums refuse it."""
+    for holdout_seed in (7, 0):
+        run = tmp_path / f"run{holdout_seed}"
+        typed = ["seed=7", "data.holdout=0.3", f"data.holdout_seed={holdout_seed}", "epochs=1"]
+        output_of(train_main, *quick, *typed, f"hydra.run.dir={run}")
+        state, recorded = storage.load(run), yaml.safe_load((run / CONFIG).read_text())
+        for config in (state["config"], recorded):
+            del config["data"]["holdout_seed"]
+        storage.save(run, {key: value for key, value in state.items() if key != "format"})
+        (run / CONFIG).write_text(yaml.safe_dump(recorded))
+    before = result_of(tmp_path / "run7")["dataset"]
+    output_of(train_main, "resume=run7", "epochs=2")
+    assert result_of(tmp_path / "run7")["dataset"] == before
+    assert "the dataset has changed since the run began: train_images" in refuse("resume=run0", "epochs=2")
+
+
 def test_a_record_without_the_options_that_a_member_has_now_is_that_of_their_defaults(
     folder: Path, output_of: Printed, tmp_path: Path
 ) -> None:

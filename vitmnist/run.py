@@ -265,6 +265,8 @@ def record_setup(result: Result, setup: TrainSetup, device: torch.device, world:
         "skipped": dataset.skipped,
         "sha256": world.broadcast_object(lambda: dataset.sha256),
     }
+    if dataset.folds_of:
+        result.dataset["folds_of"] = dataset.folds_of
     result.environment = describe_environment(device) if world.is_main else None
 
 

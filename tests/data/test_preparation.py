@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Printed
+from tests.conftest import Printed, result_of
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
+from vitmnist.cli import report
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.preparation import IMAGENET, given_statistics, prepare
@@ -20,7 +21,7 @@ from vitmnist.errors import ConfigError
 
 def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> None:
     own = {"mean": [0.25], "std": [0.5]}
-    dataset = prepare(tiny, DataConfig(holdout=5, normalize=own), seed=0)
+    dataset = prepare(tiny, DataConfig(holdout=5, normalize=own))
     assert list(dataset.splits) == ["train", "validation", "test"]
     for split in dataset.splits.values():
         assert (split.mean, split.std) == ((0.25,), (0.5,))
@@ -32,7 +33,7 @@ def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> 
 
 
 def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
-    assert prepare(tiny, DataConfig(holdout=None, normalize="dataset"), seed=0) is tiny
+    assert prepare(tiny, DataConfig(holdout=None, normalize="dataset")) is tiny
     assert given_statistics("imagenet", 3) == IMAGENET
 
 
@@ -64,3 +65,16 @@ def test_statistics_are_typed_recorded_and_may_not_change(
     assert (model.mean, model.std) == ((0.25,), (0.5,))
     succeed("resume=run", "epochs=2")
     assert "data.normalize.std=[0.4] (it was [0.5])" in refuse("resume=run", "data.normalize.std=[0.4]")
+
+
+def test_seeds_share_a_hold_out_and_folds_are_compared(
+    quick: list[str], succeed: Printed, refuse: Printed, output_of: Printed, tmp_path: Path
+) -> None:
+    runs = {"one": ["seed=1"], "two": ["seed=2"], "fold": ["seed=2", "data.holdout_seed=1"]}
+    for name, typed in runs.items():
+        succeed(*quick, "data.holdout=0.3", "epochs=1", *typed, f"hydra.run.dir={name}")
+    first, second, fold = (result_of(tmp_path / name)["dataset"] for name in runs)
+    assert first == second
+    assert {key for key in fold if fold[key] != first[key]} == {"sha256"}
+    assert "datasets" not in output_of(report.main, *runs)
+    assert "data.holdout_seed=0 (it was 1)" in refuse("resume=fold", "data.holdout_seed=0", "epochs=2")

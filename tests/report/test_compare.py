@@ -161,18 +161,47 @@ def test_runs_without_records_are_listed_with_their_configuration_and_their_swee
     assert [run.status for row in found for run in row.runs] == ["completed", "failed"]
 
 
+THERE, OTHER = {"host": "there"}, DATASET | {"sha256": {"train_images": "1" * 64}}
+
+
 @pytest.mark.parametrize(
-    "other", [{"environment": {"host": "there"}}, {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}}]
+    ("other", "sources"),
+    [
+        ({"environment": THERE}, "2 machines"),
+        ({"dataset": OTHER}, "2 datasets"),
+        ({"environment": THERE, "dataset": OTHER}, "2 machines and 2 datasets"),
+    ],
 )
-def test_machines_and_data_sets_are_not_compared_with_each_other(other: dict[str, Any], tmp_path: Path) -> None:
+def test_machines_and_data_sets_are_not_compared_with_each_other(
+    other: dict[str, Any], sources: str, tmp_path: Path
+) -> None:
     run(tmp_path / "0", "ram", times=(9.0, 1.0))
     run(tmp_path / "1", "disk", times=(9.0, 5.0), **other)
     comparisons = compared(tmp_path)
     headlines = [summary(comparison)[0] for comparison in comparisons]
     assert headlines == ["1.00 s per epoch (single run).", "5.00 s per epoch (single run)."]
     for text in (as_markdown(comparisons), as_text(comparisons)):
-        assert "2 machines or datasets" in text
+        assert f"These runs are from {sources}, which are not" in text
     assert len({row["comparison"] for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}) == 2
+
+
+def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> None:
+    """Other hold-outs of the same files, not other files or shares."""
+    for number, (depth, fold, share, whole) in enumerate(
+        [(3, 0, 0.2, "1"), (3, 1, 0.2, "1"), (6, 0, 0.2, "1"), (6, 1, 0.2, "1"), (6, 1, 0.3, "1"), (6, 1, 0.2, "2")]
+    ):
+        checksums = {"sha256": {"train_images": str(number) * 64}, "folds_of": {"holdout": share, "all": whole * 64}}
+        config = {"model.depth": depth, "data.holdout": share, "data.holdout_seed": fold}
+        epochs = [epoch(2.0, eval_acc=80.0 + depth + number, train_loss=number)]
+        run(tmp_path / str(number), config=config, epochs=epochs, dataset=DATASET | checksums)
+    folds, *others = compared(tmp_path)
+    assert [len(comparison.rows) for comparison in others] == [1, 1]
+    assert summary(folds)[0] == (
+        "Best accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 folds). 2 folds cannot tell whether that is "
+        "more than noise; type data.holdout_seed=1,2,3."
+    )
+    assert not [sentence for sentence in summary(folds) if "differ" in sentence], "each fold has its own losses"
+    assert [row["over folds"] for row in rows(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
 
 
 def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def load_run(
         recorded = trained.dataset.get("range_32_bit")
         if recorded and dataset.train.range_32_bit != tuple(recorded) and not config.data.dataset.get("range_32_bit"):
             dataset = build_dataset({**config.data.dataset, "range_32_bit": recorded}, root)  # other files have another
-    dataset = prepare(dataset, config.data, config.seed)
+    dataset = prepare(dataset, config.data)
     if not any(one.startswith("data") and key_of(one) != "data.root" for one in overrides):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset

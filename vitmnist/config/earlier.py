@@ -23,6 +23,8 @@ CURRENT_KEYS: dict[str, str | None] = {
 """The key or section of today for each that has moved; None: it is dropped, since it changed no result."""
 
 ADDED_KEYS: dict[str, Any] = {
+    # 0.3
+    "data.holdout_seed": lambda record: record.get("seed", MISSING),  # which drew the hold-out
     # 0.2
     "loss.name": "cross_entropy",
     "trainer.clip_norm": None,
@@ -35,8 +37,8 @@ ADDED_KEYS: dict[str, Any] = {
     "lr_scale": {},
     "sweep.objective": None,
 }
-"""Keys that a record of an earlier version lacks, with the value that says what it did; options of members are not here
-(see `completed`)."""
+"""Keys that a record of an earlier version lacks, with the value that says what it did, or a function of the record;
+options of members are not here (see `completed`)."""
 
 
 def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def with_current_keys(values: Mapping[str, Any]) -> dict[str, Any]:
             if new:
                 _set_default(current, new, value)
     for key, value in deepcopy(ADDED_KEYS).items() if current else ():
-        _set_default(current, key, value)
+        _set_default(current, key, value(current) if callable(value) else value)
     return current
 
 

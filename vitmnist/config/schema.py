@@ -39,6 +39,7 @@ class DataConfig:
     root: str = described(affects="nothing")
     shuffle: Shuffle = MISSING
     holdout: int | float | None = bounded(above=0)
+    holdout_seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
     drop_last: bool = MISSING
     normalize: Any = MISSING
     dataset: dict[str, Any] = group("vitmnist.data.datasets.base:DATASETS")

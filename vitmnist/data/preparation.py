@@ -28,10 +28,10 @@ class Statistics:
 IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # as torchvision's and timm's weights expect
 
 
-def prepare(dataset: Dataset, data: DataConfig, seed: int) -> Dataset:
+def prepare(dataset: Dataset, data: DataConfig) -> Dataset:
     """The dataset with the hold-out and the statistics that a configuration asks for; raises as these."""
     if data.holdout:
-        dataset = held_out(dataset, data.holdout, seed)
+        dataset = held_out(dataset, data.holdout, data.holdout_seed)
     channels = dataset.train.images.shape[1]
     return with_statistics(dataset, given_statistics(data.normalize, channels))
 
@@ -61,6 +61,7 @@ def held_out(dataset: Dataset, size: int | float, seed: int) -> Dataset:
     elif size < 1:
         check_fits(key, Memory(host=whole.nbytes), torch.device("cpu"))
         drawn = _stratified(whole.labels, size, seed)
+        dataset = replace(dataset, folds_of={"holdout": size, **dataset.sha256})
         if not drawn.any():
             raise ConfigError(f"{key}: no class has enough of the {len(whole)} training images; type a larger share")
         train, validation = (whole.taken(rows.nonzero().flatten()) for rows in (~drawn, drawn))

@@ -71,13 +71,13 @@ class Configuration:
         """Seconds per epoch, evaluation included."""
         return self.spread("epoch_s")
 
-    def by_seed(self, name: str) -> dict[str, float]:
-        """A metric of quality by seed. Runs with the same seed are not independent: the first one counts."""
+    def by_seed(self, name: str) -> dict[tuple[str, str], float]:
+        """A metric of quality by seed and fold. Runs with the same ones are not independent: the first one counts."""
         runs = [run for run in reversed(self.runs) if run.status == "completed"]
-        return {str(run.config.get("seed")): value for run in runs if (value := run.quality(name)) is not None}
+        return {run.seeds: value for run in runs if (value := run.quality(name)) is not None}
 
     def quality(self, name: str) -> Spread | None:
-        """A metric of quality over the seeds."""
+        """A metric of quality over the seeds and folds."""
         return Spread.of(list(self.by_seed(name).values()))
 
     @property
@@ -126,12 +126,12 @@ class Comparison:
         return monitored(run for row in self.rows for run in row.runs)
 
     @cached_property
-    def by_quality(self) -> list[tuple[dict[str, float], list[Configuration]]]:
-        """The values of the metric by seed, the best median first, and the rows that have them.
+    def by_quality(self) -> list[tuple[dict[tuple[str, str], float], list[Configuration]]]:
+        """The values of the metric by seed and fold, the best median first, and the rows that have them.
 
         Rows that agree in their common seeds are together: loaders deliver identical batches, and repeat no quality.
         """
-        groups: list[tuple[dict[str, float], list[Configuration]]] = []
+        groups: list[tuple[dict[tuple[str, str], float], list[Configuration]]] = []
         for row in self.rows:
             values = row.by_seed(self.metric.name)
             for known, rows in groups:
@@ -144,6 +144,13 @@ class Comparison:
                 groups += [(values, [row])] if values else []
         best_first = self.metric.direction == "max"
         return sorted(groups, key=lambda group: median(group[0].values()), reverse=best_first)
+
+    @cached_property
+    def block(self) -> str:
+        """In what repeats of a configuration differ: `seed`, `fold` (`data.holdout_seed`), or `run` if in both."""
+        pairs = {run.seeds for row in self.rows for run in row.runs if run.config}
+        seeds, folds = ({pair[part] for pair in pairs} for part in (0, 1))
+        return "seed" if len(folds) < 2 else "fold" if len(seeds) < 2 else "run"
 
     @property
     def differs(self) -> bool:

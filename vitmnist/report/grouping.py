@@ -18,6 +18,7 @@ from vitmnist.report.compare import NOTHING, Comparison, Configuration
 from vitmnist.tracking.runs import Run
 
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
+CHECKSUMS = "SHA-256 of the data"
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
@@ -49,10 +50,10 @@ def mark_overlapping(runs: Sequence[Run]) -> list[Run]:
 
 
 def _identity(run: Run) -> tuple[str, ...]:
-    """The machine and the dataset of a run."""
+    """The machine and the dataset of a run; folds have a dataset in common."""
     machine, dataset = run.section("environment"), run.section("dataset")
-    keys = (*(machine.get(key) for key in MACHINE), dataset.get("name"), dataset.get("sha256"))
-    return tuple(map(fact_text, keys))
+    checksums = dataset.get("folds_of") or dataset.get("sha256")
+    return tuple(map(fact_text, (*(machine.get(key) for key in MACHINE), dataset.get("name"), checksums)))
 
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
@@ -90,12 +91,12 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 
 def varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values vary among configurations, apart from seed and round.
+    """The keys whose values vary among configurations, apart from seeds and round.
 
     An option of a group counts only if it varies among runs of the same member: `num_workers`, which only `disk` has,
     does not distinguish `disk` from `ram`.
     """
-    varied, skipped = [], [*keys_where(affects_nothing), "seed"]
+    varied, skipped = [], [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
     for key in dict.fromkeys(key for config in configs for key in config):
         groups = [f"{group}.name" for group in accumulate(key.split(".")[:-1], "{}.{}".format)]
         values: dict[str, set[str]] = defaultdict(set)
@@ -124,7 +125,7 @@ def _facts(run: Run) -> dict[str, str]:
         if f"{split}_size" in dataset
     ]
     data = f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None
-    known |= {"data": data, "SHA-256 of the data": dataset.get("sha256")}
+    known |= {"data": data, CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256")}
     return {title.replace("_", " "): fact_text(value) for title, value in known.items()}
 
 

@@ -92,7 +92,7 @@ def epoch_times(
 def qualities(
     axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]
 ) -> list[Patch]:
-    """A line for each row: the monitored metric of each seed, and above it their median."""
+    """A line for each row: the monitored metric of each seed or fold, and above it their median."""
     metric = comparison.metric
     for y, row in enumerate(rows):
         values = sorted(row.by_seed(metric.name).values())
@@ -102,7 +102,8 @@ def qualities(
     axis.margins(x=0.03)
     best = "highest" if metric.direction == "max" else "lowest"
     title = quality_title(metric)
-    label = f"{metric.column or metric.name} (a point for each seed, above it the median)\nthe {best} is the best"
+    points = f"a point for each {comparison.block}, above it the median"
+    label = f"{metric.column or metric.name} ({points})\nthe {best} is the best"
     _finish(axis, comparison, len(rows), title[0].upper() + title[1:], label)
     return []
 

@@ -114,10 +114,11 @@ def loss_sentences(comparison: Comparison) -> list[str]:
     """
     cases: dict[str, list[str]] = defaultdict(list)  # where each sentence holds
     for shared, rows in loader_groups(comparison.rows).items():
-        for seed in dict.fromkeys(run.config.get("seed") for row in rows for run in row.runs):
-            runs = [(row, run) for row in rows for run in row.runs if run.config.get("seed") == seed]
+        for seeds in dict.fromkeys(run.seeds for row in rows for run in row.runs):
+            runs = [(row, run) for row in rows for run in row.runs if run.seeds == seeds]
             if sentence := _first_difference(runs) or _equality(runs):
-                cases[sentence].append(f"with seed={seed} at {shared}".removesuffix(" at "))
+                fold = f" data.holdout_seed={seeds[1]}" if comparison.block != "seed" else ""
+                cases[sentence].append(f"with seed={seeds[0]}{fold} at {shared}".removesuffix(" at "))
     return [
         f"{text}, {first}" + (f", and in {len(others)} more group{'s' * (len(others) > 1)}." if others else ".")
         for text, (first, *others) in cases.items()
@@ -165,7 +166,7 @@ def best_quality(comparison: Comparison) -> str:
     by_seed = [item for row in rows for item in row.by_seed(metric.name).items()]
     low, high = (quality_text(metric, bound(one for _, one in by_seed)) for bound in (min, max))
     seeds = len({seed for seed, _ in by_seed})
-    over = f" ({low} to {high} over {seeds} seeds)" if seeds > 1 else ""
+    over = f" ({low} to {high} over {seeds} {comparison.block}s)" if seeds > 1 else ""
     first, *others = (row.values for row in rows)
     label = overrides({key: one for key, one in first.items() if all(other.get(key) == one for other in others)})
     is_one = len(rows) == len(groups[0][1])  # apart from the loader
@@ -181,14 +182,15 @@ def _certainty(comparison: Comparison) -> str:
     leads = [found.get((0, other)) for other in range(1, len(values))]
     low = [lead.low for lead in leads if lead and lead.low is not None]
     if any(lead and lead.low == lead.high is not None for lead in leads):  # of a few images, which change together
-        return "The seeds change nothing about it, so they cannot tell whether that is more than noise."
+        return f"The {comparison.block}s change nothing about it, so they cannot tell whether that is more than noise."
     if len(low) < len(leads):
         few = min(lead.blocks if lead else 0 for lead in leads)
-        seeds = {0: "Runs with different seeds", 1: "One seed"}.get(few, f"{few} seeds")
-        return f"{seeds} cannot tell whether that is more than noise; type seed=1,2,3."
+        block, key = comparison.block, "data.holdout_seed" if comparison.block == "fold" else "seed"
+        seeds = {0: f"Runs with different {block}s", 1: f"One {block}"}.get(few, f"{few} {block}s")
+        return f"{seeds} cannot tell whether that is more than noise; type {key}=1,2,3."
     if unsure := sum(bound <= 0 for bound in low):
         equal = f"{unsure} of {len(low)} others" if len(low) > 1 else "the other"
-        return f"That may be noise: {equal} cannot be told apart from it; more seeds may tell."
+        return f"That may be noise: {equal} cannot be told apart from it; more {comparison.block}s may tell."
     points = quality_text(metric, min(low)).replace("%", " percentage points")
     return f"That is more than noise: by at least {points} (95% interval)."
 

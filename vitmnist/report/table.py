@@ -39,7 +39,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
         seeds = f"{low}–{high}, n={quality.n}"
     cells = {
         monitored.column or monitored.name: _median(row.spread(monitored.name), monitored.digits),
-        "over seeds": seeds,
+        f"over {comparison.block}s": seeds,
         "test accuracy, %": _median(row.quality(TEST_ACC), 2),
     }
     for metric in epoch_metrics().values():

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from vitmnist.errors import printable
 from vitmnist.report.compare import Comparison
-from vitmnist.report.grouping import compare
+from vitmnist.report.grouping import CHECKSUMS, compare
 from vitmnist.report.summary import summary
 from vitmnist.report.table import Table, as_csv, table
 from vitmnist.runtime.files import write_atomic
@@ -85,7 +85,11 @@ def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Itera
     """Headings, paragraphs and tables."""
     several = len(comparisons) > 1
     if several:
-        yield f"These runs are from {len(comparisons)} machines or datasets, which are not compared with each other."
+        facts = [comparison.facts for comparison in comparisons]
+        titles = {"machines": ("host", "cpu", "cpu count"), "datasets": ("data", CHECKSUMS)}
+        counts = {noun: len({tuple(map(fact.get, keys)) for fact in facts}) for noun, keys in titles.items()}
+        differing = " and ".join(f"{count} {noun}" for noun, count in counts.items() if count > 1)
+        yield f"These runs are from {differing}, which are not compared with each other."
     for number, comparison in enumerate(comparisons, 1):
         if several:
             yield f"## {number}. {comparison.machine_and_data}"

@@ -69,22 +69,22 @@ def _remove_unfinished(folder: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-_recorded_root: ContextVar[str] = ContextVar("_recorded_root", default="")
+recorded_root: ContextVar[str] = ContextVar("recorded_root", default="")
 
 
 @contextmanager
 def only_reading(root: str) -> Iterator[None]:
     """Write nothing into the folder for datasets within the block, because only the record of a run names it."""
-    token = _recorded_root.set(root)
+    token = recorded_root.set(root)
     try:
         yield
     finally:
-        _recorded_root.reset(token)
+        recorded_root.reset(token)
 
 
 def check_may_write() -> None:
-    """Raise `ConfigError` within `only_reading`; to be called before a dataset is downloaded or decoded."""
-    if root := _recorded_root.get():
+    """Raise `ConfigError` within `only_reading`; to be called before a dataset is downloaded."""
+    if root := recorded_root.get():
         raise ConfigError(
             f"{root}: the dataset is not there, and the record of a run does not choose where it is written; "
             f"type {shlex.quote(f'data.root={root}')}, or another folder"

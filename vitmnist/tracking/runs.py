@@ -61,6 +61,12 @@ class Run:
         return self.result.get(name) or {}
 
     @property
+    def seeds(self) -> tuple[str, str]:
+        """The seed, and that of a drawn hold-out (else empty); runs with the same ones have the same quality."""
+        is_drawn = isinstance(self.config.get("data.holdout"), float)
+        return str(self.config.get("seed")), str(self.config.get("data.holdout_seed")) if is_drawn else ""
+
+    @property
     def is_resumed(self) -> bool:
         """Whether it was stopped and resumed."""
         return self.result.get("resumed") is True

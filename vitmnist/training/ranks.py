@@ -52,7 +52,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
-    dataset = prepare(dataset, config.data, config.seed)
+    dataset = prepare(dataset, config.data)
     if world.size == 1:
         return dataset
     found = [one for one in world.all_gather_object(None if world.local_rank else dataset.sha256) if one]

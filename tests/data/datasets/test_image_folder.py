@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +22,10 @@ from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.image_io import Mode, PictureReader, find_pictures
+from vitmnist.data.image_io import Mode, PictureReader, find_pictures, to_tensor
 from vitmnist.data.tensors import digest
 from vitmnist.errors import DataError
+from vitmnist.store import source_files
 
 CLASSES = ("cat", "dog", "eel")
 
@@ -118,6 +121,66 @@ def test_pictures_are_decoded_again_only_when_they_change_or_are_read_in_another
     assert (again.skipped, again.train.files, again.test.files) == (0, after.train.files, after.test.files)
     assert not torch.equal(before.train.images[0], after.train.images[0])
     assert torch.equal(before.train.images[1:], after.train.images[1:])
+
+
+def exchange(first: Path, second: Path) -> None:
+    """As `mv` does it."""
+    moved = first.rename(first.with_name("moved"))
+    second.rename(first)
+    moved.rename(second)
+
+
+def restore(first: Path, second: Path) -> None:
+    """The other content with the same sizes and times, as from an archive."""
+    contents = first.read_bytes(), second.read_bytes()
+    for path, content in zip((second, first), contents, strict=True):
+        path.write_bytes(content)
+        os.utime(path, ns=(0, 0))
+
+
+@pytest.mark.parametrize("change", [exchange, restore])
+def test_a_picture_replaced_by_one_of_the_same_name_size_and_time_is_decoded_again(
+    change: Callable[[Path, Path], None], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = folder / "cat" / "a.bmp", folder / "dog" / "a.bmp"
+    for seed, path in enumerate(pair):
+        draw(path, seed)
+        os.utime(path, ns=(0, 0))
+    before = load(folder, mode="rgb")
+    change(*pair)
+    after = load(folder, mode="rgb")
+    assert re.search("the cache .* cannot be used .*a.bmp has other content than when it was decoded", caplog.text)
+    shutil.rmtree(folder.parent / "root")
+    assert after.sha256 == load(folder, mode="rgb").sha256 != before.sha256
+    images = torch.stack(
+        [to_tensor(picture) for picture in map(after.train.reader.__getitem__, range(len(after.train)))]
+    )
+    for name in ("ram", "cache", "gpu_slice", "disk"):
+        with make_loader(name, after.train, batch_size=99, device="cpu", seed=0, shuffle="none") as loader:
+            assert torch.equal(next(iter(loader.epoch(0)))[0], images)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_pictures_whose_content_is_the_same_are_compared_and_not_decoded_again(
+    writable: bool, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once if the new times can be stored; a folder that cannot be written is used as it is."""
+    before = load(folder)
+    for path in folder.glob("cat/*"):
+        path.chmod(0o600)  # changes the ctime
+    (folder / "dog" / "0.png").rename(folder / "moved")
+    (folder / "moved").rename(folder / "dog" / "0.png")
+
+    def refuse(path: Path, content: bytes) -> None:  # permissions would not stop root
+        raise PermissionError(13, "Permission denied", str(path))
+
+    if not writable:
+        monkeypatch.setattr(source_files, "write_atomic", refuse)
+    caplog.set_level(logging.INFO)
+    for count in (1, 1 if writable else 2):
+        assert load(folder).sha256 == before.sha256
+        assert caplog.text.count("comparing 11 files with what was decoded") == count
+    assert "decoding once" not in caplog.text
 
 
 def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(folder: Path) -> None:

@@ -68,10 +68,12 @@ def test_training_on_ones_own_pictures(folder: Path, train_here: Train, call_her
     result = result_of(tmp_path / "run")
     assert (result["dataset"]["skipped"], result["choices"]["dataset"]) == (1, "image_folder")
     assert call_here(evaluate.main, "run").stderr == ""
+    copy = shutil.copytree(folder, tmp_path / "copy")
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
     ended = call_here(evaluate.main, "run", f"data.root={tmp_path / 'root'}")  # they are decoded again, there
     assert "warning: the images of the test split have changed since training" in ended.stderr
+    assert train_here("resume=run", f"data.dataset.path={copy}", "epochs=2").returncode == 0
     refused = train_here(*overrides(folder), "epochs=1")
     assert (refused.returncode, "3.png" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
 

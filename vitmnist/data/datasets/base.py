@@ -114,6 +114,7 @@ class Dataset:
 
     Args:
         skipped: unreadable images that were left out because the user allowed it.
+        folds_of: what other hold-outs have in common with this one: the share, and the checksums before it was drawn.
 
     Raises:
         DataError: images of different shapes.
@@ -125,6 +126,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
+    folds_of: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if len({tuple(split.images.shape[1:]) for split in self.splits.values()}) > 1:

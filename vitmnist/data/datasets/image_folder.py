@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.files import home_expanded
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import rows_in_memory
+from vitmnist.store.source_files import SourceFiles
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     decoder = FolderDecoder(folder, [*parts.values()], options)
     samples = decoder.samples
     with file_warnings() as decoder.warned:
-        entry = decode_once(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes)
+        entry = decode_once(
+            root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes, sources=decoder.sources
+        )
     (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
@@ -132,7 +135,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     whole = Split(images, labels, mean, std, tuple(classes), checksums=entry.checksums[0], files=files)
     whole = replace(whole, range_32_bit=reader.range_32_bit)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
-    splits = {
+    splits: dict[str, Any] = {
         split: whole.part(span, reader=FolderImageReader(paths[span], reader), sha256=sha256).part(spans[split])
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
@@ -215,6 +218,7 @@ class FolderDecoder:
     def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
         self.folder, self.parts, self.options = folder, parts, options
         self.samples = [sample for part in parts for sample in part]
+        self.sources = SourceFiles([path for path, _ in self.samples])
         self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
         self.warned: dict[Path, str] = {}
         self.unreadable: list[tuple[int, str]] = []
@@ -225,11 +229,8 @@ class FolderDecoder:
     def fingerprint(self) -> str:
         """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
         files = []
-        for path, label in self.samples:
-            size = time = None  # of a missing file, which is reported when it is decoded
-            with suppress(OSError):
-                stat = path.stat()
-                size, time = stat.st_size, stat.st_mtime_ns
+        for (path, label), stat in zip(self.samples, self.sources.stats, strict=True):
+            size, time = (stat.st_size, stat.st_mtime_ns) if stat else (None, None)  # reported when it is decoded
             files.append((str(path.relative_to(self.folder)), label, size, time))
         options = [VERSION, *self.starts[1:-1], vars(self.options.reader)]
         described = json.dumps([str(self.folder.resolve()), *options, files])
@@ -290,6 +291,7 @@ class FolderDecoder:
         coloured = 0
         for index in indices:
             path, label = self.samples[index]
+            self.sources.take_digest(index)
             try:
                 images[len(labels)] = to_tensor(self.reader(path))
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
