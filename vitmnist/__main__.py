@@ -24,7 +24,6 @@ COMMANDS = {
     "status": "list runs with their progress",
     "preview": "draw what an augmentation does to the images",
     "diagnose": "measure whether a training script waits for its data",
-    "audit": "check a loader for repeated, missing and equally random samples",
 }
 """Each is a module of that name in `vitmnist.cli`, whose `main` runs it."""
 
