@@ -170,7 +170,7 @@ def test_what_nobody_names_is_found_too_and_a_wrong_name_and_a_broken_package_ar
     assert epoch["eval_images"] == 7
     assert (tmp_path / "run" / "lines.txt").read_text().count("eval_top2") == 2
     assert "eval_top2" in (tmp_path / "run" / "epochs.csv").read_text()
-    assert "images 7.00" in ended.stdout
+    assert ("images 7.00" in ended.stdout, f"top2 {epoch['eval_top2']:.2f}%" in ended.stdout) == (True, True)
     assert "top-2 accuracy" in ended.stdout
     without = program(tmp_path, tmp_path, "report", "run", "--output", "other")
     assert without.returncode == 0, without.stderr

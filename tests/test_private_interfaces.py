@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hydra_plugins.vitmnist_rounds  # noqa: F401  # imports what pydoc looks up
 from tests.conftest import REPOSITORY
+from vitmnist.config.compose import compose
 from vitmnist.tracking.environment import LIBRARIES
 
 FILES = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
@@ -109,11 +110,16 @@ MESSAGES: dict[str, tuple[str, Callable[[], str] | None]] = {
     "out of shared memory": (OTHER_ADVICE, None),
     "insufficient shared memory": (TRACEBACK, None),
     "items of ancdata": (TRACEBACK, None),
+    "Could not override 'data'": ("data=NAME is not answered with data/dataset=NAME", lambda: said(compose_data)),
     "_inductor": (
         "`diagnose` counts torch's compiling processes as the script's",
         lambda: str(find_spec("torch._inductor.compile_worker.__main__")),
     ),
 }
+
+
+def compose_data() -> None:
+    compose(["data=mnist"])
 
 
 def sleep() -> None:

@@ -119,8 +119,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert code == 0, output
     draw(*(folder / name for name in ("scan.png", "other.jpg", "scans/a.png", "more/b/c.png")))
     draw(*(folder / "pictures" / f"class {number % 2}" / f"{number}.png" for number in range(20)))
-    (program,) = (block for block in blocks("python", REPOSITORY / "docs" / "loaders.md") if "audit(" in block)
-    (folder / "mine.py").write_text(program)
     return folder
 
 

@@ -14,8 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitmnist.auditing.audit import audit
-    from vitmnist.auditing.check_loader import check_loader
+    from vitmnist.auditing import audit
     from vitmnist.augment.preprocess import Preprocess
     from vitmnist.data.datasets.base import load_dataset
     from vitmnist.diagnosis.measure import diagnose
@@ -29,7 +28,6 @@ __all__ = [
     "Loader",
     "Preprocess",
     "audit",
-    "check_loader",
     "diagnose",
     "from_dataloader",
     "keep_memory",
@@ -42,8 +40,7 @@ __all__ = [
 _HOMES = {
     "Loader": "vitmnist.loaders.base",
     "Preprocess": "vitmnist.augment.preprocess",
-    "audit": "vitmnist.auditing.audit",
-    "check_loader": "vitmnist.auditing.check_loader",
+    "audit": "vitmnist.auditing",
     "diagnose": "vitmnist.diagnosis.measure",
     "from_dataloader": "vitmnist.replacement.from_dataloader",
     "keep_memory": "vitmnist.runtime.allocator",

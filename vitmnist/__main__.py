@@ -24,7 +24,6 @@ COMMANDS = {
     "status": "list runs with their progress",
     "preview": "draw what an augmentation does to the images",
     "diagnose": "measure whether a training script waits for its data",
-    "audit": "check a loader for repeated, missing and equally random samples",
 }
 """Each is a module of that name in `vitmnist.cli`, whose `main` runs it."""
 
@@ -76,8 +75,8 @@ def _help() -> str:
             "usage: vitmnist COMMAND …     run a command; COMMAND --help explains it",
             "       vitmnist [KEY=VALUE …]  train, the same as vitmnist train and python train.py",
             *("", "commands:", *lines, ""),
-            "Training is for single-label classification of square images of one size, held in memory, in a mapped",
-            "file, or read for each batch.",
+            "Training is for single-label classification of images of one size, held in memory, in a mapped file,",
+            "or read for each batch.",
             "vitmnist train --help lists all groups and keys; --version prints the version.",
         ]
     )

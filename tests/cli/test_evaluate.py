@@ -31,6 +31,7 @@ from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.data.image_io import find_pictures
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.metrics.base import METRICS
 from vitmnist.models.base import MODELS
 
 CPU = torch.device("cpu")
@@ -50,7 +51,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, output_of: Printed) -> None:
     printed = json.loads(output_of(evaluate_main, "run", "--json", folder=trained))
-    assert printed["accuracy"] == result_of(trained / "run")["epochs"][-1]["eval_acc"]
+    recorded = result_of(trained / "run")["epochs"][-1]
+    assert printed["accuracy"] == recorded["eval_acc"]
+    assert {name: printed[name] for name in METRICS.names()} == {n: recorded[f"eval_{n}"] for n in METRICS.names()}
     assert printed["images"] == sum(map(sum, printed["confusion_matrix"])) == 300
     assert [row["class"] for row in printed["classes"]] == list("0123456789")
     table = output_of(evaluate_main, "run", "data.dataset.test_size=100", folder=trained)
@@ -75,7 +78,7 @@ def test_mistakes_may_go_to_a_pipe_or_a_device(
 
 
 def test_class_metrics_follow_their_definition() -> None:
-    metrics = class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"))
+    metrics = class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"), {})
     assert metrics["accuracy"] == pytest.approx(100 * 5 / 6)
     first, second, absent = metrics["classes"]
     assert (first["precision"], first["recall"], first["images"]) == (100.0, 75.0, 4)

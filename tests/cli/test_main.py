@@ -27,12 +27,12 @@ from vitmnist.training.setup import check_config
 
 
 def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
-    printed = succeed(*quick, "data/loader=gpu_slice", "seed=5")
+    printed = succeed(*quick, "data/loader=gpu_slice", "seed=5", "logger=tensorboard")
     (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
     assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in printed
     result = result_of(folder)
     assert (result["status"], result["error"]) == ("completed", None)
-    assert "data/loader=gpu_slice" in result["overrides"]
+    assert ("data/loader=gpu_slice" in result["overrides"], result["config"]["logger"]) == (True, ["tensorboard"])
     assert (result["choices"]["loader"], result["choices"]["model"]) == ("gpu_slice", "cnn")
     assert (result["batch_size"], result["seed"], result["device"]) == (6, 5, "cpu")
     assert (result["dataset"]["train_size"], result["dataset"]["test_size"]) == (23, 7)
@@ -76,12 +76,19 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "data.dataset.train_size=few": "data.dataset.train_size=few: must be a whole number or null",
     "data.shuffle=all": "data.shuffle=all: must be one of sample, batch, none",
     "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=NAME",
-    "batch_size=${nope}": "batch_size: Interpolation key 'nope' not found",
+    "batch_size=${nope}": r"batch_size: Interpolation key 'nope' not found; for the text ${ write \${",
+    "~logger": "logger is missing; type logger=[]",
+    "num_workers=4": "num_workers: set data.loader.num_workers=4, with data/loader=disk",
+    "data.loader.num_workers=4": "data.loader.num_workers: set data.loader.num_workers=4, with data/loader=disk",
+    "dataset=cifar10": "dataset: set data/dataset=cifar10",
+    "data=cifar10": "data: set data/dataset=cifar10",
+    "+augment=crops": "augment: set data/augment=crops",
+    "trainer.max_epochs=9": "trainer.max_epochs: set epochs=9",
+    "model.optimizer.lr=1": "model.optimizer: set optimizer=VALUE, and",
     "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
     "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: ",
     "optimizer.lr=nan": "optimizer.lr=nan: must be finite",
-    "logger=wandb": "logger=wandb: must be a list",
     "distributed.timeout_s=0": "distributed.timeout_s=0.0: must be above 0",
     "data.holdout=some": "data.holdout=some: must be a whole number",
     "trainer.fused=null": "trainer.fused=null: must be true or false or auto",
@@ -109,7 +116,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "model.patch_size=5": "model.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7, 14, 28",
     "schedule=cosine epochs=2 schedule.warmup_epochs=2": "schedule.warmup_epochs=2: must be below epochs=2",
     "optimizer=sgd optimizer.nesterov=true optimizer.momentum=0": "optimizer.nesterov=true needs optimizer.momentum",
-    "data.root=/nowhere logger=[board]": "logger.0.name=board: not known; ",  # before data are read
+    "data.root=/nowhere logger=board": "logger.0.name=board: not known; ",  # before data are read
     "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",
     "data.root=/nowhere logger=[3]": "logger.0=3: must be one of",
     "patience=2": "patience=2: needs a validation split",
@@ -124,7 +131,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
     'data.root="~nosuchuser/x"': "~nosuchuser/x: there is no such user; type the full name of a folder",
     # Given weights, and learning rates by parameter.
-    "init=nowhere": "init=nowhere: there is no such file or folder",
+    r"init=no\${where}": "init=no${where}: there is no such file or folder",
     "init=.": ".: holds no best or final weights in checkpoints/",
     "init=cut.safetensors": "cut.safetensors: is damaged",
     "init=nan.safetensors": "some weights are not finite",
@@ -166,7 +173,7 @@ def test_a_mistake_in_the_values_is_one_message() -> None:
                 check_config(validate(Config, compose("config", ["data/dataset=kmnist", *mistake.split()])))
                 wrong[mistake] = "is accepted"
             except Exception as error:
-                failure = describe(error)
+                failure = describe(error, mistake.split())
                 if not failure.is_user_error or expected not in failure.message or "\n" in failure.message:
                     wrong[mistake] = failure.message
     assert wrong == {}

@@ -65,7 +65,6 @@ MISSING = {
     "status": ["nowhere"],
     "preview": ["data/dataset=image_folder", "data.dataset.path=nowhere"],
     "diagnose": ["nowhere.py"],
-    "audit": ["nowhere.py"],
 }
 
 
@@ -85,7 +84,9 @@ def test_usage_errors_and_interrupts_have_exit_codes_of_their_own(
         assert ended.returncode == (1 if name == "train" else 2), name
     ended = call_here(main, "evalute", "RUN")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: evalute: there is no such command; did you mean 'evaluate'? allowed: audit,")
+    assert ended.stderr.startswith(
+        "error: evalute: there is no such command; did you mean 'evaluate'? allowed: diagnose,"
+    )
 
     def interrupt(folders: list[Path]) -> None:  # by no signal, which tests that run in the background ignore
         raise KeyboardInterrupt
@@ -127,33 +128,3 @@ main()
 def test_ctrl_c_during_the_imports_is_one_line(module: str, command: str, tmp_path: Path) -> None:
     ended = run_python("-c", INTERRUPT, module, *command.split(), "--version", folder=tmp_path)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
-
-
-FACTORIES = """
-from torch.utils.data import DataLoader, Subset
-
-def build(dataset):
-    return DataLoader(dataset, batch_size=8)
-
-def build_half(dataset):
-    return DataLoader(Subset(dataset, range(0, len(dataset), 2)), batch_size=8)
-
-assert __name__ != "__main__"
-"""
-
-
-def test_audit_checks_the_loaders_that_functions_of_a_script_build(
-    call_here: CallHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "audited.py").write_text(FACTORIES)
-    ended = call_here(main, "audit", "audited.py:build_half", "--samples", "32")
-    assert ended.returncode == 1
-    assert re.search(r"^FAILED +an epoch has every index once", ended.stdout, re.MULTILINE)
-    assert ended.stderr.startswith("error: audited.py:build_half: breaks a promise")
-    assert (
-        "\nok           an epoch has every index once" in call_here(main, "audit", "audited.py", "--samples=32").stdout
-    )
-    ended = call_here(main, "audit", "audited.py:biuld")
-    assert ended.stderr.startswith("error: audited.py:biuld: there is no such function; did you mean 'build'?")
-    monkeypatch.delitem(sys.modules, "audited")

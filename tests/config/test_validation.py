@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from tests.conftest import REPOSITORY
 from tests.support.processes import fork
 from vitmnist.augment.base import OPERATIONS
+from vitmnist.cli.familiar_keys import FAMILIAR_KEYS
 from vitmnist.config.compose import compose
 from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config, registries
 from vitmnist.config.validation import validate
+from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
@@ -121,6 +124,23 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
 )
 def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
     assert run_label(overrides) == label
+
+
+def test_advice_about_unknown_keys_names_keys_that_exist() -> None:
+    members = ["data/dataset=image_folder", "data/loader=disk", "data.dataset.path=x"]
+    keys = flatten(OmegaConf.to_container(compose(members)))
+    names = {name for advice in FAMILIAR_KEYS.values() for name in re.findall(r"(?<![\w-])([\w./]+)=", advice)}
+    assert len(names) > 20
+    for name in names - {"HYDRA_FULL_ERROR", "hydra.run.dir"}:
+        assert name in keys or (CONF / name).is_dir(), name
+
+
+def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    for text in ("${oc.env:SECRET}", r"a\\${seed}", "${"):
+        recorded = to_plain_dict(validate(Config, compose([]))) | {"init": text, "init_skip": [text]}
+        config = validate(Config, recorded)
+        assert (config.init, config.init_skip) == (text, [text])
 
 
 @dataclass

@@ -13,8 +13,7 @@ import torch
 
 from tests.support.samples import Made
 from vitmnist import make_loader
-from vitmnist.auditing.leftovers import left_since, running
-from vitmnist.auditing.subject import ProbeDataset
+from vitmnist.auditing import ProbeDataset, left_since, running
 from vitmnist.data.seeding import changed_generators, generator_states, read_samples
 from vitmnist.errors import ConfigError
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
-from vitmnist.auditing.leftovers import left_since, running
+from vitmnist.auditing import left_since, running
 from vitmnist.diagnosis import alternatives
 from vitmnist.diagnosis.result import Diagnosis
 from vitmnist.errors import ConfigError, DataError

@@ -9,7 +9,8 @@ import torch
 
 from tests.augment.test_compose import PRESETS, configured
 from tests.gpu import NEEDS_CUDA
-from vitmnist import check_loader, make_loader
+from tests.support.contract import check_contract
+from vitmnist import make_loader
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
@@ -35,7 +36,7 @@ LOADER_OPTIONS = {
 def test_contract_on_the_gpu(label: str, tiny: Dataset, tmp_path: Path) -> None:
     name = label.partition(" ")[0]
     folder = {"folder": str(tmp_path)} if name == "cache" else {}
-    check_loader(name, tiny.train, device="cuda", **LOADER_OPTIONS[label], **folder)
+    check_contract(name, tiny.train, device="cuda", **LOADER_OPTIONS[label], **folder)
 
 
 # Built when tests are collected, so that an operation or preset that cannot be built is found without a GPU.

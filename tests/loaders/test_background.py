@@ -16,7 +16,7 @@ import torch
 from tests.support.processes import run_python
 from tests.support.samples import Made
 from vitmnist import make_loader
-from vitmnist.auditing.leftovers import left_since, running
+from vitmnist.auditing import left_since, running
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import Loader
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from tests.support.contract import check_contract
 from tests.support.samples import Made
-from vitmnist import check_loader, make_loader
+from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError, LoadingError
 from vitmnist.loaders.base import LOADERS
@@ -72,7 +73,7 @@ def test_contract(label: str, data: str, tiny: Dataset, tmp_path: Path) -> None:
         options["folder"] = str(tmp_path)
     if options.get("base") == "cache":
         options["base"] = {"name": "cache", "folder": str(tmp_path)}
-    check_loader(data=DATA[data] or tiny.train, **options)
+    check_contract(data=DATA[data] or tiny.train, **options)
 
 
 @pytest.mark.parametrize("name", ["disk", "ram", "cache"])

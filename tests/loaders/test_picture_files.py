@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 
 from tests.conftest import Start, result_of
+from tests.support.contract import check_contract
 from tests.support.pictures import smooth
 from tests.support.processes import fork, run_python
-from vitmnist import check_loader, load_dataset, make_loader
-from vitmnist.auditing.leftovers import left_since, running
+from vitmnist import load_dataset, make_loader
+from vitmnist.auditing import left_since, running
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, ExitCode
 from vitmnist.loaders.base import Loader
@@ -71,7 +72,7 @@ def watched(split: Split, watch: Callable[[int], object]) -> Split:
 @pytest.mark.parametrize("given", [{"size": 16}, {"size": 16, "mode": "grey"}, {"size": 100, "mode": "grey"}])
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "prefetch_factor": 1}])
 def test_contract(folder: Path, given: dict[str, Any], options: dict[str, Any]) -> None:
-    check_loader("disk", load(folder, **given), **options)
+    check_contract("disk", load(folder, **given), **options)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_contract(folder: Path, given: dict[str, Any], options: dict[str, Any]) 
     ],
 )
 def test_contract_of_others(split: Split, name: str, options: dict[str, Any]) -> None:
-    check_loader(name, split, **options)
+    check_contract(name, split, **options)
 
 
 @pytest.mark.parametrize("size", [16, 100])

@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from vitmnist.data.collate import collate_samples
@@ -23,12 +21,8 @@ ENDED = threading.Event()
 class CustomLoader:
     """Epoch e of 64 samples in batches of 5 is e, e + 1, …, 63, 0, …; `fault` breaks a promise."""
 
-    def __init__(
-        self, dataset: Dataset, num_workers: int = 0, rank: int = 0, world_size: int = 1, seed: int = 0, fault: str = ""
-    ) -> None:
+    def __init__(self, dataset: Dataset, num_workers: int = 0, seed: int = 0, fault: str = "") -> None:
         self.dataset, self.workers, self.seed, self.fault = dataset, num_workers, seed, fault
-        self.rank, self.world_size = rank, world_size
-        self.position, self.buffer = 0, torch.empty(BATCH_SIZE, dtype=torch.int64)
         if fault == "leaves a thread":
             threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
         if fault == "leaves a process":
@@ -42,9 +36,7 @@ class CustomLoader:
             indices.remove(7)
         if self.fault == "repeats index 7":
             indices.insert(indices.index(7) + BATCH_SIZE, 7)
-        if self.fault == "ranks overlap" and self.rank:
-            return indices[::2]
-        return indices[self.rank :: 3 if self.fault == "ranks leave out a third" else self.world_size]
+        return indices
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
         indices = self.indices(number)
@@ -52,18 +44,10 @@ class CustomLoader:
         if self.fault == "drops the last batch":
             batches.pop()
         start += {"resume skips": 1, "resume repeats": -1}.get(self.fault, 0) if start else 0
-        if self.fault == "uses NumPy's generator":
-            np.random.rand()
-        self.position = start
-        for own in range(start, len(batches)):
-            batch = batches[self.position % len(batches) if self.fault == "shares its position" else own]
-            self.position += 1
+        for batch in batches[start:]:
             seed = self.seed + (self.workers if self.fault == "noise depends on workers" else 0)
             samples = read_samples(self.dataset, batch, seed, 0 if self.fault == "same noise" else number)
             if self.fault == "shared noise":
                 for index, noise in samples:
                     noise[1] = index % 32
-            indices, noise = collate_samples(samples)
-            if self.fault == "reuses a buffer":
-                indices = self.buffer[: len(indices)].copy_(indices)
-            yield indices, noise
+            yield collate_samples(samples)

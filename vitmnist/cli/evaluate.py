@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from io import BytesIO
@@ -33,7 +33,7 @@ from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_data
 from vitmnist.data.preparation import prepare
 from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
-from vitmnist.metrics.base import METRICS, confusion_metrics
+from vitmnist.metrics.base import METRICS
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import home_expanded, only_reading, write_output
 from vitmnist.runtime.records import csv_text
@@ -49,12 +49,13 @@ USED = ("data", "device", "batch_size")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions of a run's model on a split of its dataset."""
+    """Predictions of a run's model on a split of its dataset, and each registered metric by its name."""
 
     weights: Path
     split_name: str
     split: Split
     predictions: Predictions
+    metrics: dict[str, float]
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """File name (or index), true class, predicted class and its probability, for each image."""
@@ -125,8 +126,9 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
-        _, predictions = loop.evaluate(trained.model, loader, trained.preprocess().to(device))
-    return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions)
+        values, predictions = loop.evaluate(trained.model, loader, trained.preprocess().to(device))
+    metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
+    return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions, metrics)
 
 
 def _take_all(config: Config, typed: set[str]) -> None:
@@ -146,7 +148,7 @@ def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
             print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
 
 
-def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
+def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
     correct, actual, predicted = matrix.diagonal().tolist(), matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist()
 
@@ -156,7 +158,7 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
     return {
         "images": sum(actual),
         "accuracy": percent(sum(correct), sum(actual)),
-        **{name: value if isfinite(value) else None for name, value in confusion_metrics(matrix).items()},
+        **{name: value if isfinite(value) else None for name, value in metrics.items()},
         "classes": [
             {
                 "class": name,
@@ -174,7 +176,7 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...]) -> dict[str, Any]:
 def _table(metrics: dict[str, Any]) -> str:
     names = [printable(row["class"]) for row in metrics["classes"]]
     width = max(5, *map(len, names))
-    shown = {name: METRICS.options_of(name) for name in METRICS.names() if name in metrics}
+    shown = {name: METRICS.options_of(name) for name in METRICS.names() if name != "acc"}  # that is the first line
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
     lines += [
         f"{name} –" if metrics[name] is None else f"{name} {metrics[name]:.{metric.digits or 2}f}{metric.unit}"
@@ -224,7 +226,8 @@ def main(options: Namespace) -> None:
             write_output(options.grid, png.getvalue())
         else:
             print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
-    metrics = class_metrics(evaluation.predictions.confusion_matrix(len(split.classes)), split.classes)
+    matrix = evaluation.predictions.confusion_matrix(len(split.classes))
+    metrics = class_metrics(matrix, split.classes, evaluation.metrics)
     if options.json:
         printed = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:

@@ -23,7 +23,7 @@ from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.earlier import completed
 from vitmnist.config.schema import Config
-from vitmnist.config.validation import validate
+from vitmnist.config.validation import escaped, validate
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
 from vitmnist.runtime.files import display_path, has_checkpoint
@@ -48,14 +48,14 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
     """
     values = _recorded_values(folder)
-    config = OmegaConf.create(values)
+    config = OmegaConf.create(escaped(values))
     OmegaConf.set_struct(config, True)
     OmegaConf.set_struct(config.lr_scale, False)  # so that a new pattern is refused as a change
     try:
         _apply(config, typed)
-        return validate(Config, OmegaConf.to_container(config))  # type: ignore[arg-type]
+        return validate(Config, config)
     except Exception as error:
-        failure = describe(error)
+        failure = describe(error, typed)
         if not failure.is_user_error:
             raise
         raise ConfigError(failure.message) from error
@@ -140,8 +140,6 @@ def _plain_values(recorded: Any) -> dict[str, Any]:
     if not isinstance(recorded, dict):
         raise ConfigError("is damaged: the configuration is not a mapping")
     values = completed({key: value for key, value in recorded.items() if key != "hydra"})
-    if "${" in str(values):
-        raise ConfigError("contains an interpolation, and a record has plain values only")
     validate(Config, values)
     return values
 

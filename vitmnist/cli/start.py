@@ -91,7 +91,7 @@ def ending(start: Start) -> Iterator[None]:
         atexit.register(ignore_stopping)
     if failed:
         error = start.world.root_cause(failed)
-        failure = describe(error)
+        failure = describe(error, start.typed)
         if not failure.is_user_error and not start.is_training:  # by Hydra's grammar, or a sweeper
             failure = Failure(f"{described(error)} (HYDRA_FULL_ERROR=1 shows the traceback)")
         if failure.status == "interrupted":

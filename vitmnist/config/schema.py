@@ -123,9 +123,12 @@ class Config:
     repeats: int = bounded(at_least=1, affects="nothing")
     repeat: int = bounded(at_least=1, affects="nothing")
     sweep: SweepConfig = section(SweepConfig, affects="nothing")
-    logger: list[Any] = described(affects="nothing")
+    logger: Any = described(affects="nothing")  # a list; a name alone becomes a list of one
     log: LogConfig = section(LogConfig, affects="nothing")
     profile: bool = described(affects="timing", in_hparams=False)
+
+    def __post_init__(self) -> None:
+        self.logger = self.logger if isinstance(self.logger, list) else [self.logger]
 
 
 def may_change(metadata: Mapping[str, Any]) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from enum import Enum
 from operator import ge, gt, le, lt
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+from omegaconf import MISSING, OmegaConf, errors
 
 from vitmnist.errors import ConfigError, UnknownKeyError, first_line, nearest
 
@@ -72,27 +72,44 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
         ConfigError: an unknown or missing key, a wrong type, a number out of bounds.
     """
     try:
-        given, typed = OmegaConf.create(values), OmegaConf.structured(schema)  # type: ignore[call-overload]
+        plain = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
+        typed = OmegaConf.structured(schema)
         for item in fields(schema):  # type: ignore[arg-type]
             typed[item.name] = MISSING
-        options = OmegaConf.to_object(OmegaConf.merge(typed, OmegaConf.to_container(given, resolve=True)))
-    except ValidationError as error:
+        options = OmegaConf.to_object(OmegaConf.merge(typed, escaped(plain)))
+    except errors.ValidationError as error:
         raise ConfigError(wrong_type(schema, error, key)) from error
-    except ConfigKeyError as error:
+    except errors.ConfigKeyError as error:
         known = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
         raise UnknownKeyError(join(key, error.full_key), known) from error
-    except MissingMandatoryValue as error:
+    except errors.MissingMandatoryValue as error:
         full, siblings = join(key, error.full_key), getattr(error.object_type, "__dataclass_fields__", {})
         is_group = error.key in siblings and str(siblings[error.key].type) == "dict[str, Any]"
-        example = f"{group_at(full)}=NAME" if is_group else f"{full}=VALUE"
+        example = f"{group_at(full)}=NAME" if is_group else f"{full}={'[]' if full == 'logger' else 'VALUE'}"
         raise ConfigError(f"{full} is missing; type {example}") from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{join(key, error.full_key)}: {first_line(error)}") from error
+    except errors.OmegaConfBaseException as error:
+        raise ConfigError(refused_value(error, key)) from error
     _check_bounds(options, key)
     return options  # type: ignore[return-value]
 
 
-def wrong_type(schema: type, error: ValidationError, key: str = "") -> str:
+def escaped(value: Any) -> Any:
+    """Plain values in which OmegaConf takes `${` as text."""
+    if isinstance(value, dict):
+        return {key: escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [escaped(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
+    """The message for a value that OmegaConf refuses; `key` is its section."""
+    full = f"{join(key, error.full_key)}: " if error.full_key else ""
+    is_interpolation = isinstance(error, errors.InterpolationResolutionError)
+    return f"{full}{first_line(error)}" + r"; for the text ${ write \${" * is_interpolation
+
+
+def wrong_type(schema: type, error: errors.ValidationError, key: str = "") -> str:
     """The message for a value that OmegaConf could not convert to the type of its field in `schema`."""
     kind: Any = schema
     for name in str(error.full_key).split("."):

@@ -1,0 +1,79 @@
+"""The contract of a loader of ours: the batches of its definition, in any order of requests, and nothing left."""
+
+from __future__ import annotations
+
+import gc
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from vitmnist.data.difference import find_difference
+
+from vitmnist.auditing import left_since, running
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Split
+from vitmnist.data.sampler import ORDERS, EpochSampler
+from vitmnist.data.seeding import changed_generators, generator_states
+from vitmnist.data.tensors import SampleSource
+from vitmnist.loaders.base import Loader
+from vitmnist.loaders.make_loader import Data, loadable, make_loader
+
+BATCH_SIZE, SIZE, SEED = 5, 23, 7
+Batch = tuple[Tensor, Tensor]
+
+
+def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any) -> None:
+    """Check every promise of the contract for the loader `name` over the first samples of `data`."""
+    given = loadable(data, SEED)
+    normalized = Preprocess(given) if isinstance(given, Split) else torch.nn.Identity()
+
+    def build(part: SampleSource, **order: Any) -> Loader:
+        return make_loader(name, part, batch_size=BATCH_SIZE, seed=SEED, device=device, **order, **options)
+
+    def copy(batch: Batch) -> Batch:
+        """Images as the model sees them: `disk` with workers normalises those of a split."""
+        assert {part.device.type for part in batch} == {torch.device(device).type}
+        return normalized(batch[0].cpu()).clone(), batch[1].cpu().clone()
+
+    def check(found: Any, part: SampleSource, number: int, start: int = 0, **order: Any) -> None:
+        sampler = EpochSampler(len(part), BATCH_SIZE, SEED, order.get("shuffle", "sample"), "drop_last" in order)
+        for indices, batch in zip_longest(sampler.batches(number, start), found):
+            rows = torch.arange(len(part))[indices].tolist()
+            samples = [part.read(slice(row, row + 1), number) for row in rows]
+            wanted = [torch.cat(column).to(device) for column in zip(*samples, strict=True)]
+            assert not find_difference(copy(batch), copy(wanted)), (number, start, rows, order)
+
+    sizes = [SIZE, 1, BATCH_SIZE, BATCH_SIZE + 1, *([0] if given.is_decoded else [])]  # a dataset needs a sample
+    orders: list[dict[str, Any]] = [{"shuffle": order} for order in ORDERS]
+    for size, order in [(size, {}) for size in sizes] + [(SIZE, {**one, "drop_last": True}) for one in orders]:
+        part = given.part(slice(size))
+        with build(part, **order) as loader:
+            check(loader.epoch(1), part, 1, **order)
+            assert len(loader) == sum(1 for _ in loader.epoch(0))
+    part = given.part(slice(SIZE))
+    before, generators = running(), generator_states()
+    with build(part, epochs=2) as loader:
+        middle, size = len(loader) // 2, len(loader)
+        for number, start in [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size), (2, 0)]:
+            check(loader.epoch(number, start), part, number, start)
+        kept = list(loader.epoch(0))
+        check(kept, part, 0)
+        for tensor in [tensor for batch in kept for tensor in batch]:
+            tensor.zero_()  # changes neither another batch nor the set
+        check(loader.epoch(0), part, 0)
+    assert not changed_generators(generators)
+    loader = build(part, epochs=2)
+    next(loader.epoch(2))
+    first, second = loader.epoch(0), loader.epoch(1)
+    del loader  # the iterators keep it alive
+    gc.collect()
+    pairs = list(zip(first, second, strict=True))
+    check([pair[0] for pair in pairs], part, 0)
+    check([pair[1] for pair in pairs], part, 1)
+    with build(part, epochs=2) as loader:
+        abandoned = loader.epoch(1)
+        next(abandoned)
+    assert next(abandoned, None) is None
+    del loader, first, second
+    assert not left_since(before)

@@ -1,0 +1,153 @@
+"""An audit finds what a loader does wrong, says where, and passes what is right."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
+
+from tests.conftest import REPOSITORY
+from tests.support.audits import BATCH_SIZE, ENDED, SAMPLES, CustomLoader
+from tests.support.pages import blocks
+from vitmnist import audit, auditing, make_loader
+from vitmnist.auditing import Audit, Property
+from vitmnist.data.seeding import changed_generators, generator_states, seed_generators
+
+audit_small = partial(audit, samples=SAMPLES)
+ONCE, ORDER, SAME, RESUMED, STREAMS, LEFT = PROMISES = (
+    "an epoch has every index once",
+    "epochs have different orders",
+    "batches depend on the seed and the epoch alone",
+    "a resumed epoch neither skips nor repeats",
+    "samples do not share random numbers",
+    "an abandoned epoch and a closed loader leave nothing running",
+)
+
+
+def finding(result: Audit, name: str) -> str:
+    (found,) = [item for item in result.properties if item.name == name]
+    return f"{found.status}: {found.detail}"
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is left is found at once, and ends with the test."""
+    monkeypatch.setattr(auditing, "GRACE_S", 0.1)
+    before = set(multiprocessing.active_children())
+    ENDED.clear()
+    yield
+    ENDED.set()
+    for process in set(multiprocessing.active_children()) - before:
+        process.kill()
+        process.join()
+
+
+def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+    seed_generators(1, 2, 3)
+    before = generator_states()
+    result = audit_small(CustomLoader, strict=True)
+    assert not changed_generators(before)
+    assert [(item.name, item.status) for item in result.properties] == [(name, "ok") for name in PROMISES]
+    assert result.ok
+    assert capsys.readouterr().out == f"{result}\n"
+
+
+FAULTS = {  # the promise that each breaks, and how the finding begins
+    "repeats index 7": (ONCE, "epoch 0: index 7 came twice; such indices: 1"),
+    "leaves out index 7": (ONCE, "epoch 0: 1 indices never came, such as 7"),
+    "same order": (ORDER, "epochs 0 and 1 have the same order: 0, 1, 2, 3, 4, …"),
+    "order depends on workers": (SAME, "0 and 2 workers: epoch 0, batch 0: expected samples [2, 3, 4]…, found [0, "),
+    "noise depends on workers": (SAME, "0 and 2 workers: epoch 0, batch 0: the samples [0, 1, 2]… have other values"),
+    "resume skips": (RESUMED, "epoch(1, 6), batch 6: expected samples [31, 32, 33]…, found [36, 37, 38]…"),
+    "resume repeats": (RESUMED, "epoch(1, 6), batch 6: expected samples [31, 32, 33]…, found [26, 27, 28]…"),
+    "shared noise": (STREAMS, "NumPy: 96 of 128 samples have the number of another one"),
+    "same noise": (STREAMS, "torch: 64 of 128 samples have the number of another one"),
+    "leaves a thread": (LEFT, "left: thread reader"),
+    "leaves a process": (LEFT, "left: process reader"),
+}
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str) -> None:
+    promise, detail = FAULTS[fault]
+    result = audit_small(partial(CustomLoader, fault=fault))
+    assert finding(result, promise).startswith(f"FAILED: {detail}")
+    failed = {item.name for item in result.properties if item.status == "FAILED"}
+    assert failed - ({STREAMS} if fault == "repeats index 7" else set()) == {promise}
+    assert not result.ok
+    with pytest.raises(AssertionError, match=f"^{promise}: {re.escape(detail)}"):
+        audit_small(partial(CustomLoader, fault=fault), strict=True)
+
+
+def distributed(dataset: Dataset) -> DataLoader:
+    return DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, 1, 0))
+
+
+def test_what_a_loader_cannot_show_is_not_checked_and_a_dropped_short_batch_is_no_failure() -> None:
+    short = audit_small(partial(CustomLoader, fault="drops the last batch"))
+    assert (short.ok, finding(short, ONCE)) == (True, "ok: 64 samples, 12 batches, 4 samples dropped")
+    few = audit_small(lambda dataset: DataLoader(dataset, BATCH_SIZE, sampler=SubsetRandomSampler(range(4, SAMPLES))))
+    assert finding(few, ONCE) == "FAILED: index 0 never came in epochs 0 and 1, whose orders differ"
+    assert finding(audit_small(distributed), ORDER).startswith("ok")  # set_epoch is called
+    constant = audit_small(partial(make_loader, "ram", batch_size=BATCH_SIZE, device="cpu"))
+    assert (constant.ok, finding(constant, STREAMS)[:42]) == (True, "not checked: the loader does not take rand")
+
+
+@pytest.mark.parametrize(
+    ("form", "status"),
+    [
+        (lambda batch: {"index": batch[0], "more": {"noise": batch[1].numpy()}}, "ok"),
+        (lambda batch: batch[0].numpy(), "not checked"),
+    ],
+    ids=["dict", "array of indices"],
+)
+def test_batches_have_any_form(form: Callable[[Any], Any], status: str) -> None:
+    result = audit_small(lambda dataset: map_batches(form, dataset))
+    assert (result.ok, finding(result, STREAMS).partition(":")[0]) == (True, status)
+
+
+def map_batches(form: Callable[[Any], Any], dataset: Dataset) -> CustomLoader:
+    loader = CustomLoader(dataset)
+    own_epoch = loader.epoch
+    loader.epoch = lambda number, start=0: map(form, own_epoch(number, start))
+    return loader
+
+
+def endless(dataset: Dataset) -> Iterator[Any]:
+    while True:
+        yield from CustomLoader(dataset).epoch(0)
+
+
+def lacks_a_module(dataset: Dataset) -> Any:
+    import nowhere_to_be_found  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("factory", "detail"),
+    [
+        (lacks_a_module, "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        (lambda dataset: CustomLoader(dataset).epoch(0), "DataError: epoch 1 has no batches of 64 samples, or more"),
+        (endless, "DataError: epoch 0 has 65 batches of 64 samples, or more"),
+        (lambda dataset: None, "TypeError: 'NoneType' object is not iterable"),
+        (lambda dataset, size: None, "TypeError: "),
+        (lambda dataset: map_batches(lambda batch: batch[1], dataset), "DataError: the first value of a batch must be"),
+    ],
+)
+def test_a_loader_without_batches_is_one_failure(factory: Callable[..., Any], detail: str) -> None:
+    (only,) = audit_small(factory).properties
+    assert (only.name, only.status, only.detail[: len(detail)]) == Property(ONCE, "FAILED", detail)
+
+
+def test_the_example_of_the_documentation_prints_its_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a plain DataLoader, which depends on its workers."""
+    page = REPOSITORY / "docs" / "loaders.md"
+    (program,), (printed,) = (block for block in blocks("python", page) if "audit(" in block), blocks("text", page)
+    exec(program, {"__name__": "__main__"})
+    samples = r"samples \[[\d, ]+\]"  # which of them torch's generator draws may change with its version
+    assert re.sub(samples, "", capsys.readouterr().out) == re.sub(samples, "", printed)

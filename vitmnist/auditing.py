@@ -1,0 +1,250 @@
+"""Checks a data loader for what goes wrong silently: as a report, or as assertions in a test."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from itertools import islice, zip_longest
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal, NamedTuple, SupportsIndex
+
+import numpy as np
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
+
+from vitmnist.data.seeding import GENERATORS, draw_from_generators, preserved_generators, seed_generators
+from vitmnist.errors import DataError, UserError, first_line
+
+SETTINGS = {"num_workers": 2, "seed": 0}
+GRACE_S = 5.0  # threads and processes end within a second; a busy machine may need more
+
+ProbeBatch = tuple[np.ndarray[Any, Any], Any]
+"""Copies of the indices `[B]` and random numbers `[B, 3]` of a batch; None if the loader leaves these out."""
+
+
+class Property(NamedTuple):
+    """One line of the report; `detail` is the first divergence, what was checked, or why it was not."""
+
+    name: str
+    status: Literal["ok", "FAILED", "not checked"]
+    detail: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of `audit`; as a string, the printed report."""
+
+    properties: tuple[Property, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed. What was not checked did not fail."""
+        return all(item.status != "FAILED" for item in self.properties)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{status:<11}  {name}: {detail}" for name, status, detail in self.properties)
+
+
+class Unchecked(Exception):  # noqa: N818
+    """A promise cannot be checked; the message is the reason."""
+
+
+class ProbeDataset(Dataset[tuple[int, Any]]):
+    """Sample i is i and float64 `[3]`: a number from each of the global generators, or i itself if it is not random."""
+
+    def __init__(self, size: int, is_random: bool = True) -> None:
+        self.size, self.is_random = size, is_random
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[int, Any]:
+        number = range(self.size)[index]  # raises IndexError
+        return number, draw_from_generators() if self.is_random else np.full(len(GENERATORS), float(number))
+
+
+def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bool = False) -> Audit:
+    """Check a loader for repeated and missing samples, shared random numbers, leaks, …; print a line per property.
+
+    Args:
+        loader_factory: `loader_factory(dataset)` returns a new loader over a dataset whose sample i is (i, random
+            numbers `[3]`), which it may collate; `num_workers` and `seed` are passed too, if it takes them. The loader
+            has `epoch(number, start)`, or its n-th `iter` is epoch n; its `set_epoch`, or its sampler's, is called.
+        samples: at least 16. For a full check no multiple of the batch size, and four batches or more.
+        strict: raise `AssertionError` at the first property that fails, whose name begins the message.
+    """
+    settings = {name: value for name, value in SETTINGS.items() if name in signature(loader_factory).parameters}
+    subject, properties = _Subject(loader_factory, ProbeDataset(samples), settings), []
+    promises = (subject.each_index_once, subject.order_differs, subject.same_batches, subject.resumes_exactly)
+    with preserved_generators():
+        for promise in (*promises, subject.streams_are_independent, subject.nothing_left_behind):
+            name = str(promise.__doc__)
+            try:
+                found = Property(name, "ok", promise())
+            except Unchecked as reason:
+                found = Property(name, "not checked", str(reason))
+            except Exception as error:  # a loader may fail in any way
+                detail = f"{type(error).__name__}: ".removeprefix("AssertionError: ") + first_line(error)
+                if strict:
+                    raise AssertionError(f"{name}: {detail}") from error
+                found = Property(name, "FAILED", detail)
+            print(Audit((found,)), flush=True)  # some loaders take seconds to start
+            properties.append(found)
+            if "epochs" not in vars(subject):  # without batches, nothing else can be checked
+                break
+    return Audit(tuple(properties))
+
+
+@dataclass
+class _Subject:
+    """A loader that is audited. A promise is a method: its docstring says it, and it returns what was checked."""
+
+    build: Callable[..., Any]
+    data: ProbeDataset
+    settings: dict[str, int]
+
+    @contextmanager
+    def open(self, **changed: int) -> Iterator[Any]:
+        """A new loader, closed at the end."""
+        seed_generators(0, 0, 0)  # as a training script may
+        loader = self.build(self.data, **{**self.settings, **changed})
+        try:
+            yield loader
+        finally:
+            if callable(close := getattr(loader, "close", None)):
+                close()
+
+    def read(self, **changed: int) -> list[list[ProbeBatch]]:
+        """Epochs 0 and 1 of a new loader; raises `DataError` if one is empty or endless."""
+        epochs = []
+        with self.open(**changed) as loader:
+            for number in range(2):
+                epochs.append([_copy(batch) for batch in islice(_start(loader, number), self.data.size + 1)])
+                if not 0 < (count := len(epochs[-1])) <= self.data.size:
+                    raise DataError(f"epoch {number} has {count or 'no'} batches of {self.data.size} samples, or more")
+        return epochs
+
+    @cached_property
+    def epochs(self) -> list[list[ProbeBatch]]:
+        """Epochs 0 and 1 with the usual settings; of constant samples, if the loader refuses random ones."""
+        try:
+            return self.read()
+        except UserError:
+            self.data = ProbeDataset(self.data.size, is_random=False)
+            return self.read()
+
+    def each_index_once(self) -> str:
+        """an epoch has every index once"""
+        orders, missing = [*map(_order, self.epochs)], []
+        # Each worker may drop a last batch shorter than the others; its samples differ if the order does.
+        sizes = {len(indices) for indices, _ in self.epochs[0]}
+        dropped = sizes.pop() * max(self.settings.get("num_workers", 1), 1) if len(sizes) == 1 else 1
+        for number, order in enumerate(orders):
+            if repeated := [index for index, count in Counter(order).items() if count > 1]:
+                raise AssertionError(f"epoch {number}: index {repeated[0]} came twice; such indices: {len(repeated)}")
+            missing.append(sorted({*range(self.data.size)} - {*order}))
+            if len(missing[-1]) >= dropped:
+                raise AssertionError(f"epoch {number}: {len(missing[-1])} indices never came, such as {missing[-1][0]}")
+        if missing[0] and missing[0] == missing[1] and orders[0] != orders[1]:
+            raise AssertionError(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")
+        return f"{self.data.size} samples, {len(self.epochs[0])} batches, {len(missing[0])} samples dropped"
+
+    def order_differs(self) -> str:
+        """epochs have different orders"""
+        first, second = map(_order, self.epochs)
+        if first == second:
+            raise AssertionError(f"epochs 0 and 1 have the same order: {', '.join(map(str, first[:5]))}, …")
+        return "epochs 0 and 1"
+
+    def same_batches(self) -> str:
+        """batches depend on the seed and the epoch alone"""
+        if "num_workers" not in self.settings:
+            raise Unchecked("the factory takes no num_workers")
+        for number, epoch in enumerate(self.read(num_workers=0)):
+            _compare(self.epochs[number], epoch, f"0 and 2 workers: epoch {number}")
+        return "0 and 2 workers, 2 epochs"
+
+    def resumes_exactly(self) -> str:
+        """a resumed epoch neither skips nor repeats"""
+        middle = len(self.epochs[1]) // 2
+        with self.open() as loader:
+            if not hasattr(loader, "epoch"):
+                raise Unchecked("the loader has no epoch(number, start)")
+            rest = [_copy(batch) for batch in loader.epoch(1, middle)]
+            _compare(self.epochs[1][middle:], rest, f"epoch(1, {middle})", middle)
+        return f"epoch(1, {middle}) of {len(self.epochs[1])} batches"
+
+    def streams_are_independent(self) -> str:
+        """samples do not share random numbers"""
+        numbers = [batch[1] for epoch in self.epochs for batch in epoch if batch[1] is not None]
+        if not (numbers and self.data.is_random):
+            raise Unchecked("the loader does not take random samples, or leaves out their numbers")
+        for name, drawn in zip(GENERATORS, np.concatenate(numbers).T, strict=True):
+            if equal := len(drawn) - len(np.unique(drawn)):
+                raise AssertionError(f"{name}: {equal} of {len(drawn)} samples have the number of another one")
+        return f"{', '.join(GENERATORS)}; 2 epochs"
+
+    def nothing_left_behind(self) -> str:
+        """an abandoned epoch and a closed loader leave nothing running"""
+        before = running()
+        with self.open() as loader:
+            next(_start(loader, 0), None)
+        del loader  # without `close`, the garbage collector has to end what it started
+        if left := left_since(before):
+            raise AssertionError(f"left: {', '.join(left)}")
+        return "no thread and no process"
+
+
+def _order(batches: list[ProbeBatch]) -> list[int]:
+    return [index for batch in batches for index in batch[0].tolist()]
+
+
+def _start(loader: Any, number: int) -> Iterator[Any]:
+    """The batches of the next epoch of a loader, which is epoch `number`."""
+    if hasattr(loader, "epoch"):
+        return iter(loader.epoch(number))
+    for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        if set_epoch := getattr(part, "set_epoch", None):
+            set_epoch(number)
+    return iter(loader)
+
+
+def _copy(batch: Any) -> ProbeBatch:
+    """The indices and numbers of a batch in any form: a loader may reuse its memory."""
+    arrays = (leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch))
+    leaves = [np.array(array, ndmin=1) for array in arrays]
+    if not leaves or not np.issubdtype(leaves[0].dtype, np.integer):
+        raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
+    return leaves[0], leaves[1] if len(leaves) > 1 else None
+
+
+def _compare(expected: list[ProbeBatch], found: list[ProbeBatch], context: str, start: int = 0) -> None:
+    """Raise `AssertionError` at the first batch that differs."""
+    for number, (ours, theirs) in enumerate(zip_longest(expected, found, fillvalue=(np.array([]),) * 2), start):
+        if (wanted := ours[0].tolist()) != (got := theirs[0].tolist()):
+            raise AssertionError(f"{context}, batch {number}: expected samples {wanted[:3]}…, found {got[:3]}…")
+        if ours[1] is not None and not np.array_equal(ours[1], theirs[1]):
+            raise AssertionError(f"{context}, batch {number}: the samples {wanted[:3]}… have other values")
+
+
+def running() -> set[threading.Thread | BaseProcess]:
+    """The threads of this process, and the processes that it has started with `multiprocessing`."""
+    return {*threading.enumerate(), *multiprocessing.active_children()}
+
+
+def left_since(before: set[threading.Thread | BaseProcess]) -> list[str]:
+    """Names of the threads and processes that have started since `before` and do not end within `GRACE_S`."""
+    deadline = time.monotonic() + GRACE_S
+    while (left := running() - before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return sorted(f"{'thread' if isinstance(item, threading.Thread) else 'process'} {item.name}" for item in left)
