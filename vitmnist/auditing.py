@@ -18,11 +18,11 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from vitmnist.data.seeding import GENERATORS, draw_from_generators, preserved_generators, seed_generators
 from vitmnist.errors import DataError, UserError, first_line
+from vitmnist.store.tree import flatten
 
 SETTINGS = {"num_workers": 2, "seed": 0}
 GRACE_S = 5.0  # threads and processes end within a second; a busy machine may need more
@@ -220,7 +220,7 @@ def _start(loader: Any, number: int) -> Iterator[Any]:
 
 def _copy(batch: Any) -> ProbeBatch:
     """The indices and numbers of a batch in any form: a loader may reuse its memory."""
-    arrays = (leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch))
+    arrays = (leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf for leaf in flatten(batch)[0])
     leaves = [np.array(array, ndmin=1) for array in arrays]
     if not leaves or not np.issubdtype(leaves[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmnist.data.threads import map_in_threads
+from vitmnist.errors import printable
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.files import recorded_root, write_atomic
 
@@ -57,7 +58,7 @@ class SourceFiles:
         with closing(map_in_threads(self._digest, rows, available_cores())) as digests:
             for row, digest in zip(rows, digests, strict=True):
                 if digest != stored["digest"][row].tobytes():
-                    raise ValueError(f"{self.paths[row]} has other content than when it was decoded")
+                    raise ValueError(f"{printable(self.paths[row])} has other content than when it was decoded")
         self._stamps["digest"] = stored["digest"]
         if not recorded_root.get():
             with suppress(OSError):  # a folder that cannot be written: the files are compared again next time
