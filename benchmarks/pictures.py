@@ -45,7 +45,8 @@ from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.image_io import Mode, read_picture
-from vitmnist.data.threads import map_in_threads
+from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.tracking.environment import describe_environment
 
 LEAST_S = 0.5  # shortest turn; epochs of small pictures take milliseconds
@@ -158,7 +159,9 @@ def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Ep
 
     def decode(threads: int, _: Path) -> Epoch:
         read = partial(read_picture, size=(side, side), mode=Mode.rgb, draft=True)
-        return lambda _: [deque(map_in_threads(read, [Path(path) for path, _ in files(folder).samples], threads), 0)]
+        return lambda _: [
+            deque(ordered_map(read, (Path(path) for path, _ in files(folder).samples), threads, 8, one_core_each()), 0)
+        ]
 
     def ram(root: Path) -> Epoch:
         return ours("ram", load(folder, root, side), CROP_AND_FLIP)

@@ -15,8 +15,8 @@ from torch import Tensor
 from vitmnist.data.channels import channel_statistics, is_large, rows_in_memory
 from vitmnist.data.checksums import Checksums
 from vitmnist.data.decoded_cache import decode_once, decode_temporarily
-from vitmnist.data.threads import in_parts
 from vitmnist.errors import DataError
+from vitmnist.runtime.ordered_map import in_parts
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK = 1024  # samples of a set of tensors that are written at a time

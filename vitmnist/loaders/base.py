@@ -85,7 +85,7 @@ class Loader(ABC):
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # what is to be closed
         self._lock = threading.Lock()  # prefetch starts epochs in threads
         # Also at interpreter exit, while threads and processes can still be stopped.
         weakref.finalize(self, _close_all, self._live, self._lock)
@@ -133,7 +133,7 @@ class Loader(ABC):
         self.close()
 
 
-def _close_all(iterators: weakref.WeakSet[Batches], lock: threading.Lock) -> None:
+def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
     with lock:
         live = list(iterators)
     for iterator in live:

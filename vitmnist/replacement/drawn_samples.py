@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from vitmnist.data.threads import in_parts
 from vitmnist.replacement.decoded_dataset import Prepared, TransformedDataset
 from vitmnist.replacement.drawn_transforms import Shape, draw
 from vitmnist.replacement.halves import Output, Transform, apply
 from vitmnist.replacement.samples import naming
 from vitmnist.replacement.tensor_form import Converted, Normalized
 from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.ordered_map import in_parts
 
 TO_FLOAT = Converted(to_float=True)
 

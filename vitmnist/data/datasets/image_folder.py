@@ -23,10 +23,11 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, find_samples, shorten
 from vitmnist.data.decoded_cache import decode_once
 from vitmnist.data.image_io import Mode, PictureReader, Resize, is_colour, to_tensor
-from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.runtime.backend import one_core_each
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.ordered_map import ordered_map
 
 log = logging.getLogger(__name__)
 
@@ -186,9 +187,10 @@ class FolderDecoder:
             for part, (start, stop) in enumerate(pairwise(self.starts))
             for first in range(start, stop, CHUNK)
         ]
+        spans, threads = [chunk for _, chunk in chunks], available_cores()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(map_in_threads(self._decode_chunk, [chunk for _, chunk in chunks], available_cores())) as decoded,
+            closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
             for (part, chunk), (images, labels, unreadable, coloured, sums) in zip(chunks, decoded, strict=True):
