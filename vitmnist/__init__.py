@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader, register
     from vitmnist.loaders.make_loader import make_loader
     from vitmnist.replacement.from_dataloader import from_dataloader
-    from vitmnist.runtime.allocator import keep_memory
 
 __version__ = "0.2.0"
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "check_loader",
     "diagnose",
     "from_dataloader",
-    "keep_memory",
     "load_dataset",
     "make_loader",
     "register",
@@ -46,7 +44,6 @@ _HOMES = {
     "check_loader": "vitmnist.auditing.check_loader",
     "diagnose": "vitmnist.diagnosis.measure",
     "from_dataloader": "vitmnist.replacement.from_dataloader",
-    "keep_memory": "vitmnist.runtime.allocator",
     "load_dataset": "vitmnist.data.datasets.base",
     "make_loader": "vitmnist.loaders.make_loader",
     "register": "vitmnist.loaders.base",
