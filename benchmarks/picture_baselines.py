@@ -19,7 +19,8 @@ from torchvision.transforms import v2
 
 from vitmnist import Preprocess
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.threads import map_in_threads
+from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.ordered_map import ordered_map
 
 Epoch = Callable[[int], Iterable[Any]]  # the batches (images, labels) of the epoch with this number
 
@@ -93,4 +94,6 @@ def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
         paths, labels = zip(*(samples[index] for index in indices), strict=True)
         return normalise(torch.from_numpy(np.stack([*map(crop, paths)])).permute(0, 3, 1, 2)), labels
 
-    return lambda _: map_in_threads(batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS)
+    return lambda _: ordered_map(
+        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, one_core_each()
+    )

@@ -1,5 +1,6 @@
 """Pictures per second from JPEG files to normalised float32 batches on the CPU, and the seconds to a first batch.
 
+    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184  # keeps freed memory
     python benchmarks/pictures.py --output benchmarks/results/pictures-cpu.md
 
 The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All candidates crop, flip and normalise, with 2
@@ -40,12 +41,13 @@ from PIL import Image
 from rounds import at_least_one, command_line, main, ratios, report, spread, table, take_turns
 from torchvision.transforms import v2
 
-from vitmnist import Preprocess, from_dataloader, keep_memory, load_dataset, make_loader
+from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
 from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.image_io import Mode, PictureReader
-from vitmnist.data.threads import map_in_threads
+from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.tracking.environment import describe_environment
 
 LEAST_S = 0.5  # shortest turn; epochs of small pictures take milliseconds
@@ -158,7 +160,9 @@ def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Ep
 
     def decode(threads: int, _: Path) -> Epoch:
         read = PictureReader((side, side), Mode.rgb, draft=True)
-        return lambda _: [deque(map_in_threads(read, [Path(path) for path, _ in files(folder).samples], threads), 0)]
+        return lambda _: [
+            deque(ordered_map(read, (Path(path) for path, _ in files(folder).samples), threads, 8, one_core_each()), 0)
+        ]
 
     def ram(root: Path) -> Epoch:
         return ours("ram", load(folder, root, side), CROP_AND_FLIP)
@@ -200,7 +204,7 @@ def compare(arguments: argparse.Namespace) -> str:
     folder = arguments.folder.expanduser() / str(arguments.pictures)
     draw(folder / "train", arguments.pictures)
     draw(folder / "test", 2)
-    with tempfile.TemporaryDirectory() as root, keep_memory():
+    with tempfile.TemporaryDirectory() as root:
         found = [measure(folder, Path(root), side, arguments) for side in arguments.sides]
     size = sum(file.stat().st_size for file in folder.glob("train/*/*")) / arguments.pictures / 1000
     method = (

@@ -60,8 +60,7 @@ def test_a_random_crop_that_resizes_nothing_is_a_plain_one() -> None:
     images = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     preprocess = Preprocess((images, torch.zeros(4, dtype=torch.int64)), plain)
     drawn = plain.draw(torch.arange(4), 256, 256)
-    ((crop_one, numbers),) = plain.by_picture(drawn)
-    cropped = [crop_one(image, *one)[0] for image, one in zip(images.split(1), numbers, strict=True)]
+    cropped = [plain(images[row, None], [[one[row, None] for one in drawn[0]]])[0] for row in range(4)]
     for image, crop, (top, left, bottom, right) in zip(images, cropped, torch.stack(drawn[0], 1).tolist(), strict=True):
         assert (bottom - top, right - left) == (224, 224)
         assert torch.equal(crop, image[:, top:bottom, left:right])

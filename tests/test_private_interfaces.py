@@ -45,10 +45,6 @@ PRIVATE = {  # of what, names: what the user sees without them
     ("torch", "_C"): "from_dataloader refuses samples of other kinds of tensors",
     # Batches of PIL images and None, which torch's `default_collate` refuses.
     ("torch.utils.data._utils.collate", "collate collate_tensor_fn default_collate_fn_map"): NOTHING,
-    # Batches made in threads, as those of a DataLoader with pin_memory=True.
-    ("torch.utils.data._utils.pin_memory", "pin_memory"): NOTHING,
-    # Ends those that torch gives up waiting for.
-    ("iterator of a DataLoader", "_workers"): "a program whose worker is stuck does not end",
     ("datasets.Dataset", "_fingerprint"): "each process decodes a Hugging Face dataset again",
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter"): "`diagnose` says that no DataLoader was iterated",
 }
@@ -159,15 +155,11 @@ def private_names(file: Path) -> Iterator[str]:
 
 def test_the_table_has_every_private_name_and_each_exists() -> None:
     own = set(re.findall(r"\bdef (_\w+)|\b(?:self|cls)\.(_\w+)", "".join(map(Path.read_text, FILES))))
-    own = {name for pair in own for name in pair} - {"_fingerprint", "_workers"}  # those of libraries are not
+    own = {name for pair in own for name in pair} - {"_fingerprint"}  # that of a library is not
     found = {name for file in FILES for name in private_names(file) if name not in own}
     full = [f"{owner}.{name}" for owner, names in PRIVATE for name in names.split()]
     assert found == {name if "._" in name.rpartition(".")[0] else name.rpartition(".")[2] for name in full}
-    assert [name for name in full if pydoc.locate(name) is None] == [
-        "iterator of a DataLoader._workers",
-        "datasets.Dataset._fingerprint",
-    ]
-    assert iter(DataLoader(Acting(int), num_workers=1))._workers
+    assert [name for name in full if pydoc.locate(name) is None] == ["datasets.Dataset._fingerprint"]
     assert datasets.Dataset.from_dict({})._fingerprint
 
 

@@ -101,7 +101,6 @@ def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_parts_threads_an
     assert torch.equal(preprocess(preprocess(images), keys(23)), expected)
     for size in (2**12, 2**30):
         monkeypatch.setattr("vitmnist.augment.preprocess.PART", size)
-        monkeypatch.setattr("vitmnist.data.threads.PART", size)
         with torch.inference_mode(size == 2**12):
             assert torch.equal(preprocess(images, keys(23)), expected)
 

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from tests.augment.test_operations import built, images, keys
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.keys import operation_keys, random_bits
-from vitmnist.augment.mixing import OwnWeights, draw_partners
+from vitmnist.augment.mixing import draw_partners
 
 NUMBER = 100
 PADDING = -100
@@ -66,7 +66,7 @@ def test_cutmix_is_that_of_torchvision() -> None:
     ],
 )
 def test_weights_follow_the_beta_distribution(alpha: float, distribution) -> None:
-    weights = OwnWeights(alpha)(keys(20_000), 1).double()
+    weights = built("mixup", alpha=alpha).weights(keys(20_000), 1).double()
     assert weights.min() >= 0.5
     assert weights.max() <= 1
     # The distribution function of a random number, of that number, is uniform; 1.95 / sqrt(n): p < 0.001.

@@ -11,10 +11,9 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 from torchvision import transforms
 
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import PART, Preprocess
 from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.threads import PART
 from vitmnist.errors import ConfigError, DataError
 
 

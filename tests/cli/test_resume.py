@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -137,8 +138,26 @@ def test_a_picture_that_cannot_be_read_to_its_end_does_not_keep_the_program(
     assert started.ended(number)[0] == code
 
 
+@pytest.mark.parametrize(
+    "loader",
+    [
+        ["data/loader=disk", "data.loader.num_workers=2"],
+        ["data/loader=prefetch", "data/loader@data.loader.base=disk", "data.loader.base.num_workers=2"],
+    ],
+)
+def test_a_worker_that_is_killed_ends_the_run_with_one_message(
+    loader: list[str], quick: list[str], start: Start, tmp_path: Path
+) -> None:
+    started = start(*quick, *loader, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
+    psutil.Process(started.pid).children()[0].kill()
+    code, output = started.ended()
+    assert code == ExitCode.FAILED
+    assert output.count("num_workers=N") == output.count("error: ") == 1, output
+    assert "Traceback" not in output
+
+
 def test_a_signal_to_the_whole_group_spares_the_workers(quick: list[str], start: Start, tmp_path: Path) -> None:
-    """As a terminal sends Ctrl-C, and a batch system SIGTERM."""
+    """As a terminal sends Ctrl-C."""
     workers = ["data/loader=disk", "data.loader.num_workers=2", "epochs=100000"]
     started = start(*quick, *workers, "hydra.run.dir=cut").until("epoch 2/")
     os.killpg(started.pid, signal.SIGINT)

@@ -75,7 +75,7 @@ def settled(count: Callable[[], int], expected: int) -> int:
 
 def workers_and_threads() -> set[object]:
     """Those of loaders, without the threads by which multiprocessing feeds its queues."""
-    threads = {thread for thread in threading.enumerate() if thread.name == "vitmnist-prefetch"}
+    threads = {thread for thread in threading.enumerate() if thread.name == "vitmnist-map"}
     return threads | set(multiprocessing.active_children())
 
 

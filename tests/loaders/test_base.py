@@ -20,7 +20,6 @@ from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError, LoadingError
 from vitmnist.loaders.base import LOADERS
-from vitmnist.runtime.signals import handled_by
 
 LOADER_OPTIONS = {
     "disk": {"name": "disk", "num_workers": 0},
@@ -109,6 +108,10 @@ def hang_at_5(index: int) -> tuple[int, int]:
 HANGING = Made(hang_at_5, 8)
 
 
+def fail_at_5(index: int) -> tuple[int, int]:
+    return index, 1 // (5 - index)
+
+
 @pytest.mark.slow  # torch waits five seconds for a worker that does not end
 def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
     sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
@@ -142,31 +145,24 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, worker
     assert not workers()
 
 
-def test_workers_outlive_the_signals_of_their_group_and_end_with_the_loader(workers: Workers) -> None:
-    """Also one that comes while they start; the training process may need their batches before it stops."""
-    is_starting = True
-    os.register_at_fork(after_in_child=lambda: is_starting and os.kill(os.getpid(), signal.SIGTERM))
+def test_a_traceback_that_is_kept_keeps_no_worker(workers: Workers) -> None:
+    loader = make_loader("disk", Made(fail_at_5, 8), num_workers=2, batch_size=1, device="cpu", seed=0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(loader.epoch(0))
+    assert not workers()
+    assert caught.value.__traceback__
+
+
+def test_workers_leave_ctrl_c_to_the_training_process(workers: Workers) -> None:
+    """Which may need their batches before it stops."""
     pair = torch.arange(8), torch.arange(8)
-    disk = {"num_workers": 1, "batch_size": 1, "device": "cpu", "seed": 0}
-    with handled_by(lambda *_: None, signal.SIGTERM), make_loader("disk", pair, **disk) as loader:
+    with make_loader("disk", pair, num_workers=1, batch_size=1, device="cpu", seed=0) as loader:
         batches = loader.epoch(0)
         next(batches)
-        is_starting = False
         for worker in workers():
-            os.kill(worker.pid, signal.SIGTERM)
+            os.kill(worker.pid, signal.SIGINT)
         time.sleep(0.2)
         assert len(list(batches)) == 7
-    assert not workers()
-
-
-@pytest.mark.slow  # torch waits five seconds for it
-def test_a_worker_that_is_stopped_is_killed(workers: Workers) -> None:
-    with make_loader("disk", HANGING, num_workers=1, batch_size=1, device="cpu", seed=0) as loader:
-        next(loader.epoch(0))
-        for worker in workers():
-            os.kill(worker.pid, signal.SIGSTOP)
-    for worker in workers():
-        worker.join(20)
     assert not workers()
 
 

@@ -21,8 +21,7 @@ from vitmnist.data import datasets
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Batches, Loader
-from vitmnist.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
-from vitmnist.runtime.backend import CpuBackend
+from vitmnist.loaders.prefetch import PrefetchLoader, PrefetchOptions
 
 BATCHES = 6
 
@@ -102,19 +101,6 @@ def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: Prefet
     assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
 
 
-def test_an_iterator_that_is_collected_in_its_own_thread_does_not_lock_it() -> None:
-    """Python may run the `finally` of an abandoned iterator in any thread."""
-
-    def source() -> Batches:
-        producer.stop()
-        yield torch.zeros(1), torch.zeros(1)
-
-    producer = Producer(source, 1, CpuBackend(torch.device("cpu")), None)
-    producer._thread.start()
-    producer._thread.join(timeout=5)
-    assert not producer._thread.is_alive()
-
-
 def soon(condition: Callable[[], bool]) -> bool:
     """Whether it comes true; on a busy machine a thread that ends may take its time."""
     deadline = time.monotonic() + 5
@@ -124,7 +110,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 def prefetching() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "vitmnist-prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name == "vitmnist-map"]
 
 
 def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:

@@ -1,28 +1,19 @@
-"""A set that does not fit into memory is refused before it is read; freed memory stays where that is asked for."""
+"""A set that does not fit into memory is refused before it is read."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import platform
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from vitmnist import from_dataloader, make_loader
+from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.loaders.gpu_slice import INDEX_NBYTES, GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
-from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
 from vitmnist.store.checksums import Checksums, crc32
 
@@ -91,48 +82,3 @@ def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.Monkey
         assert free_memory(CPU).host <= 2**20
         (folder / "memory.max").write_text("max\n")
         assert free_memory(CPU).host > 2**20
-
-
-def page_faults() -> int:
-    """The page faults of blocks above the 32 MiB from which glibc always asks the system."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        torch.ones(2**24)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-def open_loader() -> AbstractContextManager[Any]:
-    tensors = torch.zeros(9, 1, 4, 4, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
-    return make_loader("ram", tensors, batch_size=3, device="cpu", seed=0)
-
-
-@contextmanager
-def replaced_loader() -> Iterator[object]:
-    kept = [from_dataloader(DataLoader(TensorDataset(torch.zeros(9, 2)), batch_size=3))]
-    yield kept
-    kept.clear()
-
-
-def are_pages_kept(opened: Callable[[], AbstractContextManager[Any]]) -> bool:
-    with opened():
-        with opened():
-            pass
-        kept = min(page_faults() for _ in range(5))
-    return kept < page_faults() / 10
-
-
-def compare_page_faults() -> None:
-    assert all(map(are_pages_kept, (keep_memory, open_loader, replaced_loader)))
-    for variable in ("VITMNIST_KEEP_MEMORY", "MALLOC_TRIM_THRESHOLD_"):
-        os.environ[variable] = "0"
-        assert not are_pages_kept(keep_memory), variable
-        del os.environ[variable]
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-def test_memory_is_kept_until_the_last_user_leaves_unless_a_variable_says_otherwise() -> None:
-    """In a process of its own, because glibc serves a thread differently after an allocation that failed."""
-    process = multiprocessing.get_context("forkserver").Process(target=compare_page_faults)
-    process.start()
-    process.join()
-    assert process.exitcode == 0

@@ -111,7 +111,7 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     images, labels, keys = batch_of(data, step, size)
     sums = step.forward_backward(images, labels, keys, size)
     if preprocess.mixes:
-        images, keys = preprocess.on_floats(*preprocess.on_bytes(images, keys)), operation_keys(keys, 1)
+        images, keys = preprocess._finished(images, keys), operation_keys(keys, 1)
         partners = draw_partners(keys, labels >= 0)
         images, weights = preprocess.augment.mixing(images, images[partners], keys)
         logits = plain(images)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,15 +12,16 @@ from vitmnist.registry import Registry
 class Operation(nn.Module):
     """Changes each image on its own; `forward(images, *drawn)`, with what `draw` returns.
 
-    `images` are float32 `[B, C, H, W]` of 0…1. Returns new images; pixels without a source are 0.
+    `images` are float32 `[B, C, H, W]` of 0…1, which it may write to; pixels without a source become 0. Large images on
+    the CPU come one by one, from several threads.
     """
 
-    on_picture: Callable[..., Tensor] | None = None
-    """For large images on the CPU, which are changed one by one, instead of `forward`: `on_picture(image, *numbers)`,
-    with an image `[1, C, H, W]`, which it may write to if it is float32, and what `draw` returned as Python numbers."""
+    def __init__(self, options: Any) -> None:
+        super().__init__()
+        self.options = options
 
     takes_bytes = False
-    """Whether `on_picture` also takes uint8, does not write to it, and returns uint8."""
+    """Whether a large image on the CPU may also come as uint8, which it does not write to, and returns as uint8."""
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         """Random parameters of images of this size, by their keys, int64 `[B]`; each `[B, …]`."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from vitmnist.augment.keys import operation_keys
 from vitmnist.augment.mixing import draw_partners
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
-from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"
 
@@ -80,16 +78,6 @@ class Compose(nn.Module):
         self.mixing = next((one for one in built if isinstance(one, Mixing)), None)
         self.operations = nn.ModuleList(one for one in built if not isinstance(one, Mixing))  # type: ignore[assignment]
         self.mixes = self.mixing is not None
-        self._leading = sum(1 for _ in takewhile(lambda one: one.takes_bytes, self.operations))
-
-    def number_on_bytes(self, images: Tensor) -> int:
-        """How many leading operations are applied to the bytes of these images rather than to floats.
-
-        Those that take bytes, for uint8 images on the CPU, if the augmented images are large: smaller ones are
-        augmented faster as floats, a whole batch at a time.
-        """
-        is_for_bytes = images.dtype == torch.uint8 and images.device.type == "cpu"
-        return self._leading if is_for_bytes and is_large(self.output_size(*images.shape[2:])) else 0
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[tuple[Tensor, ...]]:
         """What each operation draws for images of this size; `keys` are those of `augment_keys`."""
@@ -100,20 +88,12 @@ class Compose(nn.Module):
         return drawn
 
     def forward(self, images: Tensor, drawn: Sequence[Sequence[Tensor]]) -> Tensor:
-        """The images after the operations."""
+        """The images after the operations; a large one on the CPU may be uint8 until an operation takes floats only."""
         for operation, numbers in zip(self.operations, drawn, strict=True):
+            if images.dtype == torch.uint8 and not operation.takes_bytes:
+                images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
             images = operation(images, *numbers)
         return images
-
-    def by_picture(self, drawn: Sequence[Sequence[Tensor]]) -> list[tuple[Callable[..., Tensor], list[Any]]]:
-        """Each operation on a single large picture, and its other arguments for each picture."""
-        steps: list[tuple[Callable[..., Tensor], list[Any]]] = []
-        for operation, tensors in zip(self.operations, drawn, strict=True):
-            if operation.on_picture:
-                steps.append((operation.on_picture, [*zip(*(one.flatten().tolist() for one in tensors), strict=True)]))
-            else:
-                steps.append((operation, [*zip(*(one.split(1) for one in tensors), strict=True)]))
-        return steps
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner from the batch; only if `mixes`.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.augment.base import OPERATIONS, Mixing
-from vitmnist.augment.boxes import Boxes
-from vitmnist.augment.keys import random_bits, random_uniform
+from vitmnist.augment.keys import Boxes, random_bits, random_uniform
 from vitmnist.config.validation import bounded
 
 QUANTILES = 4096  # of the beta distribution, with linear interpolation in between
@@ -23,13 +22,36 @@ class MixingOptions:
     alpha: float = bounded(1.0, above=0, at_most=10)
 
 
-@OPERATIONS.register("mixup", MixingOptions)
-class Mixup(Mixing):
-    """Averages two images (Zhang et al., arXiv:1710.09412)."""
+class BetaMixing(Mixing):
+    """Draws the larger one of the two weights that Beta(alpha, alpha) gives to an image and its partner.
+
+    Each image is mixed once as itself and once as a partner, so giving the larger weight to the image itself (as fastai
+    does) only changes the pairs, and its own label stays the dominant one.
+    """
+
+    quantiles: Tensor
 
     def __init__(self, options: MixingOptions) -> None:
         super().__init__()
-        self.weights = OwnWeights(options.alpha)
+        self.alpha = alpha = options.alpha
+        # The smaller weight is x = u^(1/alpha): in u, the density x^(alpha-1) (1-x)^(alpha-1) has no pole at 0.
+        u = np.linspace(0, 0.5**alpha, QUANTILES + 1)
+        density = (1 - u ** (1 / alpha)) ** (alpha - 1)
+        cumulated = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
+        at = np.interp(np.linspace(0, 1, QUANTILES + 1), cumulated / cumulated[-1], u)
+        self.register_buffer("quantiles", torch.from_numpy(at))
+
+    def weights(self, keys: Tensor, number: int) -> Tensor:
+        """The weight of each image, float32 `[B]`, 0.5 to 1."""
+        position = random_uniform(keys, number) * QUANTILES
+        low = position.long()
+        u = torch.lerp(self.quantiles[low], self.quantiles[low + 1], position - low)
+        return (1 - u ** (1 / self.alpha)).float()
+
+
+@OPERATIONS.register("mixup", MixingOptions)
+class Mixup(BetaMixing):
+    """Averages two images (Zhang et al., arXiv:1710.09412)."""
 
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.weights(keys, 1)
@@ -37,15 +59,11 @@ class Mixup(Mixing):
 
 
 @OPERATIONS.register("cutmix", MixingOptions)
-class Cutmix(Mixing):
+class Cutmix(BetaMixing):
     """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight is the area that is left.
 
     If the partner would get the larger area, they swap: the image keeps the box, the partner fills the rest.
     """
-
-    def __init__(self, options: MixingOptions) -> None:
-        super().__init__()
-        self.weights = OwnWeights(options.alpha)
 
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
@@ -62,33 +80,6 @@ class Cutmix(Mixing):
         outside = 1 - (bottom - top) * (right - left) / (height * width)
         pasted = box.where((outside >= 0.5)[:, None, None, None], 1 - box)
         return images.lerp(partners, pasted), outside.maximum(1 - outside)
-
-
-class OwnWeights(torch.nn.Module):
-    """Draws the larger one of the two weights that Beta(alpha, alpha) gives to an image and its partner.
-
-    Each image is mixed once as itself and once as a partner, so giving the larger weight to the image itself (as fastai
-    does) only changes the pairs, and its own label stays the dominant one.
-    """
-
-    quantiles: Tensor
-
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        self.alpha = alpha
-        # The smaller weight is x = u^(1/alpha): in u, the density x^(alpha-1) (1-x)^(alpha-1) has no pole at 0.
-        u = np.linspace(0, 0.5**alpha, QUANTILES + 1)
-        density = (1 - u ** (1 / alpha)) ** (alpha - 1)
-        cumulated = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
-        at = np.interp(np.linspace(0, 1, QUANTILES + 1), cumulated / cumulated[-1], u)
-        self.register_buffer("quantiles", torch.from_numpy(at))
-
-    def forward(self, keys: Tensor, number: int) -> Tensor:
-        """The weight of each image, float32 `[B]`, 0.5 to 1."""
-        position = random_uniform(keys, number) * QUANTILES
-        low = position.long()
-        u = torch.lerp(self.quantiles[low], self.quantiles[low + 1], position - low)
-        return (1 - u ** (1 / self.alpha)).float()
 
 
 def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:

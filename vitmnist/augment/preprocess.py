@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +14,12 @@ from vitmnist.data.channels import check_layout
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
-from vitmnist.data.threads import PART, in_parts
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
+from vitmnist.runtime.ordered_map import in_parts
 from vitmnist.store.rows import is_large
 
-Steps = Sequence[tuple[Callable[..., Tensor], Sequence[Any]]]
-"""Operations on one picture, and the other arguments of each for each picture."""
+PART = 2**20  # values of small images that a thread works on at a time: its temporaries stay in the cache
 
 
 class Preprocess(nn.Module):
@@ -94,21 +91,42 @@ class Preprocess(nn.Module):
         """
         if self.mixes and keys is not None:
             raise ConfigError("this augmentation mixes images and their labels; call mixed(images, labels, keys)")
-        return self.on_floats(*self.on_bytes(images, keys))
+        return self._finished(images, keys)
 
-    def on_bytes(self, images: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The first part of `forward`, which `torch.compile` must not see.
-
-        Images whose augmentation begins with bytes are finished here; the keys are then None.
-        """
+    def _finished(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        """The images augmented, but not mixed, and normalised."""
         check_layout(images.shape, len(self.mean))
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
-        if self.augment is None or keys is None:
-            return self._centre(images), None
-        if self._are_bytes and images.is_floating_point():
-            images = self._unit_range(images).mul_(self.white).round_().to(torch.uint8)
-        return (self._in_parts(images, keys), None) if self.augment.number_on_bytes(images) else (images, keys)
+        augment, size = self.augment if keys is not None else None, self.size
+        if augment is None or keys is None:
+            images = self._centre(images)
+            if images.is_floating_point():
+                return images
+            drawn, size = [], images.shape[2:]
+        else:
+            # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
+            drawn, size = augment.draw(keys, *images.shape[2:]), augment.output_size(*images.shape[2:])
+        if images.is_floating_point():
+            images = images * self.std + self.mean
+            images = images.mul_(self.white).round_().to(torch.uint8) if self._are_bytes else images
+        part_size = 1 if (is_one_by_one := is_large(size)) else max(1, PART // images[0].numel())
+        if (
+            torch.compiler.is_compiling()
+            or images.device.type != "cpu"
+            or not (is_one_by_one or len(images) > part_size)
+        ):
+            floats = self._augmented(self._unit_range(images), drawn)
+            return floats.sub_(self.mean).div_(self.std)
+        finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
+
+        def finish(rows: slice) -> None:
+            part = images[rows] if is_one_by_one else self._unit_range(images[rows])
+            part = self._augmented(part, [[values[rows] for values in numbers] for numbers in drawn])
+            torch.sub(self._unit_range(part), self.mean, out=finished[rows]).div_(self.std)
+
+        in_parts(finish, len(images), part_size)
+        return finished
 
     def _centre(self, images: Tensor) -> Tensor:
         """The centre of images that are larger than what the model sees, as torchvision's `CenterCrop`."""
@@ -118,69 +136,14 @@ class Preprocess(nn.Module):
         rows, columns = (slice(start, start + to) for start, to in zip(starts, self.size, strict=True))
         return images[:, :, rows, columns]
 
-    def on_floats(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        """The second part: the remaining operations, and normalising."""
-        if images.is_floating_point() and keys is None:
-            return images
-        if torch.compiler.is_compiling() or images.device.type != "cpu" or images.numel() <= PART:
-            return self._finished(images, self._draw(images, keys))
-        return self._in_parts(images, keys)
+    def _augmented(self, images: Tensor, drawn: Sequence[Sequence[Tensor]]) -> Tensor:
+        return self.augment(images, drawn) if self.augment is not None and drawn else images
 
-    def _in_parts(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        """The images augmented and normalised in threads: large ones one by one, others as many as a cache holds."""
-        # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
-        drawn = self._draw(images, keys)
-        augment = self.augment if drawn else None
-        size = augment.output_size(*images.shape[2:]) if augment else images.shape[2:]
-        finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
-        if is_large(size):
-            steps, number = (augment.by_picture(drawn), augment.number_on_bytes(images)) if augment else ([], 0)
-            finish = partial(self._finish_pictures, images, steps[:number], steps[number:], finished)
-            in_parts(finish, len(images), size=1)
-            return finished
-
-        def finish_part(rows: slice) -> None:
-            part = finished[rows]
-            result = self._finished(images[rows], [[one[rows] for one in numbers] for numbers in drawn], part)
-            if result is not part:
-                part.copy_(result)
-
-        in_parts(finish_part, len(images), size=max(1, PART // images[0].numel()))
-        return finished
-
-    def _finish_pictures(
-        self, images: Tensor, on_bytes: Steps, on_floats: Steps, finished: Tensor, rows: slice
-    ) -> None:
-        """Finish some images one by one: each stays in a core's cache from its bytes to its normalised floats."""
-        for row in range(len(images))[rows]:
-            picture, out = images[row : row + 1], finished[row : row + 1]
-            for operation, arguments in on_bytes:
-                picture = operation(picture, *arguments[row])
-            floats = self._unit_range(picture, out)
-            for operation, arguments in on_floats:
-                floats = operation(floats, *arguments[row])
-            floats.sub_(self.mean).div_(self.std)
-            if floats is not out:
-                out.copy_(floats)
-
-    def _draw(self, images: Tensor, keys: Tensor | None) -> list[tuple[Tensor, ...]]:
-        """What each operation draws for each image; empty without keys."""
-        return [] if self.augment is None or keys is None else self.augment.draw(keys, *images.shape[2:])
-
-    def _finished(self, images: Tensor, drawn: Sequence[Sequence[Tensor]], out: Tensor | None = None) -> Tensor:
-        """The images augmented and normalised; in `out`, if nothing but normalising is left to do."""
-        floats = self._unit_range(images, out)
-        if self.augment is not None and drawn:
-            floats = self.augment(floats, drawn)
-        return floats.sub_(self.mean).div_(self.std)
-
-    def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """Images as floats of 0…1, in `out` if it fits."""
+    def _unit_range(self, images: Tensor) -> Tensor:
+        """uint8 images as new contiguous floats of 0…1; floats as they are."""
         if images.dtype != torch.uint8:
-            return images * self.std + self.mean
-        if out is None or out.shape != images.shape:
-            out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-        return out.copy_(images).div_(self.white)
+            return images
+        return images.to(torch.float32, memory_format=torch.contiguous_format).div_(self.white)
 
     def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.
@@ -197,15 +160,7 @@ class Preprocess(nn.Module):
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
-        return self.mixed_on_floats(*self.on_bytes(images, keys), labels, keys)
-
-    def mixed_on_floats(
-        self, images: Tensor, keys: Tensor | None, labels: Tensor, mixing_keys: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The second part of `mixed`, after `on_bytes`; `mixing_keys` are those of all images."""
-        assert self.augment is not None
-        assert self.classes is not None
-        return self.augment.mix(self.on_floats(images, keys), labels, mixing_keys, self.classes)
+        return self.augment.mix(self._finished(images, keys), labels, keys, self.classes)
 
     @property
     def mixes(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -80,12 +80,9 @@ class Loader(ABC):
     selection: object = None
     """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
 
-    release_memory: Callable[[], object] = staticmethod(lambda: None)
-    """Called by `close`; see `vitmnist.keep_memory`."""
-
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self._live: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # what is to be closed
         self._lock = threading.Lock()  # prefetch starts epochs in threads
         # Also at interpreter exit, while threads and processes can still be stopped.
         weakref.finalize(self, _close_all, self._live, self._lock)
@@ -124,7 +121,6 @@ class Loader(ABC):
     def close(self) -> None:
         """End live iterators, and release what the loader owns."""
         _close_all(self._live, self._lock)
-        self.release_memory()
 
     def __enter__(self) -> Loader:
         return self
@@ -133,7 +129,7 @@ class Loader(ABC):
         self.close()
 
 
-def _close_all(iterators: weakref.WeakSet[Batches], lock: threading.Lock) -> None:
+def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
     with lock:
         live = list(iterators)
     for iterator in live:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 import signal
+import sys
 import threading
-import time
+import traceback
 import warnings
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import data
@@ -29,16 +26,11 @@ from vitmnist.loaders.picture_files import read_batches
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.cpu import cores_per_rank
 from vitmnist.runtime.failures import worker_error
-from vitmnist.runtime.signals import STOPPING, held_back
-
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Semaphore  # which some systems lack
+from vitmnist.runtime.signals import ignore_stopping
 
 log = logging.getLogger(__name__)
 
-END = object()
 WORKERS = 2  # where the number of workers is `auto`
-POLL_S = 5.0  # how often torch looks for dead workers
 
 
 @dataclass
@@ -50,7 +42,7 @@ class DiskOptions:
     pin_memory: bool = True
     prefetch_factor: int = bounded(2, at_least=1)
     persistent_workers: bool = True
-    timeout_s: float | None = bounded(300.0, above=0, at_most=1e6)
+    timeout_s: float | None = bounded(None, above=0, at_most=1e6)
 
 
 @LOADERS.register("disk", DiskOptions)
@@ -65,8 +57,6 @@ class DiskLoader(Loader):
     keeps = Place.NOWHERE
 
     def __init__(self, options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        self._ends: list[tuple[Semaphore, int]] = []  # of each DataLoader built: tells its workers to exit
-        weakref.finalize(self, _end_workers, self._ends)  # at interpreter exit after the one that closes iterators
         super().__init__(sampler)
         self.options, self.backend = options, backend_of(device)
         self.pin_memory = options.pin_memory and device.type == "cuda"
@@ -110,57 +100,30 @@ class DiskLoader(Loader):
             except IndexError:
                 dataloader, keys = self._build(workers)
             keys.number, keys.start = number, start
-            with held_back(*STOPPING):  # until `_prepare_worker`
-                iterator = iter(dataloader)
-        is_finished = False
+            iterator = iter(dataloader)
         try:
-            while (batch := self._next(iterator)) is not END:
+            for batch in iterator:
                 yield map_tensors(self.backend.to_device, batch)
-            is_finished = True
-        except UserError as error:
-            # torch raises a worker's error again with the worker's traceback as its message.
-            _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
-            raise type(error)(message.strip()) from error
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            # torch passes on an exception of the dataset as "Caught …".
-            if not workers or str(error).startswith("Caught "):
-                raise
-            if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
-                reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
-                raise LoadingError(f"{reason}; try fewer with data.loader.num_workers=N") from error
-            if explained := worker_error(error):
-                raise explained from error
-            raise
-        finally:
-            if is_finished and workers and not self._idle:
+            if workers and not self._idle:
                 self._idle.append((dataloader, keys))
-            elif workers:
-                _shut_down(iterator)
+        except Exception as error:
+            if not workers or (explained := _explained(error)) is error:
+                raise
+            raise explained from error
+        finally:
+            # The workers end with the iterator, to which frames in the tracebacks of errors refer as well.
+            link = sys.exc_info()[1] if workers else None
+            while link:
+                traceback.clear_frames(link.__traceback__)
+                link = link.__context__
+            del dataloader, iterator
 
     def close(self) -> None:
         super().close()
         self._idle.clear()  # nothing else refers to these DataLoaders, so their workers end
-        _end_workers(self._ends)
-
-    def _next(self, iterator: Iterator[Any]) -> Any:
-        """The next batch, or `END`.
-
-        torch looks for dead workers only when its timeout expires. So that is short, and `next` is then called again.
-        """
-        started = time.monotonic()
-        while True:
-            try:
-                return next(iterator, END)
-            except RuntimeError as error:
-                waited, allowed = time.monotonic() - started, self.options.timeout_s
-                if not str(error).startswith("DataLoader timed out") or (allowed is not None and waited >= allowed):
-                    raise
 
     def _build(self, workers: int) -> tuple[data.DataLoader[Any], BatchKeys]:
-        keys, prepare = BatchKeys(self.sampler), None
-        if workers:  # also starts Python's resource tracker, which in `iter` would let signals through
-            self._ends.append((multiprocessing.Semaphore(0), workers))
-            prepare = partial(_prepare_worker, self._ends[-1][0])
+        keys = BatchKeys(self.sampler)
         dataloader: data.DataLoader[Any] = data.DataLoader(
             self.reader,
             sampler=keys,
@@ -170,8 +133,8 @@ class DiskLoader(Loader):
             pin_memory=self.pin_memory,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=self.options.persistent_workers and workers > 0,
-            worker_init_fn=prepare,
-            timeout=min(POLL_S, self.options.timeout_s or POLL_S) if workers else 0,
+            worker_init_fn=_leave_stopping_to_parent,
+            timeout=(self.options.timeout_s or 0) if workers else 0,
             # DataLoader draws a seed for its workers, from the global generator if it has none.
             generator=torch.Generator(),
         )
@@ -207,39 +170,21 @@ class BatchKeys(data.Sampler[tuple[int, list[int]]]):
             yield self.number, as_tensor(indices).tolist()
 
 
-def _shut_down(iterator: Any) -> None:
-    """End the workers now; a traceback may keep the iterator alive, so the garbage collector might not."""
-    try:
-        iterator.__del__()
-    except RuntimeError as error:
-        if not worker_error(error):  # torch reports dead workers from a signal handler, also here
-            raise
-    for worker in getattr(iterator, "_workers", ()):  # torch gives up after a few seconds
-        if worker.is_alive():
-            worker.kill()
-            worker.join()
+def _explained(error: Exception) -> Exception:
+    """The error of a worker, or of its death, as a user should see it."""
+    if isinstance(error, UserError):
+        # torch raises a worker's error again with the worker's traceback as its message.
+        _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
+        return type(error)(message.strip())
+    if str(error).startswith("Caught "):  # so torch passes on an exception of the dataset
+        return error
+    if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
+        reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
+        return LoadingError(f"{reason}; try fewer with data.loader.num_workers=N")
+    return worker_error(error) or error
 
 
-def _end_workers(ends: list[tuple[Semaphore, int]]) -> None:
-    """Let workers exit that torch does not end: those of a DataLoader whose start failed, or at interpreter exit."""
-    while ends:
-        end, workers = ends.pop()
-        for _ in range(workers):
-            end.release()
-
-
-def _prepare_worker(end: Semaphore, worker: int) -> None:
-    """Let workers outlive Ctrl-C, SIGTERM, …, which are sent to them too; the training process decides when to stop.
-
-    It may need their batches for the step under way, however long they take.
-    """
-    for number in {*STOPPING} - {signal.SIGTERM}:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # a program that a sample starts would inherit SIG_IGN
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    threading.Thread(target=_exit_at, args=[end], daemon=True).start()
-
-
-def _exit_at(end: Semaphore) -> None:
-    end.acquire()
-    os._exit(0)  # for other codes torch raises at any point of the training process
+def _leave_stopping_to_parent(worker: int) -> None:
+    """Let a worker outlive Ctrl-C, which it gets too: the training process may need its batches for a last step."""
+    ignore_stopping()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torch ends a worker that hangs

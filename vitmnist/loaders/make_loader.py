@@ -19,7 +19,6 @@ from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.timing import Step
-from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
@@ -42,8 +41,6 @@ def make_loader(
     **options: Any,
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
-
-    While a loader that delivers on the CPU is open, freed memory is kept: see `vitmnist.keep_memory`.
 
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
@@ -84,8 +81,6 @@ def make_loader(
     parts = (loaded, sampler, target, *([step] if step else []))
     loader = LOADERS.build(_complete({"name": name, **options}), *parts, key="")
     loader.epochs = epochs
-    if target.type == "cpu":
-        loader.release_memory = keep_memory_for(loader)
     return loader
 
 

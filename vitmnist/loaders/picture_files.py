@@ -11,8 +11,9 @@ from torch import Tensor
 from vitmnist.data.channels import empty_images
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
-from vitmnist.data.threads import map_in_threads
 from vitmnist.loaders.base import Batches
+from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import is_large
 
 GROUP = 4  # small pictures that a thread reads at a time: 5% sooner at 64×64 than one by one
@@ -51,7 +52,7 @@ def read_batches(
         return job
 
     jobs_ahead = ahead * -(-min(sampler.batch_size, sampler.size) // size)
-    with closing(map_in_threads(read, jobs(), threads, jobs_ahead)) as done:
+    with closing(ordered_map(read, jobs(), threads, jobs_ahead, one_core_each())) as done:
         for images, rows, span in done:
             if span.stop == len(rows):
                 yield images, source.labels[rows]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -21,9 +18,13 @@ from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of
 from vitmnist.runtime.backend import Backend, backend_of
 from vitmnist.runtime.memory import Memory
+from vitmnist.runtime.ordered_map import ordered_map
 
 EPOCH_END = object()
-"""Stands between the batches of two epochs of a run."""
+"""Follows the batches of each epoch of a run."""
+
+Run = ordered_map[Any, tuple[Any, Any]]
+"""The batches of some epochs, each with its event."""
 
 
 @dataclass
@@ -64,8 +65,7 @@ class PrefetchLoader(Loader):
         self.buffered = options.queue_size + 1 + self.base.buffered  # the thread holds one for which there is no room
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        self._ahead: tuple[int, Batches] | None = None
+        self._ahead: tuple[int, Run] | None = None
         """The number of an epoch, and the run that has arrived at its beginning."""
 
     @classmethod
@@ -79,41 +79,43 @@ class PrefetchLoader(Loader):
         run = self._take_ahead(number, start) or self._begin(range(number, max(number + 1, self.epochs or 0)), start)
         is_kept = False
         try:
-            for batch in run:
+            for batch, event in run:
                 if batch is EPOCH_END:
-                    is_kept = True
-                    self._take_ahead(None)
-                    with self._lock:
-                        self._ahead = number + 1, run
-                        self._live.add(run)  # closed with the loader
+                    is_kept = number + 1 < (self.epochs or 0)
+                    if is_kept:
+                        self._take_ahead(None)
+                        with self._lock:
+                            self._ahead = number + 1, run
                     return
-                yield batch
+                self.backend.wait_event(event)
+                # The memory belongs to the thread's stream, which must not reuse it while another stream reads it.
+                yield map_tensors(self._record_stream, batch)
         finally:
             if not is_kept:
                 run.close()
 
     def close(self) -> None:
         self._take_ahead(None)
-        with self._lock:
-            producers = list(self._producers)
-        for producer in producers:
-            producer.stop()
         super().close()
         self.base.close()
 
-    def _begin(self, numbers: range, start: int) -> Batches:
+    def _begin(self, numbers: range, start: int) -> Run:
         """A run of the epochs `numbers`, the first of them from batch `start` on.
 
         It must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would keep its
         thread until the next garbage collection.
         """
-        source = partial(_epochs_of, self.base, numbers, start)
-        producer = Producer(source, self.options.queue_size, self.backend, self.stream)
+        backend = self.backend
+        make = partial(_make_batch, backend, _epochs_of(self.base, numbers, start))
+        events = iter(backend.record_event, EPOCH_END)  # without end, on the stream of the consumer
+        context = partial(backend.use_stream, self.stream)
+        # The thread itself may hold a batch for which there is no room in the queue.
+        run: Run = ordered_map(make, events, threads=1, ahead=self.options.queue_size + 1, context=context)
         with self._lock:
-            self._producers.add(producer)
-        return producer.run()
+            self._live.add(run)  # closed with the loader, from any thread
+        return run
 
-    def _take_ahead(self, number: int | None, start: int = 0) -> Batches | None:
+    def _take_ahead(self, number: int | None, start: int = 0) -> Run | None:
         """The run that was kept for this epoch; one for another epoch is closed."""
         with self._lock:
             ahead, self._ahead = self._ahead, None
@@ -123,96 +125,28 @@ class PrefetchLoader(Loader):
             ahead[1].close()
         return None
 
+    def _record_stream(self, tensor: Tensor) -> Tensor:
+        self.backend.record_stream(tensor)
+        return tensor
+
+
+def _make_batch(backend: Backend, epochs: Iterator[Any], event: Any) -> tuple[Any, Any]:
+    """The next batch, with the event on the thread's stream after which it may be read.
+
+    Args:
+        event: on the consumer's stream, before it got the batch that makes room for this one. The thread waits for the
+            device, because a host that runs ahead of it would fill its memory. So the device also has the set itself.
+    """
+    backend.synchronize(event)
+    return next(epochs, EPOCH_END), backend.record_event()
+
 
 def _epochs_of(base: Loader, numbers: range, start: int) -> Generator[Any, None, None]:
     for number in numbers:
-        if number != numbers.start:
-            yield EPOCH_END
         yield from base.epoch(number, start)
+        yield EPOCH_END
         start = 0
 
 
 def _base_values(options: PrefetchOptions, data: SampleSource) -> dict[str, Any]:
     return options.base or LOADERS.complete({"name": "ram" if data.is_decoded else "disk"})
-
-
-@dataclass(frozen=True)
-class Item:
-    """A batch with the event on the producer's stream after which it may be read, or the error that ended the epoch."""
-
-    batch: Any = None
-    event: Any = None
-    error: BaseException | None = None
-
-
-END = Item()
-
-
-class Producer:
-    """A thread that puts the batches of an iterator into a bounded queue.
-
-    Python may collect an abandoned iterator in any thread, also in this one in the middle of a queue operation. So
-    both queues are `SimpleQueue`, whose `put` is reentrant: the batches, and the free places that bound their number.
-
-    Args:
-        source: called in the thread; returns the iterator.
-        size: the most finished batches that wait in the queue.
-        backend: of the device that the batches go to.
-        stream: the stream for the thread's work.
-    """
-
-    def __init__(self, source: Callable[[], Iterator[Any]], size: int, backend: Backend, stream: Any) -> None:
-        self._source, self._backend, self._stream = source, backend, stream
-        self._items: SimpleQueue[Item] = SimpleQueue()
-        self._places: SimpleQueue[Any] = SimpleQueue()  # each with the event on the consumer's stream that frees it
-        for _ in range(size):
-            self._places.put(None)
-        self._is_stopped = False
-        self._thread = threading.Thread(target=self._produce, name="vitmnist-prefetch", daemon=True)
-
-    def run(self) -> Batches:
-        """Start the thread and yield its batches; raises an exception of the source in place of its batch."""
-        self._started_after = self._backend.record_event()
-        try:
-            self._thread.start()
-            while (item := self._items.get()) is not END and not self._is_stopped:  # by `close` in another thread
-                if item.error is not None:
-                    raise item.error
-                self._places.put(self._backend.record_event())  # the device has read the batch before
-                self._backend.wait_event(item.event)
-                # The memory belongs to the producer's stream, which must not reuse it while another stream reads it.
-                yield map_tensors(self._record_stream, item.batch)
-        finally:
-            self.stop()
-
-    def stop(self) -> None:
-        """Stop the thread after its current batch, and wait up to a second for it.
-
-        Python cannot interrupt a source that blocks for ever: its thread is a daemon and ends with the process.
-        """
-        self._is_stopped = True
-        self._places.put(None)  # the thread may wait for one
-        self._items.put(END)  # and a consumer in another thread for a batch
-        if threading.current_thread() is not self._thread and self._thread.is_alive():
-            self._thread.join(timeout=1)
-
-    def _record_stream(self, tensor: Tensor) -> Tensor:
-        self._backend.record_stream(tensor)
-        return tensor
-
-    def _produce(self) -> None:
-        try:
-            with self._backend.use_stream(self._stream):
-                # The set itself may still be on its way to the device on the consumer's stream.
-                self._backend.wait_event(self._started_after)
-                for batch in self._source():
-                    item = Item(batch, self._backend.record_event())
-                    # Here the thread waits for the device: a host that runs ahead of it would fill its memory.
-                    if (is_free := self._places.get()) is not None and not self._is_stopped:
-                        self._backend.synchronize(is_free)
-                    if self._is_stopped:
-                        return
-                    self._items.put(item)
-            self._items.put(END)
-        except BaseException as error:  # SystemExit too: the consumer would wait for ever
-            self._items.put(Item(error=error))

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from vitmnist.data.threads import in_parts
 from vitmnist.errors import naming
 from vitmnist.replacement.decoded_dataset import Prepared, TransformedDataset
 from vitmnist.replacement.drawn_transforms import Shape, draw
 from vitmnist.replacement.halves import Transform, apply, completed
 from vitmnist.replacement.tensor_form import Converted, Normalized
 from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.ordered_map import in_parts
 
 TO_FLOAT = Converted(to_float=True)
 

@@ -24,7 +24,6 @@ from vitmnist.replacement.keep_decoded import Location
 from vitmnist.replacement.original import COMPARED_SIZE, NamedCollate, check_replaceable, rebuilt
 from vitmnist.replacement.random_samples import GivenHalves, transformed
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
-from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
 from vitmnist.store.cache_file import DEFAULT_FOLDER
@@ -48,8 +47,8 @@ def from_dataloader(
 
     It is built from the arguments of the original, so Accelerate or Lightning give each rank its part. Its `dataset` is
     a `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a
-    batch takes less time than receiving one from a worker. As long as it exists, freed memory is kept on a machine
-    without CUDA: see `vitmnist.keep_memory`. A `DataLoader` that is a replacement already is returned as it is.
+    batch takes less time than receiving one from a worker. A `DataLoader` that is a replacement already is returned as
+    it is.
 
     If samples are random, the transforms of the dataset are divided at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"
@@ -164,8 +163,6 @@ def _replaced(
     except Exception as error:  # samples and collate function may fail in any way
         raise DataError(f"{store.loader}: {described(error)}") from error
     state.ignore_changes()
-    if not torch.cuda.is_available():
-        keep_memory_for(replaced.dataset)
     return replaced  # type: ignore[no-any-return]
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from functools import partial
+from itertools import islice
 from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, dataloader, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.replacement.drawn_samples import DrawnDataset
 from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.ordered_map import ordered_map
 
 AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever
 SEEDING = {"torch", "initial_seed", "np", "numpy", "random", "seed", "int"}  # the names in such a worker_init_fn
@@ -24,86 +26,87 @@ SEEDING = {"torch", "initial_seed", "np", "numpy", "random", "seed", "int"}  # t
 class TensorDataLoader(DataLoader[Any]):
     """Moves batches to `device`, which is set after construction, and finishes them there.
 
-    Where torch's generator alone decides what its workers would make, there are none, but a `ThreadIterator`. A
+    Where torch's generator alone decides what its workers would make, threads make the batches in their place. A
     framework that builds another kind of DataLoader from its arguments gets the same batches from workers; one that
     builds this kind gets finished batches on the host.
     """
 
     device: torch.device | None = None
+    draws: BatchDraws | None = None
+    """Those of the last epoch, which persistent workers would continue."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Draws at once what torch draws in this call."""
         collate: Any = self.collate_fn
         if self.device is None:
-            return super().__iter__()
-        self.collate_fn = collate.unfinished
-        try:
-            batches = super().__iter__()  # draws its seed at once, as the original does
-        finally:
-            self.collate_fn = collate
+            return self._batches(collate)
         to_device = backend_of(self.device).to_device
-        return (collate.finish(map_tensors(to_device, batch)) for batch in batches)
+        return (collate.finish(map_tensors(to_device, batch)) for batch in self._batches(collate.unfinished))
 
-    def _get_iterator(self) -> Any:
-        collate: Any = getattr(self.collate_fn, "__self__", self.collate_fn)
+    def _batches(self, collate: Any) -> Iterator[Any]:
+        """The batches on the host."""
+        original: Any = self.collate_fn
         if (
             self.num_workers
             and self.in_order
             and isinstance(self.dataset, DrawnDataset)
-            and getattr(collate, "collate", None) is default_collate  # another may draw, or ask for its worker
+            and getattr(original, "collate", None) is default_collate  # another may draw, or ask for its worker
             and seeds_others_only(self.worker_init_fn)
         ):
-            return ThreadIterator(self)
-        return super()._get_iterator()
+            return self._from_threads(collate)
+        self.collate_fn = collate
+        try:
+            return super().__iter__()
+        finally:
+            self.collate_fn = original
+
+    def _from_threads(self, collate: Callable[[Any], Any]) -> Iterator[Any]:
+        """Begin an epoch, with the indices of `prefetch_factor` batches for each worker, because samplers draw too."""
+        sampler: Any = self.batch_sampler or self.sampler
+        if self.draws is None or not self.persistent_workers:
+            iter(sampler)  # torch makes one that it does not use, before it draws the seed
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
+            self.draws = BatchDraws(self.dataset, collate, [seed + worker for worker in range(self.num_workers)])
+        for _ in self.draws:  # after a break, persistent workers draw all that they were sent
+            pass
+        indices = iter(sampler)
+        self.draws.begin(islice(indices, self.num_workers * (self.prefetch_factor or 0)))
+        return self._delivered(self.draws, indices)
+
+    def _delivered(self, draws: BatchDraws, indices: Iterator[Any]) -> Generator[Any, None, None]:
+        with closing(ordered_map(lambda make: make(), draws, AHEAD, AHEAD)) as batches:
+            for batch in batches:
+                draws.sent.extend(islice(indices, 1))
+                is_pinned = self.pin_memory and torch.cuda.is_available()
+                yield map_tensors(Tensor.pin_memory, batch) if is_pinned else batch
 
 
-class ThreadIterator(dataloader._BaseDataLoaderIter):
-    """The batches of a `DataLoader` with workers, whose samples are drawn as in these and made in threads.
+class BatchDraws(Iterator[Callable[[], Any]]):
+    """Draws the samples of batches as worker processes would, each with a generator of its own.
 
-    The indices of `prefetch_factor` batches for each worker are read ahead, as torch does, because samplers draw too.
+    Yields what makes each batch, or raises in its place. Ends where nothing more has been sent, and may continue.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        super().__init__(loader)
-        seeds = [int(self._base_seed) + worker for worker in range(loader.num_workers)]
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], seeds: list[int]) -> None:
+        self._dataset, self._collate = dataset, collate
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
-        self._tasks = loader.num_workers * (loader.prefetch_factor or 0)
-        self._sent: deque[list[int]] = deque()
-        self._making: deque[Future[Any]] = deque()
-        self._threads = ThreadPoolExecutor(AHEAD, "vitmnist-batches")
-        self._reset(loader, first_iter=True)
+        self.sent: deque[list[int]] = deque()
+        """The indices of batches that are not drawn yet."""
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        while self._sent:  # after a break, persistent workers draw all that they were sent
-            self._draw()
-        self._making.clear()
-        super()._reset(loader, first_iter)
+    def begin(self, indices: Iterator[list[int]]) -> None:
+        """Begin an epoch with the first worker."""
+        self.sent.extend(indices)
         self._drawn = 0
-        for _ in range(self._tasks):
-            self._send()
 
-    def _send(self) -> None:
-        if (indices := next(self._sampler_iter, None)) is not None:
-            self._sent.append(indices)
-
-    def _next_data(self) -> Any:
-        while self._sent and len(self._making) <= AHEAD:
-            self._making.append(self._threads.submit(self._draw()))
-        if not self._making:
+    def __next__(self) -> Callable[[], Any]:
+        if not self.sent:
             raise StopIteration
-        try:
-            batch = self._making.popleft().result()
-        finally:
-            self._send()
-        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
-
-    def _draw(self) -> Callable[[], Any]:
-        """Draw the next batch with the generator of its worker; returns what makes it, or raises in its place."""
-        worker, before = self._drawn % self._num_workers, torch.get_rng_state()
+        worker, before = self._drawn % len(self._states), torch.get_rng_state()
         self._drawn += 1
         torch.set_rng_state(self._states[worker])
         try:
             with torch.inference_mode(False):  # a batch may be used in another mode than the one before it
-                return partial(self._collate_fn, self._dataset.__getitems__(self._sent.popleft()))  # type: ignore[attr-defined]
+                return partial(self._collate, self._dataset.__getitems__(self.sent.popleft()))
         except Exception as error:
             return partial(_raise, error)
         finally:

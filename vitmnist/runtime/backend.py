@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 
@@ -132,8 +134,25 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     epoch 7% longer (ratio of prefetched `ram` to `ram` 1.072; with one core 1.001).
     """
     torch.get_num_threads()  # torch initialises a new thread to all cores at first use, which would undo the limit
-    limits: AbstractContextManager[Any] = threadpool_limits(1, user_api="openmp")
+    limits: AbstractContextManager[Any] = _openmp().limit(limits=1, user_api="openmp")
     return limits
+
+
+@cache
+def _openmp() -> ThreadpoolController:
+    """Found once: looking for the loaded libraries takes a millisecond."""
+    return ThreadpoolController()
+
+
+def one_core_each() -> Callable[[], AbstractContextManager[Any]]:
+    """The context of threads that decode next to a training step; while the first lives, idle cores do not spin."""
+    first = iter((stop_idle_spinning,))
+
+    def enter() -> AbstractContextManager[Any]:
+        next(first, int)()
+        return limit_to_one_core()
+
+    return enter
 
 
 def stop_idle_spinning() -> None:
@@ -146,5 +165,5 @@ def stop_idle_spinning() -> None:
     """
     if torch.get_num_threads() > 1:
         cores = os.cpu_count() or 1
-        with threadpool_limits(cores, user_api="openmp"):
+        with _openmp().limit(limits=cores, user_api="openmp"):
             torch.zeros(cores * 2**16, device="cpu").add_(1)  # large enough for a thread on each core

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,7 +14,6 @@ import psutil
 import torch
 
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.allocator import trim_heap
 
 Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
@@ -60,7 +60,8 @@ def reset_host_peak() -> bool:
     Freed memory is returned first: glibc keeps it, and would charge a job of a sweep for a larger job before it.
     """
     gc.collect()
-    trim_heap()
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

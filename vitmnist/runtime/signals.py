@@ -46,19 +46,6 @@ def handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handl
             signal.signal(number, before)
 
 
-@contextmanager
-def held_back(*numbers: int) -> Iterator[None]:
-    """Let these signals wait until the end of the block.
-
-    In a process forked within it they wait until it unblocks them, so that none is handled as in its parent.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class RunInterrupted(BaseException):
     """The run was asked to stop, and has saved a checkpoint.
 

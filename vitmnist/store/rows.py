@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitmnist.data.threads import in_parts
 from vitmnist.errors import DataError
+from vitmnist.runtime.ordered_map import in_parts
 from vitmnist.store.checksums import Checksums
 
 LARGE = 96 * 96  # Pixels of an image from which on images are handled one by one, with channels last in memory.

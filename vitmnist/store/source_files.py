@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import printable
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.files import recorded_root, write_atomic
+from vitmnist.runtime.ordered_map import ordered_map
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class SourceFiles:
         if not (rows := np.flatnonzero(stored["ctime_ns"] != self._stamps["ctime_ns"]).tolist()):
             return
         log.info("comparing %d files with what was decoded: their ctime has changed", len(rows))
-        with closing(map_in_threads(self._digest, rows, available_cores())) as digests:
+        with closing(ordered_map(self._digest, rows, available_cores(), 2 * available_cores())) as digests:
             for row, digest in zip(rows, digests, strict=True):
                 if digest != stored["digest"][row].tobytes():
                     raise ValueError(f"{printable(self.paths[row])} has other content than when it was decoded")

@@ -52,7 +52,7 @@ def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepCon
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # dynamo and inductor raise many types
-            step.forward, step.mixed, step.pad = step.eager, step.preprocess.mixed_on_floats, False
+            step.forward, step.mixed, step.pad = step.eager, step.preprocess.mixed, False
             reason = f"failed: {first_line(error)}"
             if "compile" not in config.reasons:
                 raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error

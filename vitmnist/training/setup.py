@@ -33,7 +33,6 @@ from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.lr_scale import BATCH_NORMS, scale_learning_rates
-from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.runtime.world import World
@@ -94,8 +93,6 @@ def build_setup(
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
         )
     sampler = RankSampler.of(train_sampler(config, dataset), world.rank, world.size)
-    if device.type == "cpu":
-        stack.enter_context(keep_memory())
     if device.type == "cuda":
         use_deterministic_kernels()
     step_config = step_config or agree_on_step_config(config, sampler, device, world)

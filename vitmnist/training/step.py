@@ -85,7 +85,7 @@ class TrainStep:
         self.eager = ModelAndLoss(model, preprocess, config.precision, loss)
         self.forward: nn.Module = self.eager
         """Model and loss: eager or compiled (`vitmnist.training.compilation`), with several ranks wrapped by DDP."""
-        self.mixed = preprocess.mixed_on_floats
+        self.mixed = preprocess.mixed
         """Eager or compiled, if the augmentation mixes images."""
         self._batch_size, self._clip_norm = batch_size, clip_norm
         self._world_size = 1
@@ -154,7 +154,7 @@ class TrainStep:
             keys = None if keys is None else _padded(keys, missing)
         if self.preprocess.mixes and keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
-            images, targets = self.mixed(*self.preprocess.on_bytes(images, keys), labels, keys)
+            images, targets = self.mixed(images, labels, keys)
             keys = None
         tensors: list[Tensor | None] = [images, keys, labels, targets]
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
@@ -163,7 +163,7 @@ class TrainStep:
             rows = slice(start, start + self.microbatch_size)
             with no_sync() if rows.stop < number else nullcontext():  # all-reduce once, with the last one
                 inputs, input_keys, *others = (None if one is None else one[rows] for one in tensors)
-                part = self.forward(*self.preprocess.on_bytes(inputs, input_keys), *others)  # type: ignore[arg-type]
+                part = self.forward(inputs, input_keys, *others)
                 loss = part["loss"] / size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
@@ -205,14 +205,13 @@ class TrainStep:
 class ModelAndLoss(nn.Module):
     """From images to their summed loss and metrics, before division by the batch size: one module, for compile and DDP.
 
-    Images and keys come from `Preprocess.on_bytes`, or from `Preprocess.mixed` with `targets`, the class probabilities
-    `[B, classes]`.
+    Mixed images come from `Preprocess.mixed`, with `targets`, the class probabilities `[B, classes]`, and without keys.
     """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, loss: Loss) -> None:
         super().__init__()
         self.model = model
-        self._preprocess = preprocess.on_floats  # not a submodule: DDP would broadcast its constants in each step
+        self._preprocess = preprocess.forward  # not a submodule: DDP would broadcast its constants in each step
         self._metrics = batch_metrics()  # looked up once: compiled code cannot ask the registry
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._loss = precision == Precision.bf16, loss

@@ -23,10 +23,11 @@ from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
 from vitmnist.data.image_io import JPEG, Mode, PictureReader, Resize, file_warnings, is_colour, pixel_range, to_tensor
-from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError, printable
+from vitmnist.runtime.backend import one_core_each
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import rows_in_memory
 from vitmnist.store.source_files import SourceFiles
@@ -250,9 +251,10 @@ class FolderDecoder:
         ]
         self.depth = self._find_depth()
         self.reader = replace(self.options.reader, range_32_bit=self.depth["range_32_bit"])
+        spans, threads = [chunk for _, chunk in chunks], available_cores()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(map_in_threads(self._decode_chunk, [chunk for _, chunk in chunks], available_cores())) as decoded,
+            closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
             for (part, chunk), (images, labels, unreadable, coloured, sums) in zip(chunks, decoded, strict=True):
@@ -276,9 +278,10 @@ class FolderDecoder:
 
     def _find_depth(self) -> dict[str, Any]:
         """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
+        cores = available_cores()
         paths = [path for path, _ in self.samples if path.suffix.lower() not in JPEG]
         values: dict[int, list[float]] = {16: [], 32: []}
-        with closing(map_in_threads(pixel_range, paths, available_cores())) as ranges:
+        with closing(ordered_map(pixel_range, paths, cores, 2 * cores, one_core_each())) as ranges:
             for bits, low, high in filter(None, ranges):
                 values[bits] += [low, high]
         limits = self.options.range_32_bit or ((min(values[32]), max(values[32])) if values[32] else None)

@@ -1,0 +1,122 @@
+"""Work in threads: order, errors, bounds and ends, and the cores that it leaves to others."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from threadpoolctl import threadpool_info
+
+from tests.support.processes import run_python
+from vitmnist.runtime.ordered_map import in_parts, ordered_map
+
+IDLE = """
+import time
+import torch
+from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.ordered_map import ordered_map
+
+def spent_after_an_operation():
+    values.add_(1)
+    started = time.process_time()
+    time.sleep(0.03)
+    return time.process_time() - started
+
+torch.set_num_threads(2)
+values = torch.zeros(2**20)
+results = ordered_map(abs, range(9), 1, 2, one_core_each())
+next(results)
+time.sleep(0.1)  # the idle team may spin once, as it starts
+print(max(spent_after_an_operation() for _ in range(9)))
+results.close()
+"""
+
+
+def fails_at_2(item: int) -> int:
+    time.sleep(0.01 * (item % 2))
+    if item == 2:
+        raise SystemExit(item)
+    return -item
+
+
+def test_results_come_in_order_and_an_error_in_place_of_its_result() -> None:
+    results = ordered_map(fails_at_2, range(6), threads=3, ahead=2)
+    assert [next(results), next(results)] == [0, -1]
+    with pytest.raises(SystemExit) as raised:
+        next(results)
+    assert raised.value.code == 2
+    assert list(results) == [-3, -4, -5]
+
+
+def test_items_are_taken_by_the_consumer_and_no_further_ahead_than_the_bound() -> None:
+    taken = []
+
+    def items() -> Iterator[int]:
+        for item in count():
+            taken.append(threading.current_thread())
+            yield item
+
+    results = ordered_map(abs, items(), threads=2, ahead=3)
+    assert not taken
+    for number in range(3):
+        next(results)
+        assert taken == [threading.main_thread()] * (number + 4)
+
+
+def close(results: list[ordered_map[int, int]]) -> None:
+    results[0].close()
+
+
+@pytest.mark.parametrize("end", [close, list.clear])
+def test_threads_end(end: Callable[[list[ordered_map[int, int]]], None]) -> None:
+    before = set(threading.enumerate())
+    results = [ordered_map(abs, count(), threads=2, ahead=3)]
+    next(results[0])
+    assert len(set(threading.enumerate()) - before) == 2
+    gc.disable()
+    try:
+        end(results)
+        assert not set(threading.enumerate()) - before
+    finally:
+        gc.enable()
+
+
+def test_one_of_its_threads_may_close_it_as_garbage_collection_does() -> None:
+    results: ordered_map[int, None] = ordered_map(lambda _: results.close(), [0], threads=1, ahead=0)
+    assert list(results) == []
+
+
+def test_the_interpreter_ends_under_a_live_iterator() -> None:
+    program = "from itertools import count\nfrom vitmnist.runtime.ordered_map import ordered_map\n"
+    program += "results = ordered_map(abs, count(), 2, 9)\nprint(next(results))"
+    ended = run_python("-c", program)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
+
+
+def test_an_error_in_a_part_is_raised_when_no_thread_writes_to_the_batch_any_more() -> None:
+    written = []
+
+    def write(span: slice) -> None:
+        if not span.start:
+            raise ValueError("the first part")
+        time.sleep(0.05)
+        written.append(span.start)
+
+    with pytest.raises(ValueError, match="the first part"):
+        in_parts(write, 3, size=1, threads=2)
+    assert written == [1, 2]
+
+
+@pytest.mark.skipif(all(pool["prefix"] != "libgomp" for pool in threadpool_info()), reason="torch has no libgomp")
+def test_idle_threads_of_torch_do_not_spin_while_others_work() -> None:
+    """libgomp's spin for some milliseconds after each operation, on a core that a thread may need."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    found = subprocess.run([sys.executable, "-c", IDLE], env=environment, capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 0.002

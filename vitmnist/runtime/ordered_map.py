@@ -1,0 +1,141 @@
+"""Work in background threads: an ordered `map` with a bound on what is ahead, and the parts of a batch."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from vitmnist.runtime.backend import limit_to_one_core
+
+JOIN_S = 1.0  # how long closing waits for threads; Python cannot interrupt one that blocks
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Outcome = tuple[Any, BaseException | None]
+"""A result, or the exception in its place."""
+
+
+class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is called like `map`
+    """The results of a function in the order of the items, computed in threads ahead of the consumer.
+
+    An exception is raised in place of its result, with its own type; the next results can still be taken.
+
+    The threads end within a second of `close`, which any thread may call, of the end of the items, of garbage
+    collection, and of the interpreter. One that is inside a function that blocks ends with the process.
+
+    Args:
+        fn: called in the threads.
+        items: taken in the consumer's thread, when a result is asked for.
+        ahead: how many items are computed ahead of the consumer, at most.
+        context: entered by each thread as long as it lives.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Item], Result],
+        items: Iterable[Item],
+        threads: int,
+        ahead: int,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._items, self._ahead = iter(items), ahead
+        # Garbage collection may run `_stop` in any thread, also in the middle of a queue operation. So all queues are
+        # `SimpleQueue`, whose `put` is reentrant.
+        self._jobs: SimpleQueue[tuple[Item, SimpleQueue[Outcome]] | None] = SimpleQueue()
+        self._waiting: deque[SimpleQueue[Outcome]] = deque()
+        self._is_stopped = threading.Event()
+        work = partial(_work, fn, self._jobs, self._is_stopped, context)
+        # Daemons: at its end the interpreter joins other threads before it calls `_stop`.
+        workers = [threading.Thread(target=work, name="vitmnist-map", daemon=True) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        self.close = weakref.finalize(self, _stop, self._jobs, self._waiting, self._is_stopped, workers)
+        """Stop the threads, and wait up to a second for them. A consumer that waits in another thread stops too."""
+
+    def __next__(self) -> Result:
+        while len(self._waiting) <= self._ahead:
+            try:
+                item = next(self._items)
+            except StopIteration:
+                break
+            self._waiting.append(SimpleQueue())
+            self._jobs.put((item, self._waiting[-1]))
+        if not self._waiting or self._is_stopped.is_set():
+            self.close()
+            raise StopIteration
+        result, error = self._waiting[0].get()
+        self._waiting.popleft()
+        try:
+            if error is not None:
+                raise error
+            return result  # type: ignore[no-any-return]
+        finally:
+            del error  # its traceback has this frame: the cycle would keep all that its frames refer to
+
+
+def _work(
+    fn: Callable[[Item], Any],
+    jobs: SimpleQueue[tuple[Item, SimpleQueue[Outcome]] | None],
+    is_stopped: threading.Event,
+    context: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    with context():
+        while (job := jobs.get()) and not is_stopped.is_set():
+            item, outcome = job
+            try:
+                outcome.put((fn(item), None))
+            except BaseException as error:  # SystemExit too: the consumer would wait for ever
+                outcome.put((None, error))
+            del job, item  # while the thread waits, it must not keep a batch
+
+
+def _stop(
+    jobs: SimpleQueue[Any],
+    waiting: deque[SimpleQueue[Outcome]],
+    is_stopped: threading.Event,
+    workers: list[threading.Thread],
+) -> None:
+    is_stopped.set()
+    for outcome in list(waiting):  # a consumer in another thread may wait for one
+        outcome.put((None, StopIteration()))
+    for _ in workers:
+        jobs.put(None)
+    deadline = time.monotonic() + JOIN_S
+    for worker in workers:
+        if worker is not threading.current_thread():
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+
+def in_parts(
+    function: Callable[[slice], object], rows: int, size: int | None = None, threads: int | None = None
+) -> None:
+    """Call a function with spans of the rows of a batch, in threads that use a core each.
+
+    Unlike torch's own threads they do not wait for each other after every operation, which on busy cores takes longer
+    than the operation.
+
+    Args:
+        size: rows of a span; a thread takes the next one when it is free. By default each thread has one span.
+        threads: by default as many as torch uses.
+    """
+    threads, is_inference = threads or torch.get_num_threads(), torch.is_inference_mode_enabled()
+    size = size or math.ceil(rows / threads)
+    spans = iter([slice(first, first + size) for first in range(0, rows, size)])
+
+    def work(_: int) -> None:
+        with torch.inference_mode(is_inference):  # each thread has a mode of its own
+            for span in spans:
+                function(span)
+
+    for _ in ordered_map(work, range(threads), threads, threads, limit_to_one_core):
+        pass
