@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vitmnist.data.difference import find_difference
+from vitmnist.store.difference import find_difference
 
 from vitmnist.auditing import left_since, running
 from vitmnist.augment.preprocess import Preprocess
