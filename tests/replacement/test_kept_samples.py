@@ -21,6 +21,7 @@ from torchvision import tv_tensors
 from tests.support.pictures import Pictures, assert_same, check_same, draw, run
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
+from vitmnist.data import randomness
 from vitmnist.data.difference import find_difference
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import keep_samples
@@ -215,8 +216,8 @@ class RandomAtTimes(Pairs):
 
 @pytest.mark.parametrize("collate", [default_collate, list])
 def test_the_reason_for_a_difference_is_looked_for(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitmnist.data.decoding.PROBES", 5)
-    message = "the DataLoader makes others each time: they are random at times, or"
+    monkeypatch.setattr(randomness, "PROBES", 5)
+    message = "the DataLoader makes others each time: they are random without"
     with pytest.raises(DataError, match=rf"^ram: .* of samples .* makes of them: {message}"):
         from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
 
@@ -241,7 +242,7 @@ VALUES: list[Any] = [
 
 def kept(samples: list[Any]) -> Samples:
     store = Store("ram", torch.device("cpu"), Path(), None)
-    return keep_samples.keep_samples(samples, range(len(samples)), DataLoader(samples), store)  # type: ignore[arg-type]
+    return keep_samples.keep_samples(samples, samples, DataLoader(samples), store)
 
 
 def test_values_are_kept_as_they_are() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from vitmnist.data.image_io import to_tensor
@@ -41,6 +42,21 @@ _COLLATE: dict[type | tuple[type, ...], Callable[..., Any]] = {
     Image.Image: _collate_images,
     type(None): _collate_none,
 }
+
+
+def copied(samples: Any) -> Any:
+    """Copies for a function that may change them: new dicts, lists and tuples with copies of what they contain."""
+
+    def copy_of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # Not deepcopy, which copies the whole storage of a view.
+            return value if value.requires_grad else value.clone()
+        try:
+            return copy(value)
+        except Exception:  # any method of an object may fail
+            return value
+
+    return tree_map(copy_of, samples)
 
 
 def unchanged(batch: Any) -> Any:

@@ -26,6 +26,5 @@ class RamLoader(HostLoader):
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         needs = Memory(host=data.bytes_to_load(torch.device("cpu")))
         check_fits("ram", needs, device, others=("cache", "disk"))
-        data.refuse_random("ram")
         super().__init__(data.in_memory(), sampler, device)
         self.decoded = self.tensors

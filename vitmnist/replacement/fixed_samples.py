@@ -12,12 +12,11 @@ from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.batch_tensors import BatchTensors
-from vitmnist.replacement.decoded_dataset import CollateGathered, GatheredDataset
-from vitmnist.replacement.frozen_state import FrozenState
+from vitmnist.replacement.decoded_dataset import CollateGathered, DecodedDataLoader, GatheredDataset
 from vitmnist.replacement.keep_samples import Store, read_chunks
 from vitmnist.replacement.original import (
-    TRIED,
     EagerDataLoader,
+    NamedCollate,
     check_rows,
     check_same_batches,
     read_batch,
@@ -25,14 +24,15 @@ from vitmnist.replacement.original import (
     workers_needed,
 )
 from vitmnist.replacement.shared_file import SharedFile
+from vitmnist.replacement.split_transforms import TransformGuard, transform_parts
 from vitmnist.runtime.memory import Memory, check_fits
 
 
-def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> Any:
+def replace_fixed(dataloader: DataLoader[Any], store: Store, probed: list[Any]) -> Any:
     """The replacement of a `DataLoader`; raises as `from_dataloader`, and `NoRowsError`.
 
     Args:
-        state: that of the dataset, frozen before samples are kept.
+        probed: samples on which the collate function is tried.
     """
     dataset: Any = dataloader.dataset
     collate, size, on_device = dataloader.collate_fn, len(dataset), store.name == "gpu_slice"
@@ -41,7 +41,8 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
             "gpu_slice: the order of this DataLoader depends on its workers, which cannot deliver from the device; "
             "give it num_workers=0"
         )
-    first = check_rows(dataset, collate, sorted({probe * size // TRIED for probe in range(TRIED)}))
+    first = check_rows(NamedCollate(collate, "probes"), probed)
+    guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
     read = partial(_read_tensors, dataset, collate, first)
 
     def in_memory() -> tuple[Tensor, ...]:
@@ -49,17 +50,17 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
         is_cuda = on_device and store.device.type == "cuda"
         check_fits(store.name, Memory(needed, needed if is_cuda else 0), store.device)
         rows = [SharedFile() for _ in first.tensors]
-        for _ in read_chunks(dataloader, first.sample_nbytes, partial(read, rows)):
+        for _ in read_chunks(dataloader, dataset, first.sample_nbytes, partial(read, rows)):
             pass
         like = zip(rows, first.tensors.values(), strict=True)
-        return tuple(file.tensor(one.dtype, (size, *one.shape[1:])).to(one.device) for file, one in like)
+        return tuple(file.tensor(part.dtype, (size, *part.shape[1:])).to(part.device) for file, part in like)
 
     fingerprint = store.fingerprint
     if default_collate is collate:
         fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
     contents = fingerprint and f"{fingerprint}, {size} samples, {first.forms}"
     files = [str(number) for number in range(len(first.tensors))]
-    chunks = partial(read_chunks, dataloader, first.sample_nbytes, partial(read, None))
+    chunks = partial(read_chunks, dataloader, dataset, first.sample_nbytes, partial(read, None))
     tensors, checksums = store.keep(contents, chunks, size, files, in_memory)
     if on_device:
         tensors = tuple(tensor.to(store.device) for tensor in tensors)
@@ -67,8 +68,8 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
     workers = workers_needed(dataloader)
     replaced = rebuilt(
         dataloader,
-        EagerDataLoader if dataloader.num_workers and not workers else DataLoader,
-        dataset=GatheredDataset(dataset, state, batches),
+        EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
+        dataset=GatheredDataset(dataset, guard, batches),
         collate_fn=CollateGathered(collate),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,
@@ -79,6 +80,7 @@ def gathered(dataloader: DataLoader[Any], store: Store, state: FrozenState) -> A
         is_random=False,
         options=(fingerprint and "the samples of this fingerprint=") or "",
     )
+    guard.ignore_changes()
     return replaced
 
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from vitmnist.data.checksums import Checksums
 from vitmnist.data.collate import unchanged
 from vitmnist.data.decoded_cache import Chunks, decode_once, decode_temporarily
-from vitmnist.data.seeding import refusing_draws
+from vitmnist.data.randomness import refusing_random
 from vitmnist.errors import DataError, UserError, described
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.encoding import COLUMNS, OBJECT
@@ -65,24 +65,24 @@ class Store:
         return entry.mapped, entry.checksums
 
 
-def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any], store: Store) -> Samples:
+def keep_samples(source: Any, probed: Sequence[Any], dataloader: DataLoader[Any], store: Store) -> Samples:
     """All samples of a dataset.
 
     Args:
-        probes: indices of samples by which the memory is estimated.
+        probed: samples of `source` by which the memory is estimated.
         dataloader: its settings for workers are used.
 
     Raises:
         DataError: a sample that cannot be read or kept; names it.
         DoesNotFitError: memory or disk is too small.
     """
-    size, for_file, tried = len(source), store.name == "cache", [source[index] for index in probes]
-    structure: TreeSpec | None = tree_structure(tried[0])
-    encoded = [encode(sample, structure, for_file=for_file) for sample in tried]
+    size, for_file = len(source), store.name == "cache"
+    structure: TreeSpec | None = tree_structure(probed[0])
+    encoded = [encode(sample, structure, for_file=for_file) for sample in probed]
     if any(rows and rows[0][0] == OBJECT for rows, _ in encoded):
-        structure, encoded = None, [encode(sample, None) for sample in tried]
+        structure, encoded = None, [encode(sample, None) for sample in probed]
     content_nbytes = sum(len(part) for _, parts in encoded for part in parts)
-    sample_nbytes = content_nbytes / len(probes) + 8 * COLUMNS * len(encoded[0][0])
+    sample_nbytes = content_nbytes / len(probed) + 8 * COLUMNS * len(encoded[0][0])
 
     def check(needed: float) -> None:
         try:
@@ -95,7 +95,7 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
     def in_memory() -> tuple[Tensor, ...]:
         check(expected := sample_nbytes * size)
         content, shapes, starts = SharedFile(), [], []
-        for start, rows in read_chunks(dataloader, sample_nbytes, partial(read, content)):
+        for start, rows in read_chunks(dataloader, source, sample_nbytes, partial(read, content)):
             shapes.append(torch.from_numpy(rows))
             starts.append(start + starts_of(shapes[-1]))
             if content.nbytes > expected:
@@ -104,7 +104,7 @@ def keep_samples(source: Any, probes: Sequence[int], dataloader: DataLoader[Any]
         return content.tensor(), torch.cat(shapes), torch.cat(starts)
 
     contents = store.fingerprint and f"{store.fingerprint}, {size} samples of {structure}"
-    chunks = partial(read_chunks, dataloader, sample_nbytes, partial(read, None))
+    chunks = partial(read_chunks, dataloader, source, sample_nbytes, partial(read, None))
     (content, shapes, *starts), checksums = store.keep(contents, chunks, size, FILES, in_memory)
     if checksums:
         checksums[1].checked(shapes)
@@ -132,18 +132,22 @@ def _encode_chunk(
 
 
 def read_chunks(
-    dataloader: DataLoader[Any], sample_nbytes: float, read: Callable[[Sequence[int]], Any]
+    dataloader: DataLoader[Any], source: Any, sample_nbytes: float, read: Callable[[Sequence[int]], Any]
 ) -> Iterator[Any]:
     """The results of `read` for consecutive samples, up to the end of a DataLoader's dataset.
 
+    Args:
+        source: the dataset whose samples `read` reads.
+
     Raises:
-        DataError: a sample that cannot be read, or draws a random number when it is read.
+        DataError: a sample that cannot be read.
+        RandomSampleError: a sample that is random.
     """
     workers, size = decoding_workers(dataloader), len(dataloader.dataset)  # type: ignore[arg-type]
     most = min(MAX_CHUNK, size // (PARTS * max(workers, 1)), int(CHUNK_NBYTES / max(sample_nbytes, 1)))
     settings: dict[str, Any] = {"multiprocessing_context": dataloader.multiprocessing_context} if workers else {}
     chunks: Any = DataLoader(
-        _ChunkedDataset(dataloader.dataset, read=read, samples=max(most, 1)),
+        _ChunkedDataset(dataloader.dataset, source=source, read=read, samples=max(most, 1)),
         batch_size=None,
         num_workers=workers,
         collate_fn=unchanged,
@@ -169,7 +173,7 @@ class _ChunkedDataset(DecodedDataset):
     def __getitem__(self, chunk: int) -> Any:
         indices = range(len(self.original))[chunk * self.samples : (chunk + 1) * self.samples]
         try:
-            with refusing_draws(indices):
+            with refusing_random(self.source.__getitem__, indices, self.source):
                 return self.read(indices)
         except Exception as error:  # torch would turn a worker's traceback into the message
             return error if isinstance(error, UserError) else DataError(described(error))
