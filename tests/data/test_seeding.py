@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tests.support.samples import Made
-from vitmnist import make_loader
+from vitmnist import from_dataloader, make_loader
 from vitmnist.auditing import ProbeDataset, left_since, running
 from vitmnist.data.seeding import changed_generators, generator_states, read_samples
 from vitmnist.errors import ConfigError
@@ -72,22 +73,62 @@ def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_wor
     assert kept.value.__traceback__ is not None
 
 
-@pytest.mark.parametrize("name", ["ram", "cache"])
-def test_a_loader_that_decodes_once_refuses_random_samples(name: str, tmp_path: Path) -> None:
-    options = {"folder": str(tmp_path)} if name == "cache" else {}
-    message = rf"^{name}: sample 0 differs between epochs 0 and 1.*disk or prefetch.*data/augment"
-    with pytest.raises(ConfigError, match=message):
-        make_loader(name, NOISY, **ORDER, **options)
-    with pytest.raises(ConfigError, match=message):
-        make_loader("prefetch", NOISY, **ORDER, base={"name": name, **options})
+class OwnNumbers:
+    """Draws from generators of its object and of its class."""
+
+    of_class = random.Random(2)
+
+    def __init__(self, of_class: bool) -> None:
+        self.numbers = self.of_class if of_class else np.random.RandomState(1)
+
+    def __call__(self) -> float:
+        return self.numbers.random()
 
 
-def test_rare_randomness_is_found_and_what_is_not_random_is_not_refused() -> None:
-    """One image in ten is erased; or none, and then has a pixel that is not a number."""
-    rarely, never = (
-        Made(lambda index, rate=rate: (torch.full((2,), 0.0 if torch.rand(1) < rate else torch.nan), index), 500)
-        for rate in (0.1, 0.0)
+def closure(numbers: Any) -> Callable[[], float]:
+    return lambda: float(
+        torch.rand((), generator=numbers) if isinstance(numbers, torch.Generator) else numbers.random()
     )
-    with pytest.raises(ConfigError, match=r"ram: sample \d+ differs between epochs 0 and 1"):
-        make_loader("ram", rarely, **ORDER)
-    make_loader("ram", never, **ORDER).close()
+
+
+DRAWS: dict[str, tuple[Callable[[], float], str]] = {
+    "torch": (lambda: float(torch.rand(())), "torch"),
+    "NumPy": (lambda: np.random.rand(), "NumPy"),  # noqa: PLW0108  # its owner would be the global generator
+    "Python": (random.random, "Python"),
+    "attribute": (OwnNumbers(of_class=False), "a RandomState of its own"),
+    "class attribute": (OwnNumbers(of_class=True), "a Random of its own"),
+    "closure": (closure(np.random.default_rng(1)), "a Generator of its own"),
+    "torch's in a closure": (closure(torch.Generator()), "a Generator of its own"),
+}
+STORES: dict[str, Callable[[Any, Path], Any]] = {
+    "ram": lambda data, _: make_loader("ram", data, **ORDER),
+    "cache": lambda data, folder: make_loader("cache", data, folder=str(folder), **ORDER),
+    "prefetch": lambda data, _: make_loader("prefetch", data, base="ram", **ORDER),
+    "from_dataloader": lambda data, _: from_dataloader(DataLoader(data, 4), "ram"),
+}
+
+
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
+@pytest.mark.parametrize(("draw", "name"), DRAWS.values(), ids=DRAWS.keys())
+def test_three_random_samples_of_200_are_refused(draw: Any, name: str, store: Any, tmp_path: Path) -> None:
+    data = Made(lambda index: (torch.full((2,), draw() if index in (57, 111, 199) else 0.0), index), 200)
+    with pytest.raises(ConfigError, match=rf"sample 57 is random \(it draws from {name}\)"):
+        store(data, tmp_path)
+
+
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
+def test_samples_that_seed_themselves_and_a_pixel_that_is_no_number_are_kept(store: Any, tmp_path: Path) -> None:
+    def make(index: int) -> Any:
+        torch.manual_seed(index)
+        random.seed(index)
+        return torch.tensor([torch.rand(()), random.random(), torch.nan]), index
+
+    loader = store(Made(make, 20), tmp_path)
+    for images, labels in loader if isinstance(loader, DataLoader) else loader.epoch(0):
+        expected = torch.stack([make(int(label))[0] for label in labels])
+        assert torch.equal(images.nan_to_num(-1), expected.nan_to_num(-1))
+
+
+def test_randomness_that_no_generator_shows_is_found_if_the_first_sample_of_a_chunk_shows_it() -> None:
+    with pytest.raises(ConfigError, match=r"sample 0 is random \(it differs when it is read again\), and .*disk or"):
+        make_loader("ram", Made(lambda index: (torch.tensor(np.random.default_rng().random()), index)), **ORDER)

@@ -185,24 +185,3 @@ def test_a_bad_command_line_is_explained(call_here: CallHere, code: int, argumen
     assert ended.returncode == code
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_decoding_once_is_not_advised_for_a_dataset_that_reads_what_the_script_changes(tmp_path: Path) -> None:
-    """A counter that reading samples increments is not such a change."""
-    script = f"""{SLOW_DATA}
-import torch
-SCALE = 1
-class Scaled(Slow):
-    def __getitem__(self, index):
-        return super().__getitem__(index) * torch.ones(3) * SCALE
-class Counting(Slow):
-    read = 0
-    def __getitem__(self, index):
-        self.read += 1
-        return super().__getitem__(index) * torch.ones(3)
-loaders = DataLoader(Scaled(0.002), 8), DataLoader(Counting(0.002), 8)
-for SCALE in range(1, 4): [train(loader) for loader in loaders]
-"""
-    ended, _ = diagnose(tmp_path, script, "--warm-up=0")
-    assert "refuses this loader: the global SCALE of __main__ has changed while the script ran" in ended.stderr
-    assert ended.stderr.count("refuses this loader") == 1

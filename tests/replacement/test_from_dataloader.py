@@ -36,7 +36,7 @@ from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import keep_decoded
-from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset
 from vitmnist.replacement.fixed_samples import GatheredDataset
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
@@ -102,7 +102,7 @@ def test_batches_and_order_are_those_of_the_dataloader(
     expected, after = run(dataloader), torch.get_rng_state()
     for name in (*STORES, "auto"):
         replacement = from_dataloader(dataloader, name, folder=str(tmp_path))
-        assert type(replacement) is DataLoader
+        assert type(replacement) is DecodedDataLoader
         assert isinstance(replacement.dataset, DecodedDataset)
         assert len(replacement) == len(dataloader)
         if generator:

@@ -20,6 +20,7 @@ from torchvision import tv_tensors
 from tests.support.pictures import Pictures, assert_same, check_same, draw, run
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
+from vitmnist.data import randomness
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import keep_decoded
 from vitmnist.store import read_once
@@ -215,8 +216,8 @@ class RandomAtTimes(Pairs):
 
 @pytest.mark.parametrize("collate", [default_collate, list])
 def test_the_reason_for_a_difference_is_looked_for(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitmnist.data.decoding.PROBES", 5)
-    message = "the DataLoader makes others each time: they are random at times, or"
+    monkeypatch.setattr(randomness, "PROBES", 5)
+    message = "the DataLoader makes others each time: they are random without"
     with pytest.raises(DataError, match=rf"^ram: .* of samples .* makes of them: {message}"):
         from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
 

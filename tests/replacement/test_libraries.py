@@ -15,15 +15,15 @@ from torch.utils.data import DataLoader
 from tests.support.pictures import assert_same, run
 from tests.support.samples import Made
 from vitmnist import from_dataloader
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.replacement.decoded_dataset import TransformedDataset
-from vitmnist.replacement.frozen_state import preserved_own_generators
 
 SIZE = 24
 
 
 def check_same(original: DataLoader[Any], **options: Any) -> list[Any]:
     """Assert that a replacement keeps samples and gives the batches of the original; return them."""
-    with preserved_own_generators(original):
+    with preserved_random_state(original):
         expected = run(original)
     replaced = from_dataloader(original, "ram", **options)
     assert isinstance(replaced.dataset, TransformedDataset)

@@ -1,4 +1,4 @@
-"""Random samples that cannot be divided, read or kept are refused, and the message says which and why."""
+"""Random samples that cannot be split, read or kept are refused, and the message says which and why."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "index": (lambda folder: Numbered(folder, with_index), "with_index .* not return as many results; name the"),
     "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); name the two steps"),
     "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns .*no attribute 'mean'\\); name the two"),
-    "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random apart from the transforms"),
-    "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "8: the transform RandomCrop"),
+    "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random .*Python.* apart from the tr"),
+    "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("build", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_samples_that_cannot_be_divided_are_refused(build: Callable[[Path], Any], message: str, folder: Path) -> None:
+def test_samples_that_cannot_be_split_are_refused(build: Callable[[Path], Any], message: str, folder: Path) -> None:
     dataloader = DataLoader(build(folder), 4, collate_fn=list)
     with pytest.raises((ConfigError, DataError), match=f"^ram: .*{message}"):
         from_dataloader(dataloader, "ram")
@@ -113,8 +113,8 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
         assert_same(run(replaced), run(original))
 
     changes: list[tuple[Callable[[Any], object], str]] = [
-        (lambda dataset: setattr(dataset, "transform", v1.ToTensor()), r"dataset\.transform"),
-        (lambda dataset: dataset.transform.transforms.append(FLIP), r"dataset\.transform\.transforms\[3\]"),
+        (lambda dataset: setattr(dataset, "transform", v1.ToTensor()), "ToTensor"),
+        (lambda dataset: dataset.transform.transforms.append(FLIP), "Resize"),
     ]
     for change, name in changes:
         replaced = from_dataloader(build(), "ram")
@@ -128,12 +128,12 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
     ("options", "message"),
     [
         ({"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allowed: exact, tensor"),
-        ({"loader": "gpu_slice"}, r"^gpu_slice: the transform RandomHorizontalFlip is random, and .*; use ram"),
+        ({"loader": "gpu_slice"}, r"^gpu_slice: sample 0 is random .*; use ram"),
         ({"decode": len}, r"^decode= and transform= are the two steps of a sample; give both"),
         ({"decode": len, "transform": len, "transforms": "tensor"}, r"is for transforms of the dataset; leave dec"),
         ({"decode": lambda index: index, "transform": str}, r"^ram: .*of them: decode= and transform= do not fit$"),
         ({"decode": lambda index: 1 // 0, "transform": str}, r"^ram: sample 0: <lambda> raised ZeroDivisionError"),
-        ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random apart from .*"),
+        ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random .* apart from .*"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_used_are_named(options: dict[str, Any], message: str, folder: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from vitmnist.data.image_io import to_tensor
+from vitmnist.store.tree import tree_map
 
 
 def collate_samples(samples: Sequence[Any]) -> Any:
@@ -43,9 +44,19 @@ _COLLATE: dict[type | tuple[type, ...], Callable[..., Any]] = {
 }
 
 
-def unchanged(batch: Any) -> Any:
-    """The collate function of a DataLoader whose dataset makes whole batches; torch's own would convert arrays."""
-    return batch
+def copied(samples: Any) -> Any:
+    """Copies for a function that may change them: new dicts, lists and tuples with copies of what they contain."""
+
+    def copy_of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # Not deepcopy, which copies the whole storage of a view.
+            return value if value.requires_grad else value.clone()
+        try:
+            return copy(value)
+        except Exception:  # any method of an object may fail
+            return value
+
+    return tree_map(copy_of, samples)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:

@@ -1,26 +1,26 @@
-"""The samples of a map-style dataset: read, decoded into two tensors, or refused because they are random."""
+"""The samples of a map-style dataset: read one by one, or decoded into two tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from vitmnist.data.channels import channel_statistics
 from vitmnist.data.collate import collate_samples
+from vitmnist.data.randomness import RandomSampleError, preserved_random_state, read_probes, refusing_random
 from vitmnist.data.sampler import as_tensor
-from vitmnist.data.seeding import preserved_generators, read_samples
+from vitmnist.data.seeding import read_sample, read_samples
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.store.difference import find_difference
 from vitmnist.store.rows import load_rows
 
-CHUNK = 256  # samples decoded at a time
-PROBES = 32  # samples compared between two epochs, or in batches of one
-BATCHED = 4  # of them in a batch that is made twice
+CHUNK = 256
+"""Number of samples decoded at a time."""
 
 
 class DatasetSource(SampleSource):
@@ -40,81 +40,79 @@ class DatasetSource(SampleSource):
         """The samples collated; raises `DataError` if they make no batch."""
         rows = as_tensor(indices).tolist()
         if self.seed is None:
-            samples = [self.dataset[row] for row in rows]
-        else:
-            samples = read_samples(self.dataset, rows, self.seed, epoch)
-        try:
-            return collate_samples(samples)
-        except (TypeError, RuntimeError) as error:
-            raise DataError(
-                f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
-                "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
-            ) from error
+            return _collated([self.dataset[row] for row in rows], rows)
+        return _collated(read_samples(self.dataset, rows, self.seed, epoch), rows)
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples as in epoch 0, which must have the same shapes and dtypes."""
+        """All samples to be kept, which must have the same shapes and dtypes.
+
+        Raises:
+            ConfigError: a sample is random, and one version of it would be repeated; see `data.randomness` for what
+                cannot be seen.
+        """
+        return self._chunks(self._read_fixed)
+
+    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return channel_statistics(images for images, _ in self._chunks(self.read))  # random samples have them too
+
+    def _chunks(self, read: Callable[[slice], Any]) -> Iterator[tuple[Tensor, Tensor]]:
         expected = None
         for start in range(0, len(self), CHUNK):
-            chunk = self._read_pairs(slice(start, min(start + CHUNK, len(self))))
-            found = [(part.dtype, list(part.shape[1:])) for part in chunk]
-            expected = expected or found
-            for (dtype, shape), (first_dtype, first_shape) in zip(found, expected, strict=True):
+            chunk = self._pairs(read(slice(start, min(start + CHUNK, len(self)))), start)
+            signature = [(part.dtype, list(part.shape[1:])) for part in chunk]
+            expected = expected or signature
+            for (dtype, shape), (first_dtype, first_shape) in zip(signature, expected, strict=True):
                 if (dtype, shape) != (first_dtype, first_shape):
                     raise DataError(
                         f"samples from {start} on are {dtype} {shape}, those before {first_dtype} {first_shape}"
                     )
             yield chunk
 
+    def _read_fixed(self, span: slice) -> Any:
+        """The samples of a span collated; raises `ConfigError` if one of them is random."""
+        if self.seed is None:
+            return self.read(span)
+        rows, read = range(span.start, span.stop), partial(read_sample, self.dataset)
+        try:
+            with preserved_random_state(self.dataset):
+                read_probes(read, rows[:1], self.dataset)
+                with refusing_random(read, rows, self.dataset):
+                    return _collated([read(row) for row in rows], rows)
+        except RandomSampleError as error:
+            raise ConfigError(
+                f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
+                "disk, or augment batches on the device (data/augment)"
+            ) from error
+
     def in_memory(self) -> TensorSet:
         return TensorSet(*load_rows(self.chunks(), len(self)).tensors)
 
     def bytes_to_load(self, device: torch.device) -> int:
         """Estimated from the first sample."""
-        return len(self) * sum(part.nbytes for part in self._read_pairs(slice(0, 1))) if len(self) else 0
+        return sum(part.nbytes for part in self._pairs(self.read(slice(0, 1)), 0)) * len(self) if len(self) else 0
 
     def part(self, span: slice) -> SampleSource:
         return DatasetSource(Subset(self.dataset, range(len(self))[span]), self.seed)
 
-    def refuse_random(self, loader: str) -> None:
-        if random := find_random(self.dataset, collate_samples, self.seed or 0):
-            raise ConfigError(
-                f"{loader}: {random} differs between epochs 0 and 1, and {loader} would repeat one version of it; "
-                "choose disk or prefetch of disk, or augment batches on the device (data/augment)"
-            )
-
-    def _read_pairs(self, span: slice) -> tuple[Tensor, Tensor]:
-        batch = self.read(span)
+    def _pairs(self, batch: Any, first: int) -> tuple[Tensor, Tensor]:
+        """The images and labels of a batch; raises `DataError` with the kind of its first sample if it has others."""
         if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
             return batch[0], batch[1]
-        (sample,) = read_samples(self.dataset, [span.start], self.seed or 0, epoch=0)
-        found = f"a {type(sample).__name__}"
+        (sample,) = read_samples(self.dataset, [first], self.seed or 0, epoch=0)
+        kind = f"a {type(sample).__name__}"
         if isinstance(sample, (tuple, list)):
-            found += f" of {', '.join(type(value).__name__ for value in sample)}"
+            kind += f" of {', '.join(type(value).__name__ for value in sample)}"
         raise DataError(
-            f"sample {span.start} is no pair of an image and a label, but {found}; "
+            f"sample {first} is no pair of an image and a label, but {kind}; "
             "such samples are delivered by disk, and by prefetch of disk"
         )
 
 
-def find_random(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int = 0) -> str | None:
-    """What is random, a sample or how a batch is made of samples; None if nothing was found.
-
-    Reads up to 32 evenly spread samples as epochs 0 and 1 have them. A transform that changes a sample with
-    probability 0.1 is missed once in a thousand times.
-
-    Args:
-        collate: makes a batch of a list of samples, in which they are compared.
-    """
-    size = len(dataset)  # type: ignore[arg-type]
-    probes = sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
-    with preserved_generators():
-        for index in probes:
-            first, second = (collate(read_samples(dataset, [index], seed, epoch)) for epoch in (0, 1))
-            if find_difference(first, second):
-                return f"sample {index}"
-        # Random mixing shows only in a batch of several samples, which may differ too much in size to make one.
-        with suppress(Exception):
-            samples = read_samples(dataset, probes[:BATCHED], seed, epoch=0)
-            if find_difference(collate(samples), collate(samples)):
-                return "the collate function"
-    return None
+def _collated(samples: Sequence[Any], rows: Sequence[int]) -> Any:
+    try:
+        return collate_samples(samples)
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
+            "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
+        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-
-from vitmnist.errors import DataError
 
 GENERATORS = ("torch", "NumPy", "Python")
 GeneratorStates = tuple[torch.Tensor, Any, Any]
@@ -33,12 +31,16 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
         samples = []
         for index in indices:
             seed_generators(seed, epoch, index)
-            try:
-                samples.append(dataset[index])
-            except StopIteration as error:
-                # A stray next() in a dataset raises it; passed on, it would silently end the epoch.
-                raise RuntimeError(f"sample {index} of the dataset raised StopIteration") from error
+            samples.append(read_sample(dataset, index))
         return samples
+
+
+def read_sample(dataset: Dataset[Any], index: int) -> Any:
+    """A sample; raises `RuntimeError` for a `StopIteration`, as of a stray `next()`, which would end the epoch."""
+    try:
+        return dataset[index]
+    except StopIteration as error:
+        raise RuntimeError(f"sample {index} of the dataset raised StopIteration") from error
 
 
 def seed_generators(seed: int, epoch: int, index: int) -> None:
@@ -66,19 +68,6 @@ def changed_generators(before: GeneratorStates) -> list[str]:
         before[2] == now[2],
     )
     return [name for name, is_equal in zip(GENERATORS, are_equal, strict=True) if not is_equal]
-
-
-@contextmanager
-def refusing_draws(indices: Sequence[int]) -> Iterator[None]:
-    """Raise `DataError` if one of the global generators is used in the block, which reads samples to be kept."""
-    before = generator_states()
-    yield
-    if changed := changed_generators(before):
-        raise DataError(
-            f"one of the samples {indices[0]} to {indices[-1]} draws a random number ({', '.join(changed)}) when it is "
-            "read, and only one version of it would be kept; draw it in a transform of the dataset, or use the "
-            "DataLoader as it is"
-        )
 
 
 def draw_from_generators() -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -42,7 +42,12 @@ class SampleSource(ABC):
 
     @abstractmethod
     def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """All samples in turn, as images and labels; raises `DataError` if they are no such pairs."""
+        """All samples in turn, as images and labels.
+
+        Raises:
+            ConfigError: a sample is random.
+            DataError: they are no such pairs.
+        """
 
     @abstractmethod
     def in_memory(self) -> TensorSet:
@@ -71,10 +76,6 @@ class SampleSource(ABC):
     def stored(self) -> SampleSource:
         """The samples as they are stored, for a loader that reads each when it is needed."""
         return self
-
-    def refuse_random(self, loader: str) -> None:
-        """Raise `ConfigError` if samples are random: a loader that decodes once would repeat one version of them."""
-        return
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitmnist.runtime.files import display_path
 
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
 PACKAGES = {"site-packages", "dist-packages"}  # also those of another environment
-
-if TYPE_CHECKING:
-    from vitmnist.replacement.frozen_state import FrozenState
 
 
 @dataclass(frozen=True)
@@ -46,15 +43,6 @@ class Source:
     batches: dict[str, Any]
     """`sampler` and `batch_size`, or `batch_sampler`, as a `DataLoader` takes them."""
     kind: type
-    state: FrozenState | None = None
-    """That of dataset and collate function as their first pass began."""
-
-    def remember(self, before: Source | None = None) -> None:
-        """Note the state as a pass begins; `before` is what made the batches of the pass before."""
-        from vitmnist.replacement.frozen_state import FrozenState  # imports torch, as the loader has done
-
-        is_same = before and before.dataset is self.dataset
-        self.state = before.state if before and is_same else FrozenState(self.dataset, self.collate)
 
 
 @dataclass

@@ -151,12 +151,8 @@ class Observer:
                 known.are_rebuilt &= known.num_loaders == 1 or loader not in known.loaders
                 known.num_loaders += loader not in known.loaders
                 known.loaders.add(loader)
-                if new.source:
-                    new.source.remember(known.source)
                 known.about, known.source = new.about, new.source
                 return known
-        if new.source:
-            new.source.remember()
         self.time.observations.append(new)
         return new
 

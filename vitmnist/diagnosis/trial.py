@@ -12,20 +12,18 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from vitmnist.data.collate import unchanged
-from vitmnist.data.decoding import PROBES
+from vitmnist.data.randomness import PROBES
 from vitmnist.diagnosis.alternatives import decode_part
 from vitmnist.diagnosis.epochs import Loop
 from vitmnist.diagnosis.observation import Source
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.timing import reason
 from vitmnist.replacement.decoded_dataset import DecodedDataset
-from vitmnist.replacement.frozen_state import FrozenState
-from vitmnist.replacement.halves import apply, flatten, places
 from vitmnist.replacement.original import COMPARED, COMPARED_SIZE, check_iteration, check_replaceable
+from vitmnist.replacement.split_transforms import apply, flatten, transform_attributes
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import DoesNotFitError
-from vitmnist.store.read_once import reading_workers
+from vitmnist.store.read_once import reading_workers, unchanged
 
 ASKED = 16  # samples that are read; fewer of slow ones
 READING_S = 0.3  # for reading each of them once
@@ -73,12 +71,7 @@ def try_samples(source: Source, figures: dict[str, Any], loop: Loop) -> Trial:
             persistent_workers=figures["persistent_workers"] and workers > 0,
         )
         check_replaceable(loader)
-        now = FrozenState(source.dataset, source.collate)
-        changed = source.state.changed_values() if source.state else set()
         _try(loader, trial, loop)
-        # What making samples changes by itself is no state that the script has set.
-        for name in sorted(changed - now.changed_values())[:1]:
-            raise ConfigError(f"{name} has changed while the script ran, and decoded samples would not have the change")
         if workers < figures["num_workers"] and not trial.unread:
             _add_spawned(trial, figures)
     except DoesNotFitError:  # in memory; a file may have room
@@ -107,7 +100,7 @@ def _try(loader: DataLoader[Any], trial: Trial, loop: Loop) -> None:
     transform = vars(trial.replaced.dataset).get("_transform")
     is_gathered, keeps_all = transform is None, transform is unchanged
     trial.method = GATHERS if is_gathered else KEEPS if keeps_all else DIVIDES
-    again = 3 if is_gathered else 4 if keeps_all else 2  # of the probes, of which there are up to 32
+    again = 2 if is_gathered else 1  # how often the probes are read
     compared = COMPARED * min(loop.batch_size, COMPARED_SIZE)
 
     def checked_s(count: int) -> float:
@@ -132,7 +125,7 @@ def _add_spawned(trial: Trial, figures: dict[str, Any]) -> None:
 def time_parts(dataset: Any, collate: Callable[[Any], Any], indices: Sequence[int]) -> dict[str, float]:
     """Seconds per sample of reading, of each transform by its class, and of collating, in one process."""
     times: dict[str, float] = defaultdict(float)
-    held = [(owner, name, vars(owner)[name]) for owner, name in places(dataset)]
+    held = [(owner, name, vars(owner)[name]) for owner, name in transform_attributes(dataset)]
     whole = "decoding and reading" if held else "reading and transforms"
 
     def transform(original: Callable[..., Any], *inputs: Any, **named: Any) -> Any:

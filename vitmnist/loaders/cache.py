@@ -35,5 +35,4 @@ class CacheLoader(HostLoader):
     keeps = Place.FILE
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        data.refuse_random("cache")
         super().__init__(data.in_file(home_expanded(options.folder), options.fingerprint), sampler, device)

@@ -16,7 +16,7 @@ import torch
 from torch.utils import data
 
 from vitmnist.config.validation import AUTO, bounded, or_auto
-from vitmnist.data.collate import map_tensors, unchanged
+from vitmnist.data.collate import map_tensors
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.tensors import SampleSource
@@ -27,6 +27,7 @@ from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.cpu import cores_per_rank
 from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.signals import ignore_stopping
+from vitmnist.store.read_once import unchanged
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,8 @@ def make_loader(
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
             dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
-            `torch.utils.data.Dataset`.
+            `torch.utils.data.Dataset`. ram and cache refuse random samples; they cannot see a generator that is made
+            for each sample, such as `default_rng()`, or `secrets`.
         batch_size: samples in a batch, of all ranks together.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.

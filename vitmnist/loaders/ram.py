@@ -26,6 +26,5 @@ class RamLoader(HostLoader):
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         needs = Memory(host=data.bytes_to_load(torch.device("cpu")))
         check_fits("ram", needs, device, others=("cache", "disk"))
-        data.refuse_random("ram")
         self.decoded = data.in_memory()
         super().__init__(self.decoded, sampler, device)

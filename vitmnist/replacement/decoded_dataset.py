@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.errors import ConfigError, naming
 from vitmnist.replacement.batch_rows import BatchRows
-from vitmnist.replacement.frozen_state import FrozenState
+from vitmnist.replacement.split_transforms import TransformGuard
 from vitmnist.store.samples import Samples
 
 
 class DecodedDataset(Dataset[Any]):
     """The samples of another dataset, decoded once.
 
-    Attributes other than `original` and `sample_nbytes` are those of the original dataset, such as `classes`. Setting
-    one of them, or changing one in the original, is an error at the next batch: decoded samples would lack the change.
+    Attributes other than `original` and `sample_nbytes` are those of the original dataset, such as `classes`; setting
+    one sets it there, and the decoded samples do not have the change.
 
     Args:
         original: the dataset.
@@ -40,7 +40,16 @@ class DecodedDataset(Dataset[Any]):
         setattr(self.__dict__["original"], name, value)
 
 
-class Prepared:
+class DecodedDataLoader(DataLoader[Any]):
+    """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed since."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if isinstance(self.dataset, DecodedDataset):  # a framework may build one over another dataset, such as a Subset
+            vars(self.dataset)["_guard"].check()
+        return super().__iter__()
+
+
+class FetchedBatch:
     """What a decoded dataset gives the collate function of its DataLoader.
 
     Args:
@@ -60,16 +69,15 @@ class Prepared:
 class GatheredDataset(DecodedDataset):
     """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
 
-    def __init__(self, original: Any, state: FrozenState, batches: BatchRows) -> None:
-        super().__init__(original, batches.sample_nbytes, _state=state, _batches=batches)
+    def __init__(self, original: Any, guard: TransformGuard, batches: BatchRows) -> None:
+        super().__init__(original, batches.sample_nbytes, _guard=guard, _batches=batches)
 
     def __getitem__(self, index: int) -> Any:
         """A sample of the original; batches do not need it."""
         return self.original[index]
 
-    def __getitems__(self, indices: Sequence[int]) -> Prepared:
-        self._state.check()
-        return Prepared(self._batches.gather(indices))
+    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
+        return FetchedBatch(self._batches.gather(indices))
 
 
 class CollateGathered:
@@ -82,7 +90,7 @@ class CollateGathered:
         self.collate = collate
 
     def __call__(self, samples: Any) -> Any:
-        return samples.content if isinstance(samples, Prepared) else self.collate(samples)
+        return samples.content if isinstance(samples, FetchedBatch) else self.collate(samples)
 
 
 class TransformedDataset(DecodedDataset):
@@ -96,24 +104,22 @@ class TransformedDataset(DecodedDataset):
     def __init__(
         self,
         original: Any,
-        state: FrozenState,
+        guard: TransformGuard,
         samples: Samples,
         transform: Callable[[Any], Any],
         unfinished: Callable[[Any], Any] | None = None,
     ) -> None:
         nbytes = samples.nbytes / len(samples)
         parts = {"_samples": samples, "_transform": transform, "_unfinished": unfinished}
-        super().__init__(original, nbytes, _state=state, **parts)
+        super().__init__(original, nbytes, _guard=guard, **parts)
 
     def __getitem__(self, index: int) -> Any:
         return self._transform(self._samples[index])
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        self._state.check()
         transform = self._unfinished or self._transform
         samples = []
         for index in indices:
             with naming(f"sample {index}"):
                 samples.append(transform(self._samples[index]))
-        self._state.ignore_changes()  # a transform may note in itself what it has drawn
-        return Prepared(samples) if self._unfinished else samples
+        return FetchedBatch(samples) if self._unfinished else samples

@@ -12,10 +12,10 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from vitmnist.errors import naming
-from vitmnist.replacement.decoded_dataset import Prepared, TransformedDataset
+from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
 from vitmnist.replacement.drawn_transforms import Shape, draw
-from vitmnist.replacement.halves import Transform, apply, completed
-from vitmnist.replacement.tensor_form import Converted, Normalized
+from vitmnist.replacement.split_transforms import Transform, apply, with_results
+from vitmnist.replacement.tensor_transforms import Converted, Normalized
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.ordered_map import in_parts
 
@@ -29,8 +29,8 @@ class DrawnDataset(TransformedDataset):
     """A `TransformedDataset` of pictures as tensors, whose random transforms are all known to `draw`.
 
     Args:
-        transforms: of each of the dataset's `Halves`, without the closing ones.
-        dtype: of a picture after the closing transforms.
+        transforms: of each of the dataset's `SplitTransforms`, without the trailing ones.
+        dtype: of a picture after the trailing transforms.
         threads: at least as many as torch uses; in a worker, one.
     """
 
@@ -40,7 +40,6 @@ class DrawnDataset(TransformedDataset):
 
     def __getitems__(self, indices: Sequence[int]) -> DrawnSamples:
         """Draws the random parameters of a batch, from torch's generator."""
-        self._state.check()
         drawn: list[tuple[int, Any, list[DrawnPicture]]] = []
         for index in indices:
             with naming(f"sample {index}"):
@@ -54,11 +53,11 @@ class DrawnDataset(TransformedDataset):
 
 
 @dataclass
-class DrawnSamples(Prepared):
+class DrawnSamples(FetchedBatch):
     """The samples of a batch before their transforms are applied.
 
     Args:
-        drawn: the index of each sample, the sample with each `Output`, and what its pictures are made of.
+        drawn: the index of each sample, the sample with its placeholders, and what its pictures are made of.
     """
 
     drawn: list[tuple[int, Any, list[DrawnPicture]]]
@@ -67,10 +66,10 @@ class DrawnSamples(Prepared):
 
     @property
     def content(self) -> list[Any]:
-        """The samples without their closing transforms."""
+        """The samples without their trailing transforms."""
         return self._made([], [])
 
-    def finished(self, closing: Sequence[Transform]) -> Any:
+    def finished(self, trailing: Sequence[Transform]) -> Any:
         """The batch that torch's `default_collate` makes of the finished samples."""
         # In rows that follow one another, in place of tensors that are copied into a batch.
         batches: list[tuple[Tensor, list[Tensor]]] = []
@@ -79,15 +78,15 @@ class DrawnSamples(Prepared):
             batches.append((batch, list(batch)))
 
         def stack(rows: list[Tensor], *, collate_fn_map: Any = None) -> Any:
-            for batch, own in batches:
-                if all(one is row for one, row in zip(own, rows, strict=True)):
+            for batch, batch_rows in batches:
+                if all(row is result for row, result in zip(batch_rows, rows, strict=True)):
                     return batch
             return collate_tensor_fn(rows, collate_fn_map=collate_fn_map)
 
-        samples = self._made(closing, [rows for _, rows in batches])
+        samples = self._made(trailing, [rows for _, rows in batches])
         return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
 
-    def _made(self, closing: Sequence[Transform], rows: list[list[Tensor]]) -> list[Any]:
+    def _made(self, trailing: Sequence[Transform], rows: list[list[Tensor]]) -> list[Any]:
         """The samples; with rows for the pictures of each of their calls, they are these if their shapes allow it."""
         samples: list[Any] = [None] * len(self.drawn)
 
@@ -98,20 +97,20 @@ class DrawnSamples(Prepared):
                     results = []
                     for call, (image, steps, _) in enumerate(pictures):
                         (result,) = apply(steps, (image,))
-                        results.append(_closed(result, closing, rows[call][place] if rows else None))
-                samples[place] = completed(sample, [(result,) for result in results])
+                        results.append(_finished(result, trailing, rows[call][place] if rows else None))
+                samples[place] = with_results(sample, [(result,) for result in results])
 
         in_parts(make, len(samples), 1, self.threads)
         return samples
 
 
-def _closed(image: Tensor, closing: Sequence[Transform], row: Tensor | None) -> Tensor:
-    """A picture after its closing transforms, in a row of the batch if it has the shape and dtype of that."""
+def _finished(image: Tensor, trailing: Sequence[Transform], row: Tensor | None) -> Tensor:
+    """A picture after its trailing transforms, in a row of the batch if it has the shape and dtype of that."""
     if row is None or image.shape != row.shape:
-        return apply(closing, (image,))[0]  # type: ignore[no-any-return]
-    if closing and closing[0] == TO_FLOAT and row.dtype == torch.get_default_dtype():
-        image, closing = torch.div(image, 255, out=row), closing[1:]
-    for transform in closing:
+        return apply(trailing, (image,))[0]  # type: ignore[no-any-return]
+    if trailing and trailing[0] == TO_FLOAT and row.dtype == torch.get_default_dtype():
+        image, trailing = torch.div(image, 255, out=row), trailing[1:]
+    for transform in trailing:
         is_last = isinstance(transform, Normalized) and image.dtype == row.dtype
         image = transform(image, out=row) if is_last else apply([transform], (image,))[0]
     return image if image is row or image.dtype != row.dtype else row.copy_(image)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError, described
-from vitmnist.replacement.halves import Transform
-from vitmnist.replacement.tensor_form import CLOSING, CONVERTING, Converted, NativeResize, Normalized, resized_crop
+from vitmnist.replacement.split_transforms import Transform
+from vitmnist.replacement.tensor_transforms import (
+    CONVERTING,
+    TRAILING,
+    Converted,
+    NativeResize,
+    Normalized,
+    resized_crop,
+)
 
 FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
 CROPS = ("RandomCrop", "RandomResizedCrop")
 RANDOM = (*FLIPS, *CROPS, "ColorJitter", "RandomErasing", "RandomRotation")
-RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")  # these change shapes in a way that is not random
-SAME_SHAPE = tuple(name.rpartition(".")[2] for name in (*CLOSING, *CONVERTING))
+RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
+"""Transforms that change shapes, in a way that is not random."""
+SAME_SHAPE = tuple(name.rpartition(".")[2] for name in (*TRAILING, *CONVERTING))
 V2 = "torchvision.transforms.v2."
 
 Shape = tuple[int, ...]
@@ -26,13 +33,13 @@ Shape = tuple[int, ...]
 
 def can_be_drawn(transform: Transform) -> bool:
     """Whether `draw` knows the class of a transform; a user's subclass may draw more."""
-    one: Any = transform.transform if isinstance(transform, NativeResize) else transform
-    if isinstance(one, Converted | Normalized):
+    base: Any = transform.transform if isinstance(transform, NativeResize) else transform
+    if isinstance(base, Converted | Normalized):
         return True
-    name = type(one).__name__
-    is_torchvisions = type(one).__module__.startswith(("torchvision.transforms.transforms", V2))
-    changes_input = name in RANDOM and getattr(one, "inplace", False)
-    has_random_shape = name == "RandomRotation" and one.expand
+    name = type(base).__name__
+    is_torchvisions = type(base).__module__.startswith(("torchvision.transforms.transforms", V2))
+    changes_input = name in RANDOM and getattr(base, "inplace", False)
+    has_random_shape = name == "RandomRotation" and base.expand
     return is_torchvisions and name in (*RANDOM, *RESIZING, *SAME_SHAPE) and not (changes_input or has_random_shape)
 
 
@@ -40,57 +47,88 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
     """The transforms of a picture with parameters drawn from torch's generator, and the shape that they give it."""
     steps: list[Transform] = []
     for transform in transforms:
-        one: Any = transform.transform if isinstance(transform, NativeResize) else transform
-        name = type(one).__name__
+        base: Any = transform.transform if isinstance(transform, NativeResize) else transform
+        name = type(base).__name__
         if name not in RANDOM:
             steps.append(transform)
             shape = _resized(transform, shape) if name in RESIZING else shape
             continue
         try:
-            step = (_draw_v2 if type(one).__module__.startswith(V2) else _draw_v1)(one, name, _like(shape))
+            step = (_draw_v2 if type(base).__module__.startswith(V2) else _draw_v1)(base, name, _like(shape))
         except Exception as error:  # such as a crop that is larger than the picture
             raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
         if step:
             steps.append(step)
-        shape = (shape[0], *one.size) if name in CROPS else shape
+        shape = (shape[0], *base.size) if name in CROPS else shape
     return steps, shape
 
 
-def _draw_v2(one: Any, name: str, like: Tensor) -> Transform | None:
-    if hasattr(one, "p") and torch.rand(1) >= one.p:
+def _draw_v2(transform: Any, name: str, like: Tensor) -> Transform | None:
+    if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return None
-    params = one.make_params([like])
+    params = transform.make_params([like])
     if name == "RandomResizedCrop":
-        return partial(resized_crop, box=tuple(params.values()), transform=one)
-    return partial(one.transform, params=params)
+        return partial(resized_crop, box=tuple(params.values()), transform=transform)
+    return partial(transform.transform, params=params)
 
 
-def _draw_v1(one: Any, name: str, like: Tensor) -> Transform | None:
+def _draw_v1(transform: Any, name: str, like: Tensor) -> Transform | None:
     from torchvision.transforms import functional
 
-    if hasattr(one, "p") and not torch.rand(1) < one.p:
+    if hasattr(transform, "p") and not torch.rand(1) < transform.p:
         return None
     if name in FLIPS:
         return functional.hflip if name == "RandomHorizontalFlip" else functional.vflip  # type: ignore[no-any-return]
     if name == "RandomResizedCrop":
-        return partial(resized_crop, box=one.get_params(like, one.scale, one.ratio), transform=one)
+        box = transform.get_params(like, transform.scale, transform.ratio)
+        return partial(resized_crop, box=box, transform=transform)
     if name == "RandomErasing":
-        value = [float(one.value)] if isinstance(one.value, int | float) else one.value
-        *box, content = one.get_params(like, one.scale, one.ratio, None if isinstance(value, str) else value)
-        return None if content is like else partial(_erased, box=box, content=content)
+        value = [float(transform.value)] if isinstance(transform.value, int | float) else transform.value
+        value = None if isinstance(value, str) else value
+        *box, content = transform.get_params(like, transform.scale, transform.ratio, value)
+        return None if content is like else lambda image: functional.erase(image, *box, content)
     if name == "RandomCrop":
-        params = one.get_params(_like(_padded(one, tuple(like.shape))), one.size)
-    elif name == "ColorJitter":
-        params = one.get_params(one.brightness, one.contrast, one.saturation, one.hue)
-    else:
-        params = one.get_params(one.degrees)
-    return partial(type(one).forward, SimpleNamespace(**vars(one), get_params=lambda *_: params))
+        box = transform.get_params(_padded(like, transform), transform.size)
+        return lambda image: functional.crop(_padded(image, transform), *box)
+    if name == "ColorJitter":
+        order, *factors = transform.get_params(
+            transform.brightness, transform.contrast, transform.saturation, transform.hue
+        )
+        return partial(_adjusted, order=order.tolist(), factors=factors)
+    fill = transform.fill if isinstance(transform.fill, Sequence) else [transform.fill] * len(like)
+    options = transform.interpolation, transform.expand, transform.center, [float(value) for value in fill]
+    angle = transform.get_params(transform.degrees)
+    return lambda image: functional.rotate(image, angle, *options)
 
 
-def _erased(image: Tensor, box: Sequence[int], content: Tensor) -> Tensor:
+def _padded(image: Tensor, crop: Any) -> Tensor:
+    """A picture as v1's `RandomCrop` pads it before it draws."""
     from torchvision.transforms import functional
 
-    return functional.erase(image, *box, content)  # type: ignore[no-any-return]
+    pad = partial(functional.pad, fill=crop.fill, padding_mode=crop.padding_mode)
+    if crop.padding is not None:
+        image = pad(image, crop.padding)
+    height, width = image.shape[-2:]
+    if crop.pad_if_needed and width < crop.size[1]:
+        image = pad(image, [crop.size[1] - width, 0])
+    if crop.pad_if_needed and height < crop.size[0]:
+        image = pad(image, [0, crop.size[0] - height])
+    return image
+
+
+def _adjusted(image: Tensor, order: Sequence[int], factors: Sequence[float | None]) -> Tensor:
+    """A picture with the factors of a `ColorJitter`, in the order in which v1 has drawn."""
+    from torchvision.transforms import functional
+
+    adjust = (
+        functional.adjust_brightness,
+        functional.adjust_contrast,
+        functional.adjust_saturation,
+        functional.adjust_hue,
+    )
+    for kind in order:
+        image = image if factors[kind] is None else adjust[kind](image, factors[kind])
+    return image
 
 
 @lru_cache(maxsize=1024)
@@ -101,15 +139,3 @@ def _like(shape: Shape) -> Tensor:
 
 def _resized(transform: Any, shape: Shape) -> Shape:
     return tuple(transform(_like(shape).byte()).shape)
-
-
-def _padded(crop: Any, shape: Shape) -> Shape:
-    """The shape of a picture when v1's `RandomCrop` draws: it pads before."""
-    from torchvision.transforms import functional
-
-    if crop.padding is not None:
-        shape = tuple(functional.pad(_like(shape), crop.padding).shape)
-    channels, *sides = shape
-    if crop.pad_if_needed:  # on both sides
-        sides = [side if side >= least else 2 * least - side for side, least in zip(sides, crop.size, strict=True)]
-    return channels, *sides

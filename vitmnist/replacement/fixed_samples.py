@@ -7,33 +7,34 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.errors import ConfigError
-from vitmnist.replacement.decoded_dataset import CollateGathered, GatheredDataset
-from vitmnist.replacement.frozen_state import FrozenState
+from vitmnist.replacement.decoded_dataset import CollateGathered, DecodedDataLoader, GatheredDataset
 from vitmnist.replacement.keep_decoded import Location, keep_rows
 from vitmnist.replacement.original import (
-    TRIED,
     EagerDataLoader,
+    NamedCollate,
     check_rows,
     check_same_batches,
     rebuilt,
     workers_needed,
 )
+from vitmnist.replacement.split_transforms import TransformGuard, transform_parts
 
 
-def gathered(dataloader: DataLoader[Any], store: Location, state: FrozenState) -> Any:
+def replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> Any:
     """The replacement of a `DataLoader`; raises as `from_dataloader`, and `NoRowsError`.
 
     Args:
-        state: that of the dataset, frozen before samples are kept.
+        probed: samples on which the collate function is tried.
     """
     dataset: Any = dataloader.dataset
-    collate, size, on_device = dataloader.collate_fn, len(dataset), store.loader == "gpu_slice"
+    collate, on_device = dataloader.collate_fn, store.loader == "gpu_slice"
     if on_device and workers_needed(dataloader):
         raise ConfigError(
             "gpu_slice: the order of this DataLoader depends on its workers, which cannot deliver from the device; "
             "give it num_workers=0"
         )
-    first = check_rows(dataset, collate, sorted({probe * size // TRIED for probe in range(TRIED)}))
+    first = check_rows(NamedCollate(collate, "probes"), probed)
+    guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
     fingerprint = store.fingerprint
     if default_collate is collate:
         fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
@@ -41,8 +42,8 @@ def gathered(dataloader: DataLoader[Any], store: Location, state: FrozenState) -
     workers = workers_needed(dataloader)
     replaced = rebuilt(
         dataloader,
-        EagerDataLoader if dataloader.num_workers and not workers else DataLoader,
-        dataset=GatheredDataset(dataset, state, batches),
+        EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
+        dataset=GatheredDataset(dataset, guard, batches),
         collate_fn=CollateGathered(collate),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,
@@ -53,4 +54,5 @@ def gathered(dataloader: DataLoader[Any], store: Location, state: FrozenState) -
         is_random=False,
         options=(fingerprint and "the samples of this fingerprint=") or "",
     )
+    guard.ignore_changes()
     return replaced

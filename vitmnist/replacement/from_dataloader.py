@@ -11,25 +11,25 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from vitmnist.data.collate import unchanged
-from vitmnist.data.decoding import find_random
-from vitmnist.data.seeding import preserved_generators
+from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
 from vitmnist.replacement.batch_rows import NoRowsError
-from vitmnist.replacement.decoded_dataset import DecodedDataset
-from vitmnist.replacement.fixed_samples import gathered
-from vitmnist.replacement.frozen_state import FrozenState, preserved_own_generators
-from vitmnist.replacement.halves import find_random_transform
+from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
+from vitmnist.replacement.fixed_samples import replace_fixed
 from vitmnist.replacement.keep_decoded import Location
-from vitmnist.replacement.original import COMPARED_SIZE, NamedCollate, check_replaceable, rebuilt
-from vitmnist.replacement.random_samples import GivenHalves, transformed
+from vitmnist.replacement.original import check_replaceable, find_random, rebuilt
+from vitmnist.replacement.random_samples import UserDecodeTransform, replace_random
+from vitmnist.replacement.split_transforms import SplitDataset, Transform
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError
 from vitmnist.store.cache_file import DEFAULT_FOLDER
+from vitmnist.store.read_once import unchanged
 
 STORES = ("gpu_slice", "ram", "cache")
-FORMS = ("exact", "tensor")
+TRANSFORM_MODES = ("exact", "tensor")
+Steps = tuple[Transform, Transform]
+"""`decode` and `transform` of the user."""
 
 
 def from_dataloader(
@@ -50,10 +50,14 @@ def from_dataloader(
     batch takes less time than receiving one from a worker. A `DataLoader` that is a replacement already is returned as
     it is.
 
-    If samples are random, the transforms of the dataset are divided at the first random one: those before it are
+    If samples are random, the transforms of the dataset are split at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"
     mostly in threads. The transforms are the attributes `transform` and `transforms` of the dataset, or of those that a
     `Subset` or `ConcatDataset` is made of.
+
+    A sample is random if a random generator is used while it is read, unless it seeds itself; all samples are checked
+    while they are decoded. A generator that is made for each sample, such as `default_rng()`, or `secrets` cannot be
+    seen. What is changed in the data of the dataset afterwards is not noticed; changed transforms are an error.
 
     Args:
         loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device,
@@ -74,8 +78,8 @@ def from_dataloader(
         transform: makes the sample from what `decode` returned.
 
     Raises:
-        ConfigError: a loader or an option that is unknown or cannot be used; samples that are random before their
-            random transforms; with transforms="tensor", pixels that differ by more than 8 of 255.
+        ConfigError: a loader or an option that is unknown or cannot be used; samples that are random apart from their
+            transforms; with transforms="tensor", pixels that differ by more than 8 of 255.
         DataError: samples that cannot be read or kept, or batches that would differ from the original's.
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
@@ -85,14 +89,14 @@ def from_dataloader(
     if not isinstance(dataloader, DataLoader):
         check_replaceable(dataloader)
     target = choose_device("auto" if device is None else str(device))
-    given = GivenHalves(decode, transform, dataloader.dataset) if decode and transform else None
+    steps = (decode, transform) if decode and transform else None
     of_tensors, delivers = transforms == "tensor", device is not None
-    with_gpu = delivers and target.type == "cuda" and not given and not of_tensors
+    with_gpu = delivers and target.type == "cuda" and not steps and not of_tensors
     stores = (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,)
     for name in stores:
         try:
             store = Location(name, target, Path(folder).expanduser(), fingerprint)
-            return _replaced(dataloader, store, given, of_tensors, delivers)
+            return _replaced(dataloader, store, steps, of_tensors, delivers)
         except UserError as error:
             reason = error
             if loader != "auto" or (of_tensors and not isinstance(error, DoesNotFitError)):
@@ -106,8 +110,8 @@ def from_dataloader(
 def _check_options(loader: str, device: object, transforms: str, decode: object, transform: object) -> None:
     if loader not in (*STORES, "auto"):
         raise ConfigError(f"loader={loader}: {allowed_names(loader, (*STORES, 'auto'))}")
-    if transforms not in FORMS:
-        raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, FORMS)}")
+    if transforms not in TRANSFORM_MODES:
+        raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, TRANSFORM_MODES)}")
     if device is not None and loader in ("ram", "cache") and transforms == "exact":
         raise ConfigError(f"device={device}: {loader} delivers batches on the host; leave device out, or use gpu_slice")
     if (decode is None) != (transform is None):
@@ -117,11 +121,12 @@ def _check_options(loader: str, device: object, transforms: str, decode: object,
 
 
 def _replaced(
-    dataloader: DataLoader[Any], store: Location, given: GivenHalves | None, of_tensors: bool, delivers: bool
+    dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool, delivers: bool
 ) -> DataLoader[Any]:
     """The replacement that keeps its samples in `store`; raises as `from_dataloader`.
 
     Args:
+        steps: `decode` and `transform` of the user.
         of_tensors: transforms="tensor".
         delivers: move batches of such samples to the device.
     """
@@ -137,45 +142,54 @@ def _replaced(
                 "epoch; if these are always the same, use a Subset of them",
                 stacklevel=3,
             )
-    state = FrozenState(dataset, dataloader.collate_fn)
     try:
-        with preserved_generators(), preserved_own_generators((dataset, dataloader.collate_fn)):
-            whole = GivenHalves(dataset.__getitem__, unchanged, dataset)
-            random = None if given else find_random_transform(dataset) or _find_random(dataloader, whole)
-            state.ignore_changes()
-            if (given or random) and store.loader == "gpu_slice":
-                raise ConfigError(f"gpu_slice: {random or 'a sample'} is random, and transformed on the host; use ram")
-            replaced = None
-            if not (given or random):
-                try:
-                    replaced = gathered(dataloader, store, state)
-                except NoRowsError as error:
-                    if store.loader == "gpu_slice":
-                        raise ConfigError(f"gpu_slice: {error}; ram keeps such samples, and collates them") from error
-                    given = whole
-            if replaced is None:  # its truth is its length
-                replaced = transformed(dataloader, store, state, of_tensors, given)
-                if of_tensors and delivers:
-                    replaced = rebuilt(replaced, TensorDataLoader, pin_memory=store.device.type == "cuda")
-                    replaced.device = store.device
+        with preserved_random_state(dataset, dataloader.collate_fn):
+            replaced = _decoded(dataloader, store, steps, of_tensors)
+            if of_tensors and delivers and isinstance(replaced.dataset, TransformedDataset):
+                replaced = rebuilt(replaced, TensorDataLoader, pin_memory=store.device.type == "cuda")
+                replaced.device = store.device
     except ConfigError:
         raise
     except Exception as error:  # samples and collate function may fail in any way
         raise DataError(f"{store.loader}: {described(error)}") from error
-    state.ignore_changes()
     return replaced  # type: ignore[no-any-return]
 
 
-def _find_random(dataloader: DataLoader[Any], whole: GivenHalves) -> str | None:
-    """`find_random` of a dataset; raises `DataError` if the collate function fails for a batch of the usual size."""
-    size = min(dataloader.batch_size or COMPARED_SIZE, COMPARED_SIZE, len(whole))
-    samples = [whole[index] for index in range(size)]
-    NamedCollate(dataloader.collate_fn, f"samples 0 to {size - 1}")(samples)
-
-    def collate(samples: list[Any]) -> Any:
+def _decoded(dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool) -> Any:
+    """The replacement; a sample that turns out to be random while all are read is one more on which it is tried."""
+    probes = probe_indices(len(dataloader.dataset))  # type: ignore[arg-type]
+    while True:
         try:
-            return dataloader.collate_fn(samples)
-        except Exception:  # it may need a second sample, or one that is not None
-            return samples
+            return _decoded_by(dataloader, store, steps, of_tensors, probes)
+        except RandomSampleError as error:
+            if error.index in probes:
+                raise ConfigError(
+                    f"{store.loader}: {error} apart from the transforms in the attributes transform and transforms of "
+                    "the dataset (not of its class), or one of these keeps a state from sample to sample; move all "
+                    "that is random there, name the two steps with decode= and transform=, or use the DataLoader as "
+                    "it is"
+                ) from error
+            probes = [*probes, error.index]
 
-    return find_random(whole, collate)
+
+def _decoded_by(
+    dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool, probes: list[int]
+) -> Any:
+    """The replacement, of the kind that `probes` show to be possible; raises `RandomSampleError` for another sample."""
+    dataset: Any = dataloader.dataset
+    samples, random = ([], "decode= makes samples random") if steps else find_random(dataloader, probes)
+    if random and store.loader == "gpu_slice":
+        raise ConfigError(f"gpu_slice: {random}, and transformed on the host; use ram")
+    source: Any
+    if steps:
+        source = UserDecodeTransform(*steps, dataset, probes)
+    elif random:
+        source = SplitDataset(dataset, probes)
+    else:
+        try:
+            return replace_fixed(dataloader, store, samples)
+        except NoRowsError as error:
+            if store.loader == "gpu_slice":
+                raise ConfigError(f"gpu_slice: {error}; ram keeps such samples, and collates them") from error
+        source = UserDecodeTransform(dataset.__getitem__, unchanged, dataset, probes, samples)
+    return replace_random(dataloader, store, source, probes, of_tensors)

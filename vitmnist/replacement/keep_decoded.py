@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.seeding import refusing_draws
+from vitmnist.data.randomness import refusing_random
 from vitmnist.errors import naming
 from vitmnist.replacement.batch_rows import BatchRows
 from vitmnist.replacement.original import read_batch
@@ -21,7 +21,7 @@ from vitmnist.store.cache_file import decode_once
 from vitmnist.store.read_once import read_once, reading_workers
 from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.samples import EncodedSamples, Samples, encode_samples, samples_in_file, samples_in_memory
-from vitmnist.store.tree import flatten
+from vitmnist.store.tree import Structure, flatten
 
 Chunk = TypeVar("Chunk")
 
@@ -50,7 +50,7 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location,
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
     read = partial(_read_rows, dataloader.dataset, dataloader.collate_fn, first)
-    chunks = partial(_read_once, dataloader, read, first.sample_nbytes)
+    chunks = partial(_read_once, dataloader, dataloader.dataset, read, first.sample_nbytes)
     if location.loader == "cache":
         contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
         files = [str(index) for index in range(len(first.names))]
@@ -79,17 +79,20 @@ def keep_samples(source: Any, probes: Sequence[Any], dataloader: DataLoader[Any]
     """
     size, structure = len(source), flatten(probes[0])[1] if location.loader == "cache" else None
     sample_nbytes = len(encode_samples(probes, structure).content) / len(probes)
-    chunks = partial(_read_once, dataloader, partial(_read_samples, source, structure), sample_nbytes)
+    chunks = partial(_read_once, dataloader, source, partial(_read_samples, source, structure), sample_nbytes)
     if structure:
         contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
         return samples_in_file(chunks, size, structure, location.folder, contents)
     return samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
-def _read_once(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
+def _read_once(
+    dataloader: DataLoader[Any], source: Any, read: Callable[[range], Chunk], sample_nbytes: float
+) -> Iterator[Chunk]:
+    """What `read` makes of all samples of `source`; raises `RandomSampleError` if one of them is random."""
     return read_once(
         dataloader.dataset,
-        read,
+        partial(_read_fixed, source, read),
         sample_nbytes,
         reading_workers(dataloader.dataset, dataloader.num_workers),
         dataloader.multiprocessing_context,
@@ -97,18 +100,21 @@ def _read_once(dataloader: DataLoader[Any], read: Callable[[range], Chunk], samp
     )
 
 
+def _read_fixed(source: Any, read: Callable[[range], Chunk], indices: range) -> Chunk:
+    with refusing_random(source.__getitem__, indices, source):
+        return read(indices)
+
+
 def _read_rows(dataset: Any, collate: Callable[[Any], Any], first: BatchRows, indices: range) -> tuple[Tensor, ...]:
-    with refusing_draws(indices):
-        chunk = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
+    chunk = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
     first.check_same(chunk)
     return chunk.rows.tensors
 
 
-def _read_samples(source: Any, structure: Any, indices: range) -> EncodedSamples:
+def _read_samples(source: Any, structure: Structure | None, indices: range) -> EncodedSamples:
     def samples() -> Iterator[Any]:
         for index in indices:
             with naming(f"sample {index}"):
                 yield source[index]
 
-    with refusing_draws(indices):
-        return encode_samples(samples(), structure)
+    return encode_samples(samples(), structure)

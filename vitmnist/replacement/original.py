@@ -20,21 +20,23 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from vitmnist.data.decoding import PROBES
+from vitmnist.data.collate import copied
+from vitmnist.data.randomness import RandomSampleError, call_watched, preserved_random_state, read_probes
 from vitmnist.data.seeding import preserved_generators, seed_generators
 from vitmnist.errors import ConfigError, DataError, naming
 from vitmnist.replacement.batch_rows import BatchRows, NoRowsError
-from vitmnist.replacement.frozen_state import preserved_own_generators
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader
 from vitmnist.store.difference import find_difference
 
-TRIED = 8  # samples on which transforms and collate functions are tried, and by which the memory is estimated
-COMPARED = 3  # batches that are compared with the original before a replacement is returned,
-COMPARED_SIZE = 16  # of at most this many samples, because each is decoded again
+COMPARED = 3
+"""Number of batches that are compared with the original before a replacement is returned."""
+COMPARED_SIZE = 16
+"""The largest of these batches, because each of its samples is decoded again."""
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 
 
-class EagerDataLoader(DataLoader[Any]):
+class EagerDataLoader(DecodedDataLoader):
     """Draws the order of an epoch when `iter` is called, as a DataLoader with workers does, because they read ahead.
 
     Random numbers that the loop draws between `iter` and the first batch, such as the order of another loader in a
@@ -145,20 +147,42 @@ class NamedCollate:
             raise NoRowsError(str(error)) from error
 
 
-def check_rows(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> BatchRows:
-    """A batch; raises `NoRowsError` unless its rows are those of batches of one sample."""
-    rows = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
-    for number, index in enumerate(indices):
-        one = BatchRows.of(read_batch(dataset, collate, [index]), 1)
-        rows.check_same(one)
-        if difference := find_difference(rows.gather([number]), one.gather([0])):
+def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[list[Any], str | None]:
+    """The samples of these indices, and what is random, a sample or the collate function; None if nothing is.
+
+    Raises:
+        DataError: a sample that cannot be read, or a collate function that fails for them.
+    """
+    dataset: Any = dataloader.dataset
+
+    def read(index: int) -> Any:
+        with naming(f"sample {index}"):
+            return dataset[index]
+
+    try:
+        samples = read_probes(read, probes, dataset)
+    except RandomSampleError as error:
+        return [], str(error)
+    size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
+    collate = NamedCollate(dataloader.collate_fn, f"samples {', '.join(map(str, probes[:3]))}, …")
+    _, reason = call_watched(lambda: collate(copied(samples[:size])), (dataset, collate), again=True)
+    return samples, reason and f"the collate function is random ({reason})"
+
+
+def check_rows(collate: Callable[[list[Any]], Any], samples: list[Any]) -> BatchRows:
+    """The batch of some samples; raises `NoRowsError` unless its rows are those of batches of one sample."""
+    rows = BatchRows.of(collate(copied(samples)), len(samples))
+    for number, sample in enumerate(samples):
+        row = BatchRows.of(collate(copied([sample])), 1)
+        rows.check_same(row)
+        if difference := find_difference(rows.gather([number]), row.gather([0])):
             raise NoRowsError(f"{difference} depends on the other samples of the batch")
     return rows
 
 
 def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
     """The batch of these samples of a dataset, with the same random numbers in each call."""
-    with preserved_own_generators((dataset, collate)):
+    with preserved_random_state(dataset, collate):
         seed_generators(0, 0, 0)
         return read_batch(dataset, collate, indices)
 
@@ -176,21 +200,22 @@ def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], *, 
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     parts = [part for part in shuffled.split(size)[:COMPARED] if len(part) == size or not original.drop_last]
     if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
-        parts += shuffled[:PROBES].split(1)
+        parts += shuffled[:COMPARED_SIZE].split(1)
     read = seeded_batch if is_random else read_batch
     dataset, collate = original.dataset, original.collate_fn
     for indices in (part.tolist() for part in parts):
-        ours, theirs = (read(one.dataset, one.collate_fn, indices) for one in (replaced, original))
-        if not (difference := find_difference(ours, theirs)):
+        actual, expected = (read(loader.dataset, loader.collate_fn, indices) for loader in (replaced, original))
+        if not (difference := find_difference(actual, expected)):
             continue
-        if find_difference(read(dataset, collate, indices), theirs):
+        if find_difference(read(dataset, collate, indices), expected):
             reason = (
-                "the DataLoader makes others each time: they are random at times, or keep a state from sample to "
-                "sample; keep no state between samples, or use the DataLoader as it is"
+                "the DataLoader makes others each time: they are random without a generator that can be seen (such as "
+                "default_rng() in each call), or keep a state from sample to sample; keep no state between samples, "
+                "name the random step with decode= and transform=, or use the DataLoader as it is"
             )
+        elif not (is_random or options):
+            raise NoRowsError(f"{difference} depends on the other samples of the batch")
         else:
-            if not is_random:
-                check_rows(dataset, collate, [*indices, *shuffled[:TRIED].tolist()])
             reason = options + " do not fit" if options else "they depend on more than indices and transforms"
         named = ", ".join(map(str, indices[:3]))
         raise DataError(f"{difference} of samples {named}, … is not what the DataLoader makes of them: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -10,20 +11,21 @@ from itertools import islice
 from types import FunctionType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from vitmnist.data.collate import map_tensors
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader
 from vitmnist.replacement.drawn_samples import DrawnDataset
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 
 AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever
-SEEDING = {"torch", "initial_seed", "np", "numpy", "random", "seed", "int"}  # the names in such a worker_init_fn
 
 
-class TensorDataLoader(DataLoader[Any]):
+class TensorDataLoader(DecodedDataLoader):
     """Moves batches to `device`, which is set after construction, and finishes them there.
 
     Where torch's generator alone decides what its workers would make, threads make the batches in their place. A
@@ -51,7 +53,7 @@ class TensorDataLoader(DataLoader[Any]):
             and self.in_order
             and isinstance(self.dataset, DrawnDataset)
             and getattr(original, "collate", None) is default_collate  # another may draw, or ask for its worker
-            and seeds_others_only(self.worker_init_fn)
+            and is_documented_seeding(self.worker_init_fn)
         ):
             return self._from_threads(collate)
         self.collate_fn = collate
@@ -118,12 +120,23 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def seeds_others_only(function: Any) -> bool:
-    """Whether a `worker_init_fn` only seeds NumPy's and Python's generators, which torchvision's transforms do not use.
+def is_documented_seeding(function: Any) -> bool:
+    """Whether a `worker_init_fn` is None, or the `seed_worker` of https://docs.pytorch.org/docs/stable/notes/randomness.html.
 
-    Such as the one of PyTorch's documentation on reproducibility. Any other may set up what its worker computes.
+    That one seeds NumPy's and Python's generators, which torchvision's transforms do not use. Any other may set up what
+    its worker computes.
     """
     if not isinstance(function, FunctionType):
         return function is None
-    code, numbers = function.__code__, {name for name, one in function.__globals__.items() if type(one) is int}
-    return {*code.co_names} <= SEEDING | numbers and not (code.co_freevars or function.__defaults__)
+    return _names_and_numbers(function) == _names_and_numbers(_seed_worker)
+
+
+def _names_and_numbers(function: FunctionType) -> tuple[list[str], list[int]]:
+    names = ["np" if name == "numpy" else name for name in function.__code__.co_names]
+    return names, [constant for constant in function.__code__.co_consts if isinstance(constant, int)]
+
+
+def _seed_worker(worker_id: int) -> None:
+    worker_seed = torch.initial_seed() % 2**32
+    np.random.seed(worker_seed)
+    random.seed(worker_seed)

@@ -19,9 +19,9 @@ Compared = dict[tuple[int, int], tuple[Any, Any]]
 """Pairs of objects that have been compared, by their numbers."""
 
 
-def find_difference(found: Any, expected: Any) -> str | None:
+def find_difference(actual: Any, expected: Any) -> str | None:
     """Where two batches first differ, in structure, type, dtype, shape or a single bit; None if nowhere."""
-    return _find_difference(found, expected, {})
+    return _find_difference(actual, expected, {})
 
 
 def stride_order(tensor: Tensor) -> list[int]:
@@ -29,12 +29,12 @@ def stride_order(tensor: Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
 
 
-def _find_difference(found: Any, expected: Any, compared: Compared) -> str | None:
-    if flatten(found)[1] != flatten(expected)[1]:
+def _find_difference(actual: Any, expected: Any, compared: Compared) -> str | None:
+    if flatten(actual)[1] != flatten(expected)[1]:
         return "the structure"
-    for (path, one), (_, other) in zip(named_leaves(found), named_leaves(expected), strict=True):
-        are_pictures = isinstance(one, Image.Image) and isinstance(other, Image.Image)  # of any file format
-        if not (are_pictures or _name(type(one)) == _name(type(other))) or not _is_same(one, other, compared):
+    for (path, value), (_, other) in zip(named_leaves(actual), named_leaves(expected), strict=True):
+        are_pictures = isinstance(value, Image.Image) and isinstance(other, Image.Image)  # of any file format
+        if not (are_pictures or _name(type(value)) == _name(type(other))) or not _is_same(value, other, compared):
             return f"batch{path}"
     return None
 
@@ -44,36 +44,39 @@ def _name(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
 
 
-def _is_same(one: Any, other: Any, compared: Compared) -> bool:
+def _is_same(actual: Any, expected: Any, compared: Compared) -> bool:
     """Bitwise equality, so that a NaN equals itself; the memory format counts too, such as channels last."""
-    if one is other and not isinstance(one, Tensor | np.ndarray):
+    if actual is expected and not isinstance(actual, Tensor | np.ndarray):
         return True
-    if isinstance(other, np.ndarray | np.generic) and not other.dtype.hasobject:
-        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
-    if isinstance(other, Image.Image):  # without metadata, such as the resolution
-        ours, theirs = ((image.mode, image.size, image.getpalette(), image.tobytes()) for image in (one, other))
-        return ours == theirs
-    if isinstance(other, float):
-        return struct.pack("d", one) == struct.pack("d", other)
-    if isinstance(other, int | str | bytes | set | frozenset):
-        return bool(one == other)
-    if (pair := (id(one), id(other))) in compared:  # they refer to themselves
+    if isinstance(expected, np.ndarray | np.generic) and not expected.dtype.hasobject:
+        return (actual.dtype, actual.shape, actual.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    if isinstance(expected, Image.Image):  # without metadata, such as the resolution
+        contents = [(image.mode, image.size, image.getpalette(), image.tobytes()) for image in (actual, expected)]
+        return contents[0] == contents[1]
+    if isinstance(expected, float):
+        return struct.pack("d", actual) == struct.pack("d", expected)
+    if isinstance(expected, int | str | bytes | set | frozenset):
+        return bool(actual == expected)
+    if (pair := (id(actual), id(expected))) in compared:  # they refer to themselves
         return True
-    compared[pair] = one, other  # keeps them, so that no other object gets their number
-    if isinstance(other, Tensor):
-        if one.requires_grad != other.requires_grad:
+    compared[pair] = actual, expected  # keeps them, so that no other object gets their number
+    if isinstance(expected, Tensor):
+        if actual.requires_grad != expected.requires_grad:
             return False
-        if other.is_nested:  # a jagged one gets another symbolic size in each call
-            return not _find_difference(list(one.unbind()), list(other.unbind()), compared)
-    if not isinstance(other, Tensor) or other.layout != torch.strided:
-        return not _find_difference(_parts(one), _parts(other), compared)
+        if expected.is_nested:  # a jagged one gets another symbolic size in each call
+            return not _find_difference(list(actual.unbind()), list(expected.unbind()), compared)
+    if not isinstance(expected, Tensor) or expected.layout != torch.strided:
+        return not _find_difference(_parts(actual), _parts(expected), compared)
     with torch._C.DisableTorchFunctionSubclass():
-        if (one.shape, one.dtype, _memory_format(one)) != (other.shape, other.dtype, _memory_format(other)):
+        formats = [(tensor.shape, tensor.dtype, _memory_format(tensor)) for tensor in (actual, expected)]
+        if formats[0] != formats[1]:
             return False
-        plain = [tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg() for tensor in (one, other)]
+        plain = [
+            tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg() for tensor in (actual, expected)
+        ]
     bits = [torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.flatten()) for tensor in plain]
     are_equal = torch.equal(*(values.view(torch.uint8) for values in bits))
-    return are_equal and not _find_difference(_attributes(one), _attributes(other), compared)
+    return are_equal and not _find_difference(_attributes(actual), _attributes(expected), compared)
 
 
 def _attributes(tensor: Tensor) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tests.support.waits import CUDA, refusing_waits
 from vitmnist import from_dataloader
 from vitmnist.data.collate import map_tensors
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement import tensor_form
+from vitmnist.replacement import tensor_transforms
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 
 FLIPS = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
@@ -84,7 +84,7 @@ def test_finishing_a_batch_on_a_gpu_waits_for_nothing(
     transforms: list[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchvision's `Normalize` copies its constants there in each call, and reads one."""
-    monkeypatch.setattr(tensor_form, "_on_device", cache(tensor_form._on_device.__wrapped__))
+    monkeypatch.setattr(tensor_transforms, "_on_device", cache(tensor_transforms._on_device.__wrapped__))
     original = DataLoader(Pictures(folder, deepcopy(v1.Compose(transforms))), 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -214,7 +214,7 @@ def test_collate_functions_get_bytes(collate: Callable[[Any], Any], message: str
             assert_same(run(replaced), run(original))
 
 
-def test_closing_transforms_of_one_kind_are_applied_to_the_batch_and_others_to_samples(folder: Path) -> None:
+def test_trailing_transforms_of_one_kind_are_applied_to_the_batch_and_others_to_samples(folder: Path) -> None:
     few, many = (v1.Compose([*FLIPS, v1.ToTensor(), v1.Normalize(mean, 0.5)]) for mean in (0.4, 0.6))
     for other, applied in ((few, 2), (many, 0)):
         original, replaced = replaced_as_well(

@@ -1,4 +1,4 @@
-"""The transforms of a dataset in the form for tensors: without the last ones, which batches get, and resizing bytes."""
+"""The transforms of a dataset for tensors: without the last ones, which are applied to batches, and resizing bytes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.data.image_io import to_tensor
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.frozen_state import preserved_own_generators
-from vitmnist.replacement.halves import Halves, Inputs, Transform, apply
+from vitmnist.replacement.split_transforms import Inputs, SplitTransforms, Transform, apply
 from vitmnist.store.samples import BYTE_MODES, Samples
 
 # Named with their library: a user's class of the same name may do something else.
 TO_FLOAT = ("torchvision.ToTensor", "timm.MaybeToTensor")
 CONVERTING = (*TO_FLOAT, "torchvision.PILToTensor", "torchvision.ToImage", "timm.MaybePILToTensor")
-TOLERANCE = 8.0  # of 255, by which pixels may differ: resizing alone rounds by up to 5
-CLOSING = tuple(f"torchvision.{name}" for name in ("ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize"))
+TOLERANCE = 8.0
+"""Pixels may differ by so much of 255; resizing alone rounds by up to 5."""
+TRAILING = tuple(f"torchvision.{name}" for name in ("ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize"))
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class NativeResize:
     def __call__(self, image: Tensor) -> Tensor:
         from torchvision.transforms.v2 import functional
 
-        one = self.transform
-        if type(one).__name__ == "Resize":
-            return functional.resize(image, one.size, one.interpolation, one.max_size, one.antialias)  # type: ignore[no-any-return]
-        return resized_crop(image, one.get_params(image, one.scale, one.ratio), one)
+        base = self.transform
+        if type(base).__name__ == "Resize":
+            return functional.resize(image, base.size, base.interpolation, base.max_size, base.antialias)  # type: ignore[no-any-return]
+        return resized_crop(image, base.get_params(image, base.scale, base.ratio), base)
 
 
 def resized_crop(image: Tensor, box: Sequence[int], transform: Any) -> Tensor:
@@ -89,46 +90,48 @@ class Normalized:
 
 @lru_cache(maxsize=16)
 def _on_device(numbers: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(torch.tensor(one, dtype=dtype, device=device).view(-1, 1, 1) for one in numbers)
+    return tuple(torch.tensor(part, dtype=dtype, device=device).view(-1, 1, 1) for part in numbers)
 
 
-def without_closing(halves: Sequence[Halves], of_tensors: bool) -> tuple[list[Halves], list[int], list[Transform]]:
-    """The halves of a dataset without the transforms that whole batches may get.
+def split_trailing(
+    splits: Sequence[SplitTransforms], of_tensors: bool
+) -> tuple[list[SplitTransforms], list[int], list[Transform]]:
+    """The random transforms of a dataset without the trailing ones, which whole batches may get.
 
     Args:
         of_tensors: pictures are uint8 tensors `[C, H, W]`, otherwise they are PIL images.
 
     Returns:
-        The halves, how many transforms of each stand before the conversion to a tensor, and those for whole batches.
+        The splits, how many transforms of each stand before the conversion to a tensor, and those for whole batches.
     """
-    divided = [_divide(half.always, of_tensors) for half in halves]
-    if len({repr(closing) for _, _, closing in divided}) > 1:  # a batch may mix samples of several datasets
-        divided = [(always + closing, pictorial, []) for always, pictorial, closing in divided]
-    closing = divided[0][2] if divided else []
-    return [Halves(always=always) for always, _, _ in divided], [pictorial for _, pictorial, _ in divided], closing
+    parts = [_split(split.random, of_tensors) for split in splits]
+    if len({repr(trailing) for _, _, trailing in parts}) > 1:  # a batch may mix samples of several datasets
+        parts = [(kept + trailing, pictorial, []) for kept, pictorial, trailing in parts]
+    trailing = parts[0][2] if parts else []
+    return [SplitTransforms(random=kept) for kept, _, _ in parts], [pictorial for _, pictorial, _ in parts], trailing
 
 
-def _divide(transforms: list[Transform], of_tensors: bool) -> tuple[list[Transform], int, list[Transform]]:
-    names = [f"{type(one).__module__.partition('.')[0]}.{type(one).__name__}" for one in transforms]
+def _split(transforms: list[Transform], of_tensors: bool) -> tuple[list[Transform], int, list[Transform]]:
+    names = [f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}" for part in transforms]
     position = next((number for number, name in enumerate(names) if name in CONVERTING), len(names))
-    always = [_native(one) if of_tensors else one for one in transforms]
-    is_closing = [name in CLOSING for name in names]
+    steps = [_native(part) if of_tensors else part for part in transforms]
+    is_trailing = [name in TRAILING for name in names]
     if of_tensors and position < len(names):
-        always[position], is_closing[position] = Converted(names[position] in TO_FLOAT), True
+        steps[position], is_trailing[position] = Converted(names[position] in TO_FLOAT), True
     elif names[position : position + 1] == ["torchvision.ToTensor"]:
-        always[position : position + 1] = [ToBytes(), Converted(to_float=True)]
-        is_closing[position : position + 1] = [False, True]
-    kept = len(always)
-    while kept and is_closing[kept - 1]:
+        steps[position : position + 1] = [ToBytes(), Converted(to_float=True)]
+        is_trailing[position : position + 1] = [False, True]
+    kept = len(steps)
+    while kept and is_trailing[kept - 1]:
         kept -= 1
-    closing = [_without_waits(one) if of_tensors else one for one in always[kept:]]
-    return always[:kept], min(position, kept), closing
+    trailing = [_without_waits(part) if of_tensors else part for part in steps[kept:]]
+    return steps[:kept], min(position, kept), trailing
 
 
 def _without_waits(transform: Any) -> Transform:
     if type(transform).__name__ != "Normalize":
         return transform  # type: ignore[no-any-return]
-    mean, std = (tuple(torch.as_tensor(one).view(-1).tolist()) for one in (transform.mean, transform.std))
+    mean, std = (tuple(torch.as_tensor(part).view(-1).tolist()) for part in (transform.mean, transform.std))
     return Normalized(mean, std)
 
 
@@ -139,8 +142,8 @@ def _native(transform: Transform) -> Transform:
 
 
 def picture_difference(
-    halves: Sequence[Halves],
-    of_tensors: Sequence[Halves],
+    splits: Sequence[SplitTransforms],
+    of_tensors: Sequence[SplitTransforms],
     pictorial: Sequence[int],
     samples: Samples,
     indices: list[int],
@@ -155,18 +158,18 @@ def picture_difference(
         (numbers, _, calls), (_, _, calls_of_tensors) = samples[index], tensors[index]
         for number, inputs, inputs_of_tensors in zip(numbers, calls, calls_of_tensors, strict=True):
             end = pictorial[number]
-            (expected, *_) = _seeded(halves[number].always[:end], inputs, index)
+            (expected, *_) = _seeded(splits[number].random[:end], inputs, index)
             try:
-                (found, *_) = _seeded(of_tensors[number].always[:end], inputs_of_tensors, index)
+                (result, *_) = _seeded(of_tensors[number].random[:end], inputs_of_tensors, index)
             except DataError as error:
                 raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
             expected = to_tensor(expected) if isinstance(expected, Image.Image) else expected
             if len(inputs) > 1 or not isinstance(expected, Tensor):
                 raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
-            if found.shape != expected.shape:
+            if result.shape != expected.shape:
                 raise ConfigError("transforms='tensor': the pictures have other sizes than those of PIL images")
             # Of the range 0 to 1, if a transform has made floats already.
-            difference = (found.float() - expected.float()).abs() * (255 if expected.is_floating_point() else 1)
+            difference = (result.float() - expected.float()).abs() * (255 if expected.is_floating_point() else 1)
             means.append(difference.mean().item())
             largest = max(largest, difference.max().item())
     if largest > TOLERANCE:
@@ -178,6 +181,6 @@ def picture_difference(
 
 
 def _seeded(transforms: list[Transform], inputs: Inputs, seed: int) -> Inputs:
-    with preserved_own_generators(transforms):
+    with preserved_random_state(transforms):
         seed_generators(0, 0, seed)
         return apply(transforms, inputs)

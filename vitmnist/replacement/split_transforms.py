@@ -1,0 +1,245 @@
+"""Splits the transforms of a dataset at the first random one: those before it need to be applied only once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import nn
+from torch.utils.data import Dataset
+
+from vitmnist.data.collate import copied
+from vitmnist.data.randomness import call_watched, preserved_random_state, read_probes
+from vitmnist.errors import ConfigError, DataError, described, naming
+from vitmnist.store.tree import tree_map
+
+Transform = Callable[..., Any]
+Inputs = Any
+"""The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
+"""
+ADVICE = "name the two steps with decode= and transform="
+
+
+@dataclass
+class SplitTransforms:
+    """The transforms of a dataset in order: the deterministic ones before the first random one, and the others."""
+
+    deterministic: list[Transform] = field(default_factory=list)
+    random: list[Transform] = field(default_factory=list)
+
+    def split(self, samples: list[Inputs]) -> list[Inputs]:
+        """Move transforms from `random` to `deterministic` up to the first that is random for any of the samples.
+
+        Returns:
+            The samples after the deterministic transforms.
+        """
+        while self.random and not any(is_random(self.random[0], inputs) for inputs in samples):
+            self.deterministic.append(self.random.pop(0))
+            samples = [apply(self.deterministic[-1:], inputs) for inputs in samples]
+        return samples
+
+
+class TransformPlaceholder(NamedTuple):
+    """Stands in a sample for a result of its transforms: the number of the call, number or name of the result."""
+
+    call: int
+    result: int | str
+
+
+class SplitDataset(Dataset[Any]):
+    """A dataset whose samples are made in two steps: its own `[index]` decodes one, and `transform` completes it.
+
+    The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
+    its attributes, such as those of a `Subset` or `ConcatDataset`. A target's transform belongs to the first step.
+
+    Args:
+        probes: indices of samples on which the transforms are tried; `probed` has these, decoded.
+
+    Raises:
+        DataError: a sample cannot be split.
+        RandomSampleError: a sample is random before its transforms.
+    """
+
+    def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
+        self._dataset, self._size = dataset, len(dataset)
+        self._attributes = list(transform_attributes(dataset))
+        self.splits = [SplitTransforms(random=flatten(vars(owner)[name])) for owner, name in self._attributes]
+        self._calls: list[tuple[int, Inputs]] = []
+        self.probed = read_probes(self.__getitem__, probes, dataset)
+        for number, (owner, name) in enumerate(self._attributes):
+            # Which call of which sample this transform gets, and with what.
+            calls = [(calls, at) for numbers, _, calls in self.probed for at, of in enumerate(numbers) if of == number]
+            if not calls:
+                continue
+            if isinstance(calls[0][0][calls[0][1]], dict):  # such a Compose converts arguments and results
+                self.splits[number] = SplitTransforms(random=[vars(owner)[name]])
+            with naming(f"one of the samples {', '.join(map(str, probes))}"):
+                results = self.splits[number].split([inputs[at] for inputs, at in calls])
+            for (inputs, at), result in zip(calls, results, strict=True):
+                inputs[at] = result
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        """A decoded sample: (index into `splits` of each call, the sample with placeholders, inputs of each call)."""
+        self._calls.clear()
+        try:
+            with self._recording():
+                sample = self._dataset[index]
+        except Exception as error:
+            with naming(f"sample {index}"):
+                self._dataset[index]
+                raise DataError(
+                    f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
+                ) from error
+        return [number for number, _ in self._calls], sample, [inputs for _, inputs in self._calls]
+
+    def transform(self, decoded: Any, splits: Sequence[SplitTransforms] | None = None) -> Any:
+        """The sample that the original dataset would have made; with other random transforms if there are `splits`."""
+        numbers, sample, calls = decoded
+        splits = self.splits if splits is None else splits
+        results = [apply(splits[number].random, inputs) for number, inputs in zip(numbers, calls, strict=True)]
+        return with_results(sample, results)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Replace the dataset's transforms by `_record` for a while."""
+        before = [vars(owner)[name] for owner, name in self._attributes]
+        try:
+            for number, (owner, name) in enumerate(self._attributes):
+                vars(owner)[name] = partial(self._record, number)
+            yield
+        finally:
+            for (owner, name), transform in zip(self._attributes, before, strict=True):
+                vars(owner)[name] = transform
+
+    def _record(self, number: int, *inputs: Any, **named: Any) -> Any:
+        if inputs and named:
+            raise TypeError("its transform gets arguments with and without names")
+        call = len(self._calls)
+        decoded = apply(self.splits[number].deterministic, named or inputs)
+        for value in decoded.values() if isinstance(decoded, dict) else decoded:
+            if isinstance(value, Image.Image):
+                value.load()  # while its file is open
+        self._calls.append((number, decoded))
+        if named:
+            return {name: TransformPlaceholder(call, name) for name in named}
+        outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+def with_results(sample: Any, results: Sequence[Any]) -> Any:
+    """A sample with the results of its calls in place of the placeholders."""
+
+    def result(value: Any) -> Any:
+        return results[value.call][value.result] if isinstance(value, TransformPlaceholder) else value
+
+    return tree_map(result, sample, leaf_type=TransformPlaceholder)
+
+
+def transform_attributes(dataset: Any) -> Iterator[tuple[Any, str]]:
+    """The objects that hold the transforms of a dataset, and the names of their attributes."""
+    attributes = getattr(dataset, "__dict__", {})
+    joint = attributes.get("transforms")
+    has_pair = hasattr(joint, "target_transform")  # torchvision's transforms of an image and of its target
+    candidates = [(dataset, "transform"), (joint, "transform") if has_pair else (dataset, "transforms")]
+    holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]
+    yield from holders
+    for value in attributes.values() if not holders else ():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Dataset):
+                yield from transform_attributes(part)
+
+
+def flatten(transform: Transform) -> list[Transform]:
+    """The transforms of a `Compose` or `nn.Sequential`, nested ones too, in order."""
+    if isinstance(transform, nn.Sequential):
+        parts = list(transform)
+    elif type(transform).__name__ == "Compose" and isinstance(getattr(transform, "transforms", None), list | tuple):
+        parts = list(transform.transforms)  # type: ignore[attr-defined]
+    else:
+        return [transform]
+    return [step for part in parts for step in flatten(part)]
+
+
+def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
+    """Apply transforms one after another."""
+    for transform in transforms:
+        try:
+            if isinstance(inputs, dict):
+                inputs = transform(**inputs)
+                continue
+            result = transform(*inputs)
+            if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
+                raise TypeError(f"it gets {len(inputs)} arguments and does not return as many results; {ADVICE}")
+            inputs = tuple(result) if len(inputs) > 1 else (result,)
+        except Exception as error:
+            name = getattr(transform, "__name__", type(transform).__name__)
+            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
+    return inputs
+
+
+def is_random(transform: Transform, inputs: Inputs) -> bool:
+    """Whether a transform uses a random generator, or gives two results for the same inputs.
+
+    It tries a copy, because a transform may keep state.
+    """
+    trial = deepcopy(transform)
+    with preserved_random_state(trial):
+        return call_watched(lambda: apply([trial], copied(inputs)), trial, again=True)[1] is not None
+
+
+def transform_parts(dataset: Any) -> list[Transform]:
+    """All transforms of a dataset, those of a `Compose` one by one."""
+    return [part for owner, name in transform_attributes(dataset) for part in flatten(vars(owner)[name])]
+
+
+class TransformGuard:
+    """Notices transforms that are replaced, or deterministic ones that change, after samples were decoded by them.
+
+    Args:
+        deterministic: transforms, and the collate function if batches are kept, that are not applied any more.
+    """
+
+    def __init__(self, dataset: Any, deterministic: Sequence[Any]) -> None:
+        self._dataset, self._parts, self._deterministic = dataset, transform_parts(dataset), deterministic
+        self._digests = list(map(_digest, deterministic))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The pickle of a tensor contains its address, which is another one in a copy.
+        return vars(self) | {"_digests": [None] * len(self._digests)}
+
+    def ignore_changes(self) -> None:
+        """Leave out those that have changed by now, because they keep a counter, or a cache that is filled lazily."""
+        pairs = zip(self._digests, map(_digest, self._deterministic), strict=True)
+        self._digests = [before if before == now else None for before, now in pairs]
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a transform has changed."""
+        parts = transform_parts(self._dataset)
+        pairs = zip_longest(parts, self._parts)
+        changed = [before if now is None else now for now, before in pairs if now is not before]
+        for part, digest in zip(self._deterministic, self._digests, strict=True):
+            changed += [part] if digest and digest != _digest(part) else []
+        if changed:
+            raise ConfigError(
+                f"{getattr(changed[0], '__name__', type(changed[0]).__name__)} has changed since the samples were "
+                "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
+            )
+
+
+def _digest(part: Any) -> bytes | None:
+    """A hash of an object's pickle; None if it cannot be pickled."""
+    try:
+        return blake2b(pickle.dumps(part)).digest()
+    except Exception:  # any method of an object may fail
+        return None
