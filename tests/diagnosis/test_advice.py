@@ -127,7 +127,7 @@ class Endless(DataLoader[Any]):
 @pytest.mark.parametrize(
     ("dataset", "kind", "reason"),
     [
-        (Made(lambda index: torch.rand(3)), DataLoader, "is random apart from the transforms"),
+        (Made(lambda index: torch.rand(3)), DataLoader, "apart from the transforms"),
         (Epochs(ones), DataLoader, "set_epoch"),
         (Stream(), DataLoader, "IterableDataset"),
         (Made(ones), Endless, "Endless iterates in its own way; give a plain DataLoader"),

@@ -128,7 +128,7 @@ def test_random_samples_are_not_offered_frozen() -> None:
     for name in ("ram", "cache"):
         assert rows[name].refused.startswith("sample 0 is random")
         assert f"refused: {name}: sample 0 is random" in str(found)
-    assert rows["DataLoader, num_workers=2"].identical == "no, sample 0 is random"
+    assert rows["DataLoader, num_workers=2"].identical == "no, sample 0 is random (it draws from torch)"
 
 
 def test_model_optimizer_and_random_generators_are_restored() -> None:
