@@ -131,7 +131,7 @@ def is_documented_seeding(function: Any) -> bool:
     return _names_and_numbers(function) == _names_and_numbers(_seed_worker)
 
 
-def _names_and_numbers(function: FunctionType) -> tuple[list[str], list[int]]:
+def _names_and_numbers(function: Any) -> tuple[list[str], list[int]]:
     names = ["np" if name == "numpy" else name for name in function.__code__.co_names]
     return names, [constant for constant in function.__code__.co_consts if isinstance(constant, int)]
 
