@@ -110,8 +110,8 @@ class Preprocess(nn.Module):
             images = images.mul_(self.white).round_().to(torch.uint8) if self._are_bytes else images
         is_one_by_one = is_large(size)
         part_size = 1 if is_one_by_one else max(1, PART // images[0].numel())
-        is_in_parts = images.device.type == "cpu" and (is_one_by_one or len(images) > part_size)
-        if torch.compiler.is_compiling() or not is_in_parts:
+        on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not (on_cpu and (is_one_by_one or len(images) > part_size)):
             floats = self._augmented(self._unit_range(images), drawn)
             return floats.sub_(self.mean).div_(self.std)
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)

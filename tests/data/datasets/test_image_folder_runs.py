@@ -39,9 +39,9 @@ def test_pictures_are_decoded_on_all_cores_in_the_same_order(folder: Path, monke
     together, seen, before = threading.Barrier(3), set(), {*threading.enumerate()}
 
     def read(path: Path, *parts: object, **options: object) -> Image.Image:
-        name = threading.current_thread().name
-        if len(seen) < 3 and name not in seen:  # with its first picture a thread waits for the others
-            seen.add(name)
+        thread = threading.get_ident()
+        if len(seen) < 3 and thread not in seen:  # with its first picture a thread waits for the others
+            seen.add(thread)
             together.wait(timeout=60)
         return read_picture(path, *parts, **options)
 
