@@ -16,12 +16,12 @@ class Operation(nn.Module):
     the CPU come one by one, from several threads.
     """
 
-    def __init__(self, options: Any) -> None:
-        super().__init__()
-        self.options = options
-
     takes_bytes = False
     """Whether a large image on the CPU may also come as uint8, which it does not write to, and returns as uint8."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__()
+        self.options = options
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         """Random parameters of images of this size, by their keys, int64 `[B]`; each `[B, …]`."""

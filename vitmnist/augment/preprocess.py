@@ -98,24 +98,21 @@ class Preprocess(nn.Module):
         check_layout(images.shape, len(self.mean))
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
-        augment, size = self.augment if keys is not None else None, self.size
-        if augment is None or keys is None:
+        if self.augment is None or keys is None:
             images = self._centre(images)
             if images.is_floating_point():
                 return images
-            drawn, size = [], images.shape[2:]
+            drawn, size = [], tuple(images.shape[2:])
         else:
             # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
-            drawn, size = augment.draw(keys, *images.shape[2:]), augment.output_size(*images.shape[2:])
+            drawn, size = self.augment.draw(keys, *images.shape[2:]), self.augment.output_size(*images.shape[2:])
         if images.is_floating_point():
             images = images * self.std + self.mean
             images = images.mul_(self.white).round_().to(torch.uint8) if self._are_bytes else images
-        part_size = 1 if (is_one_by_one := is_large(size)) else max(1, PART // images[0].numel())
-        if (
-            torch.compiler.is_compiling()
-            or images.device.type != "cpu"
-            or not (is_one_by_one or len(images) > part_size)
-        ):
+        is_one_by_one = is_large(size)
+        part_size = 1 if is_one_by_one else max(1, PART // images[0].numel())
+        on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not (on_cpu and (is_one_by_one or len(images) > part_size)):
             floats = self._augmented(self._unit_range(images), drawn)
             return floats.sub_(self.mean).div_(self.std)
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
