@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.conftest import Printed, Train, result_of, write_mnist_like
+from tests.conftest import Printed, Train, assert_same_run, result_of, write_mnist_like
 from vitmnist.checkpoint import storage as checkpoint
+from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.cli.resume import recorded_config
 from vitmnist.errors import ExitCode
+from vitmnist.tracking.result import CONFIG
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,27 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(runs: Path, refuse:
     assert "last.pt: was written by another version of the program (checkpoint format 1; this" in refused
     assert "start a new run, or resume it with that version" in refused
     assert sorted((tmp_path / "cut" / "checkpoints").iterdir()) == before
+
+
+def test_a_record_without_an_option_of_a_member_has_its_default_and_without_another_key_is_refused(
+    runs: Path, refuse: Printed, succeed: Printed, output_of: Printed, tmp_path: Path
+) -> None:
+    """As one that was written before the option was added."""
+    run = shutil.copytree(runs / "cut", tmp_path / "cut")
+    state, record = checkpoint.load(run), run / CONFIG
+    recorded = yaml.safe_load(record.read_text())
+    for model in (state["config"]["model"], state["model_info"]["model"], recorded["model"]):
+        del model["width"]
+    checkpoint.save(run, state)
+    record.write_text(yaml.safe_dump(recorded, sort_keys=False))
+    output_of(evaluate, "cut")
+    succeed("resume=cut", "max_minutes=null")
+    assert_same_run(runs / "whole", run)
+    for config in (state["config"], recorded):
+        del config["patience"]
+    checkpoint.save(run, state)
+    record.write_text(yaml.safe_dump(recorded))
+    assert "patience is missing" in refuse("resume=cut", "epochs=3")
 
 
 def test_another_data_set_under_the_same_name_is_refused(runs: Path, refuse: Printed, tmp_path: Path) -> None:
