@@ -16,9 +16,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 
 
-def test_the_preview_shows_the_originals_and_what_the_model_sees_of_them(
-    call_here: CallHere, tiny_root: Path, tiny: Dataset, tmp_path: Path
-) -> None:
+def test_originals_and_augmented_are_shown(call_here: CallHere, tiny_root: Path, tiny: Dataset, tmp_path: Path) -> None:
     ended = call_here(main, "data/augment=shift", "data/dataset=kmnist", f"data.root={tiny_root}", "seed=5")
     assert (ended.returncode, ended.stdout) == (0, "outputs/preview.png\n")
     picture = np.asarray(Image.open(tmp_path / "outputs" / "preview.png"))

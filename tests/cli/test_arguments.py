@@ -35,9 +35,7 @@ from vitmnist.tracking.result import CONFIG
         (["resume=cut", "--cfg", "job"], "--cfg: the configuration of a run is in cut/.hydra/config.yaml"),
     ],
 )
-def test_what_may_not_change_is_refused_by_name(
-    runs: Path, refuse: Printed, arguments: list[str], message: str
-) -> None:
+def test_what_may_not_change_is_refused(runs: Path, refuse: Printed, arguments: list[str], message: str) -> None:
     def content() -> dict[Path, bytes | None]:
         files = (path for path in runs.rglob("*") if path.suffix != ".log")
         return {path: path.read_bytes() if path.is_file() else None for path in files}
@@ -85,9 +83,7 @@ def test_another_data_set_under_the_same_name_is_refused(runs: Path, refuse: Pri
     assert "the dataset has changed since the run began: train_images, train_labels" in refused
 
 
-def test_what_was_changed_on_resuming_stays_changed(
-    runs: Path, train_here: Train, succeed: Printed, tmp_path: Path
-) -> None:
+def test_a_change_on_resuming_is_kept(runs: Path, train_here: Train, succeed: Printed, tmp_path: Path) -> None:
     shutil.copytree(runs / "cut", tmp_path / "cut")
     changed = ["epochs=3", "data/loader=disk", "data.loader.num_workers=1"]
     assert train_here("resume=cut", *changed).returncode == ExitCode.UNFINISHED
@@ -107,9 +103,7 @@ data:
 """
 
 
-def test_a_run_keeps_what_its_own_yaml_said(
-    quick: list[str], succeed: Printed, refuse: Printed, tmp_path: Path
-) -> None:
+def test_a_run_keeps_what_its_yaml_said(quick: list[str], succeed: Printed, refuse: Printed, tmp_path: Path) -> None:
     """Also if the file has changed since, and in a folder of `--config-dir`."""
     file = tmp_path / "mine" / "experiment" / "small.yaml"
     file.parent.mkdir(parents=True)

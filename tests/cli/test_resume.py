@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import STATEFUL, Printed, Start, assert_same_run, overrides_for, result_of, write_mnist_like
-from tests.support.processes import TrainProcess, block_reading, block_training, kill_and_resume
+from tests.support.processes import TrainProcess, block_training, kill_and_resume
 from vitmnist.checkpoint import storage
 from vitmnist.errors import ExitCode
 
@@ -51,9 +51,7 @@ def steps(folder: Path) -> dict[str, list[int]]:
     ("name", "kills"),
     [("disk", 3), pytest.param("ram", 6, marks=pytest.mark.slow), pytest.param("prefetch", 6, marks=pytest.mark.slow)],
 )
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
-    name: str, kills: int, quick: list[str], whole: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str], whole: Path, tmp_path: Path) -> None:
     """By SIGKILL, at random moments: while it starts, between steps, within a save. No save changes anything."""
     workers = ["data.loader.num_workers=2"] if name == "disk" else []
     output = kill_and_resume(tmp_path, [*quick, f"data/loader={name}", *workers], kills=kills, seed=name)
@@ -106,35 +104,13 @@ def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: 
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
 
 
-def test_saves_within_an_epoch_are_timed_apart(quick: list[str], whole: Path, succeed: Printed, tmp_path: Path) -> None:
-    assert {epoch["save_s"] for epoch in result_of(whole)["epochs"]} == {0}
-    succeed(*quick, "epochs=1", "hydra.run.dir=saved", "checkpoint.every_minutes=1e-9")
-    (epoch,) = result_of(tmp_path / "saved")["epochs"]
-    assert epoch["save_s"] > 0
-    assert epoch["epoch_s"] == pytest.approx(epoch["train_s"] + epoch["eval_s"] + epoch["save_s"])
-
-
-def test_a_loss_that_is_not_finite_leaves_the_last_good_checkpoint(
-    quick: list[str], refuse: Printed, tmp_path: Path
-) -> None:
+def test_an_infinite_loss_leaves_the_last_good_checkpoint(quick: list[str], refuse: Printed, tmp_path: Path) -> None:
     sgd = ["optimizer=sgd", "optimizer.lr=1e30", "schedule=constant"]
     printed = refuse(*quick, *sgd, "checkpoint.every_minutes=1e-9", "hydra.run.dir=run")
     assert re.search(r"in epoch 1, step \d+, .* try a smaller optimizer\.lr", printed)
     kept = storage.load(tmp_path / "run")
     assert all(value.isfinite().all() for value in kept["step"]["model"].values() if value.is_floating_point())
     assert kept["config"]["optimizer"]["lr"] == 1e30
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_picture_that_cannot_be_read_to_its_end_does_not_keep_the_program(
-    start: Start, tmp_path: Path, number: int, code: int
-) -> None:
-    for picture in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
-        (tmp_path / "pictures" / picture).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pictures" / picture).touch()
-    folder = ["data/dataset=image_folder", "data.dataset.path=pictures", "data.root=root"]
-    started = start(*folder, "data.dataset.test_share=0.5", "hydra.run.dir=run", before=block_reading).until("blocked")
-    assert started.ended(number)[0] == code
 
 
 def test_a_signal_to_the_whole_group_spares_the_workers(quick: list[str], start: Start, tmp_path: Path) -> None:

@@ -73,9 +73,7 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
 
 
 @pytest.mark.parametrize(("records", "expected"), FASTEST.values(), ids=FASTEST)
-def test_the_answer_is_given_only_as_certainly_as_it_is_known(
-    records: Records, expected: list[str], tmp_path: Path
-) -> None:
+def test_the_answer_is_no_more_certain_than_the_data(records: Records, expected: list[str], tmp_path: Path) -> None:
     assert fastest(the_only(write(tmp_path, records))) == expected
 
 
