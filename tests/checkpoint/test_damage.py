@@ -27,9 +27,7 @@ DAMAGED = r"error: \S+/run/checkpoints: is damaged, or not of this version of th
     ],
     ids=str,
 )
-def test_a_state_that_fits_no_step_is_damage(
-    place: tuple, wrong: Any, runs: Path, refuse: Printed, tmp_path: Path
-) -> None:
+def test_a_state_of_no_run_is_damage(place: tuple, wrong: Any, runs: Path, refuse: Printed, tmp_path: Path) -> None:
     shutil.copytree(runs / "cut", tmp_path / "run")
     changed = state = storage.load(runs / "cut")
     for name in place[:-1]:

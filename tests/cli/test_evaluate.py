@@ -200,14 +200,8 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (
-            {"name": "pretrained"},
-            "'pretrained' is not registered, only cnn, vit; install the package that",
-        ),
-        (
-            {"name": "cnn", "width": 0},
-            "cannot be built: model.width=0: must be at least 1; put back what",
-        ),
+        ({"name": "pretrained"}, "'pretrained' is not registered, only cnn, vit; install the package that"),
+        ({"name": "cnn", "width": 0}, "cannot be built: model.width=0: must be at least 1; put back what"),
     ],
 )
 def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(

@@ -46,14 +46,8 @@ def test_a_run_shows_hparams_metrics_steps_images_and_config(
     succeed: Printed, quick: list[str], tmp_path: Path
 ) -> None:
     settings = ["log.every_steps=3", "log.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
-    choices = [
-        "data/loader=gpu_slice",
-        "model.width=8",
-        "optimizer.lr=0.00109123456789",
-        "seed=3",
-        "data.drop_last=false",
-    ]
-    succeed(*quick, *choices, *settings, "hydra.run.dir=here")
+    typed = "data/loader=gpu_slice model.width=8 optimizer.lr=0.00109123456789 seed=3 data.drop_last=false"
+    succeed(*quick, *typed.split(), *settings, "hydra.run.dir=here")
     row, is_success = hparams(tmp_path / "here")
     columns = set(row)
     assert {"data/loader", "batch_size", "model", "optimizer.lr", "schedule", "trainer", "model.width"} <= columns
