@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from vitmnist.tracking.result import CONFIG
     [
         (["resume=cut", "batch_size=7"], "batch_size=7 (it was 6); only epochs, device, data.root"),
         (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
+        (["resume=cut", "init=cut"], "init=cut (it was None)"),
+        (["resume=cut", "init_skip=[head.*]"], "init_skip=['head.*'] (it was [])"),
+        (["resume=cut", "lr_scale={features.*:0}"], "lr_scale.features.*=0.0 (it was None)"),
         (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
         (["resume=nowhere"], "nowhere: holds no run; name a folder such as outputs/runs/"),
         (["resume=cut", "-m"], "resume=cut: resumes one run; a sweep is resumed by its own command"),
@@ -86,7 +90,10 @@ def test_another_data_set_under_the_same_name_is_refused(runs: Path, refuse: Pri
 def test_a_change_on_resuming_is_kept(runs: Path, train_here: Train, succeed: Printed, tmp_path: Path) -> None:
     shutil.copytree(runs / "cut", tmp_path / "cut")
     changed = ["epochs=3", "data/loader=disk", "data.loader.num_workers=1"]
+    log = tmp_path / "cut" / "vitmnist.log"
+    begun = log.read_text()
     assert train_here("resume=cut", *changed).returncode == ExitCode.UNFINISHED
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", log.read_text().removeprefix(begun))
     again = ["data.loader.num_workers=0", "max_minutes=null"]  # `ram`, the default, has no such key
     printed = succeed("resume=cut", *again)
     assert "epoch 3/3" in printed

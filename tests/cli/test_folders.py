@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -68,24 +65,11 @@ def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Pat
 
 def test_a_start_removes_what_killed_writes_have_left(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
     left = [".epochs.csv.0123abcd", ".hydra/.config.yaml.89abcdef", "checkpoints/.final.safetensors.0a1b2c3d"]
-    for path in (tmp_path / folder / file for folder in ("here", "there") for file in left):
+    for path in (tmp_path / "here" / file for file in left):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half of it")
     succeed(*quick, "epochs=1", "hydra.run.dir=here")
     assert [(tmp_path / "here" / file).exists() for file in left] == [False] * 3
-    assert [(tmp_path / "there" / file).exists() for file in left] == [True] * 3
-
-
-def test_a_file_system_without_locks_is_used_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
-    with locked(tmp_path / "new"):
-        assert (tmp_path / "new").is_dir()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'new'}: this file system has no locks; start only one run at a time in this folder"
-    ]
-    assert not is_in_use(tmp_path / "new")
 
 
 def test_a_run_under_way_is_left_alone(

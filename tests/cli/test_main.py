@@ -47,6 +47,8 @@ def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: 
     assert (result["summary"]["setup_s"] > 0, result["summary"]["compile_s"]) == (True, None)
     assert yaml.safe_load((folder / ".hydra" / "config.yaml").read_text()) == result["config"]
     assert yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) == result["overrides"]
+    assert re.match(r"\d\d:\d\d:\d\d  ", printed)
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", (folder / "vitmnist.log").read_text())
 
 
 def test_a_divergence_seen_by_evaluation_names_its_place(train_here: Train, quick: list[str], tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import STATEFUL, Printed, Start, assert_same_run, overrides_for, result_of, write_mnist_like
 from tests.support.processes import TrainProcess, block_training, kill_and_resume
+from tests.tracking.test_tensorboard import events
 from vitmnist.checkpoint import storage
 from vitmnist.errors import ExitCode
 
@@ -41,12 +41,6 @@ def whole(quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def steps(folder: Path) -> dict[str, list[int]]:
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
 @pytest.mark.parametrize(
     ("name", "kills"),
     [("disk", 3), pytest.param("ram", 6, marks=pytest.mark.slow), pytest.param("prefetch", 6, marks=pytest.mark.slow)],
@@ -59,8 +53,10 @@ def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str
     assert "is damaged" not in output
     assert output.count("resumed after") > kills // 2
     every = {"step": list(range(1, 6 * 30 + 1, 50)), "config": [0], "summary": [6]}
-    for tag, found in steps(tmp_path / "killed").items():
-        assert found == every.get(tag.partition("/")[0], list(range(1, 7))), tag
+    shown = events(tmp_path / "killed")
+    for tag in shown.Tags()["scalars"]:
+        steps = [event.step for event in shown.Scalars(tag)]
+        assert steps == every.get(tag.partition("/")[0], list(range(1, 7))), tag
 
 
 @pytest.mark.parametrize(
@@ -82,16 +78,6 @@ def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
     assert_same_run(whole, tmp_path / "cut")
     assert result_of(tmp_path / "cut")["resumed"]
     assert result_of(tmp_path / "cut")["choices"]["loader"] == "gpu_slice"
-
-
-def test_the_log_has_dates_and_the_terminal_times(runs: Path, succeed: Printed, tmp_path: Path) -> None:
-    """When a run begins, and when it is resumed."""
-    shutil.copytree(runs / "cut", tmp_path / "cut")
-    log = tmp_path / "cut" / "vitmnist.log"
-    begun = log.read_text()
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", begun)
-    assert re.match(r"\d\d:\d\d:\d\d  ", succeed("resume=cut", "max_minutes=null"))
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", log.read_text().removeprefix(begun))
 
 
 def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: Path) -> None:

@@ -134,11 +134,6 @@ QUALITY: dict[str, tuple[Records, str]] = {
         accuracies(3, 97.0) + accuracies(6, 97.1) + accuracies(9, 90.0),
         f"Best accuracy: model.depth=6, 97.10%. {ONE_SEED}",
     ),
-    "two seeds": (
-        accuracies(3, 97.0, 97.1) + accuracies(6, 97.1, 97.2),
-        "Best accuracy: model.depth=6, 97.15% (97.10% to 97.20% over 2 seeds). 2 seeds cannot tell whether that is "
-        "more than noise; type seed=1,2,3.",
-    ),
     "six seeds": (
         accuracies(3, 70.0, 70.5, 70.2, 70.1, 70.4, 70.3) + accuracies(6, *(90.25 + n / 8 for n in range(6))),
         "Best accuracy: model.depth=6, 90.56% (90.25% to 90.88% over 6 seeds). That is more than noise: by at least "
