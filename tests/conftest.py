@@ -169,14 +169,6 @@ def runs(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def swept(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep of two jobs."""
-    folder = tmp_path_factory.mktemp("foreign")
-    assert TrainProcess(folder, "-m", *stateful, "seed=1,2", "hydra.sweep.dir=swept").ended()[0] == 0
-    return folder / "swept"
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start `train.py` in an empty folder with the given arguments, and do not wait for it."""

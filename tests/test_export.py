@@ -162,6 +162,7 @@ def test_the_transformer_is_exported_for_any_batch_size(name: str, patch_size: i
         pytest.importorskip(package)
     options = {"name": "vit", "patch_size": patch_size, "dim": 16, "depth": 2, "heads": 2, "head_dim": 8, "mlp_dim": 16}
     model, split = MODELS.build(options, (1, 28, 28), 10).eval(), tiny.test
-    trained = InferenceModel(model, Path("final.safetensors"), (1, 28, 28), split.classes, split.mean, split.std)
+    path, shape, statistics = Path("final.safetensors"), (1, 28, 28), (split.mean, split.std)
+    trained = InferenceModel(model, path, shape, split.classes, *statistics, shape[1:], {"name": "mnist"})
     summary = export_model(FORMATS[name], trained, tiny, batch_size=3).summary
     assert float(re.search(r"logits (\S+)$", summary)[1]) < 1e-4

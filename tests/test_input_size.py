@@ -22,7 +22,6 @@ from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
-from vitmnist.cli.preview import main as preview_main
 from vitmnist.export import FORMATS
 from vitmnist.models.base import MODELS
 from vitmnist.models.cnn import CNNOptions
@@ -117,16 +116,7 @@ def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
     assert not (tmp_path / "root").exists()
 
 
-def test_the_preview_shows_the_centre_and_the_crops(smaller: list[str], call_here: CallHere, tmp_path: Path) -> None:
-    ended = call_here(preview_main, *smaller, "--output=preview.png")
-    assert ended.returncode == 0, ended.stderr
-    with Image.open(tmp_path / "preview.png") as image:
-        assert image.size == (8 * (96 + 2), 8 * (96 + 2))
-
-
-def test_one_16_bit_picture_is_predicted_as_it_was_evaluated(
-    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
-) -> None:
+def test_16_bit_is_predicted_as_evaluated(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
     for path in folder.glob("*/*.png"):
         pixels = np.random.default_rng(int(path.stem)).integers(0, 65_536, (14, 20), dtype=np.uint16)
         Image.fromarray(pixels).save(path)

@@ -151,9 +151,7 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_nobody_names_is_found_too_and_a_wrong_name_and_a_broken_package_are_named(
-    quick: list[str], site: Path, tmp_path: Path
-) -> None:
+def test_installed_members_are_found_and_broken_packages_named(quick: list[str], site: Path, tmp_path: Path) -> None:
     operations = ["data/augment=compose", "data.augment.operations=[{name: nothing}]"]
     trained = [*quick, *operations, "monitor=top2", "logger=[lines]", "hydra.run.dir=run"]
     (tmp_path / "commands.py").write_text(COMMANDS)
@@ -169,6 +167,7 @@ def test_what_nobody_names_is_found_too_and_a_wrong_name_and_a_broken_package_ar
     assert {"train_top2", "eval_top2", "eval_images"} <= epoch.keys()
     assert epoch["eval_images"] == 7
     assert (tmp_path / "run" / "lines.txt").read_text().count("eval_top2") == 2
+    assert not list((tmp_path / "run").glob("*tfevents*")), "no logger but those that are named"
     assert "eval_top2" in (tmp_path / "run" / "epochs.csv").read_text()
     assert ("images 7.00" in ended.stdout, f"top2 {epoch['eval_top2']:.2f}%" in ended.stdout) == (True, True)
     assert "top-2 accuracy" in ended.stdout

@@ -13,9 +13,7 @@ from tests.conftest import PLAIN, REPOSITORY, Train
 from vitmnist.training.loop import train_epoch
 
 
-def test_seven_frames_lie_between_the_program_and_the_backward_pass(
-    train_here: Train, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backward_is_seven_frames_away(train_here: Train, tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seventh is train.py, which the test takes the place of."""
     stacks: list[list[str]] = []
     backward = torch.Tensor.backward

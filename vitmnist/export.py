@@ -107,7 +107,7 @@ class Exported:
         """The model card in Markdown, for a file name and the overrides of the run."""
         channels, height, width = self.trained.shape
         files, reading = _describe_files(self.trained)
-        crop = "" if self.trained.size in (None, (height, width)) else ", and takes the centre of each image"
+        crop = "" if self.trained.size == (height, width) else ", and takes the centre of each image"
         return f"""# Model card: {name}
 
 An image classifier, trained with vitmnist {vitmnist.__version__}, exported with torch {torch.__version__}.

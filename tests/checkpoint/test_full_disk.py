@@ -63,9 +63,7 @@ def whole(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     [30, pytest.param(3, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
     ids=["some", "many"],
 )
-def test_a_run_whose_disk_was_full_at_any_call_ends_with_the_same_weights(
-    every: int, arguments: list[str], whole: Path, tmp_path: Path
-) -> None:
+def test_a_run_survives_a_disk_full_at_any_call(every: int, arguments: list[str], whole: Path, tmp_path: Path) -> None:
     for calls in itertools.count(0, every):
         folder = tmp_path / str(calls)
         folder.mkdir()
@@ -83,7 +81,7 @@ def test_a_run_whose_disk_was_full_at_any_call_ends_with_the_same_weights(
 
 
 @pytest.mark.parametrize("pattern", ["epochs.csv", "events.out.tfevents.*"])
-def test_a_record_that_cannot_be_written_is_named_after_the_run_is_saved(
+def test_an_unwritable_record_is_named_after_a_save(
     pattern: str, tiny_root: Path, start: Start, tmp_path: Path
 ) -> None:
     settings = ["epochs=100000", "checkpoint.min_interval_s=null", "hydra.run.dir=run"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.conftest import Printed, Train, result_of, write_mnist_like
+from tests.conftest import Printed, Train, assert_same_run, result_of, write_mnist_like
 from vitmnist.checkpoint import storage as checkpoint
+from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.cli.resume import recorded_config
 from vitmnist.errors import ExitCode
+from vitmnist.tracking.result import CONFIG
 
 
 @pytest.mark.parametrize(
@@ -18,6 +22,9 @@ from vitmnist.errors import ExitCode
     [
         (["resume=cut", "batch_size=7"], "batch_size=7 (it was 6); only epochs, device, data.root"),
         (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
+        (["resume=cut", "init=cut"], "init=cut (it was None)"),
+        (["resume=cut", "init_skip=[head.*]"], "init_skip=['head.*'] (it was [])"),
+        (["resume=cut", "lr_scale={features.*:0}"], "lr_scale.features.*=0.0 (it was None)"),
         (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
         (["resume=nowhere"], "nowhere: holds no run; name a folder such as outputs/runs/"),
         (["resume=cut", "-m"], "resume=cut: resumes one run; a sweep is resumed by its own command"),
@@ -32,9 +39,7 @@ from vitmnist.errors import ExitCode
         (["resume=cut", "--cfg", "job"], "--cfg: the configuration of a run is in cut/.hydra/config.yaml"),
     ],
 )
-def test_what_may_not_change_is_refused_by_name(
-    runs: Path, refuse: Printed, arguments: list[str], message: str
-) -> None:
+def test_what_may_not_change_is_refused(runs: Path, refuse: Printed, arguments: list[str], message: str) -> None:
     def content() -> dict[Path, bytes | None]:
         files = (path for path in runs.rglob("*") if path.suffix != ".log")
         return {path: path.read_bytes() if path.is_file() else None for path in files}
@@ -55,18 +60,40 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(runs: Path, refuse:
     assert sorted((tmp_path / "cut" / "checkpoints").iterdir()) == before
 
 
+def test_a_record_without_an_option_of_a_member_has_its_default_and_without_another_key_is_refused(
+    runs: Path, refuse: Printed, succeed: Printed, output_of: Printed, tmp_path: Path
+) -> None:
+    """As one that was written before the option was added."""
+    run = shutil.copytree(runs / "cut", tmp_path / "cut")
+    state, record = checkpoint.load(run), run / CONFIG
+    recorded = yaml.safe_load(record.read_text())
+    for model in (state["config"]["model"], state["model_info"]["model"], recorded["model"]):
+        del model["width"]
+    checkpoint.save(run, state)
+    record.write_text(yaml.safe_dump(recorded, sort_keys=False))
+    output_of(evaluate, "cut")
+    succeed("resume=cut", "max_minutes=null")
+    assert_same_run(runs / "whole", run)
+    for config in (state["config"], recorded):
+        del config["patience"]
+    checkpoint.save(run, state)
+    record.write_text(yaml.safe_dump(recorded))
+    assert "patience is missing" in refuse("resume=cut", "epochs=3")
+
+
 def test_another_data_set_under_the_same_name_is_refused(runs: Path, refuse: Printed, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
     refused = refuse("resume=cut", f"data.root={tmp_path}", folder=runs)
     assert "the dataset has changed since the run began: train_images, train_labels" in refused
 
 
-def test_what_was_changed_on_resuming_stays_changed(
-    runs: Path, train_here: Train, succeed: Printed, tmp_path: Path
-) -> None:
+def test_a_change_on_resuming_is_kept(runs: Path, train_here: Train, succeed: Printed, tmp_path: Path) -> None:
     shutil.copytree(runs / "cut", tmp_path / "cut")
     changed = ["epochs=3", "data/loader=disk", "data.loader.num_workers=1"]
+    log = tmp_path / "cut" / "vitmnist.log"
+    begun = log.read_text()
     assert train_here("resume=cut", *changed).returncode == ExitCode.UNFINISHED
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", log.read_text().removeprefix(begun))
     again = ["data.loader.num_workers=0", "max_minutes=null"]  # `ram`, the default, has no such key
     printed = succeed("resume=cut", *again)
     assert "epoch 3/3" in printed
@@ -83,9 +110,7 @@ data:
 """
 
 
-def test_a_run_keeps_what_its_own_yaml_said(
-    quick: list[str], succeed: Printed, refuse: Printed, tmp_path: Path
-) -> None:
+def test_a_run_keeps_what_its_yaml_said(quick: list[str], succeed: Printed, refuse: Printed, tmp_path: Path) -> None:
     """Also if the file has changed since, and in a folder of `--config-dir`."""
     file = tmp_path / "mine" / "experiment" / "small.yaml"
     file.parent.mkdir(parents=True)

@@ -43,9 +43,7 @@ SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5
 
 @pytest.mark.slow  # each job imports torch
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
-def test_parallel_jobs_end_saved_with_the_process_that_started_them_and_are_resumed(
-    number: int, jobs: list[str], tiny_root: Path, tmp_path: Path
-) -> None:
+def test_parallel_jobs_are_saved_and_resumed(number: int, jobs: list[str], tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     typed = ["hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=60"), *jobs]
     typed += ["hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}"]

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+import yaml
 
 from tests.conftest import STATEFUL, Printed, Start, assert_same_run, overrides_for, result_of, write_mnist_like
-from tests.support.processes import TrainProcess, block_reading, block_training, kill_and_resume
+from tests.support.processes import TrainProcess, block_training, kill_and_resume
+from tests.tracking.test_tensorboard import events
 from vitmnist.checkpoint import storage
+from vitmnist.cli.train import main as train_main
 from vitmnist.errors import ExitCode
+from vitmnist.tracking.result import CONFIG
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +45,11 @@ def whole(quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def steps(folder: Path) -> dict[str, list[int]]:
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
 @pytest.mark.parametrize(
     ("name", "kills"),
     [("disk", 3), pytest.param("ram", 6, marks=pytest.mark.slow), pytest.param("prefetch", 6, marks=pytest.mark.slow)],
 )
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
-    name: str, kills: int, quick: list[str], whole: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str], whole: Path, tmp_path: Path) -> None:
     """By SIGKILL, at random moments: while it starts, between steps, within a save. No save changes anything."""
     workers = ["data.loader.num_workers=2"] if name == "disk" else []
     output = kill_and_resume(tmp_path, [*quick, f"data/loader={name}", *workers], kills=kills, seed=name)
@@ -62,8 +57,10 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
     assert "is damaged" not in output
     assert output.count("resumed after") > kills // 2
     every = {"step": list(range(1, 6 * 30 + 1, 50)), "config": [0], "summary": [6]}
-    for tag, found in steps(tmp_path / "killed").items():
-        assert found == every.get(tag.partition("/")[0], list(range(1, 7))), tag
+    shown = events(tmp_path / "killed")
+    for tag in shown.Tags()["scalars"]:
+        steps = [event.step for event in shown.Scalars(tag)]
+        assert steps == every.get(tag.partition("/")[0], list(range(1, 7))), tag
 
 
 @pytest.mark.parametrize(
@@ -87,16 +84,6 @@ def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
     assert result_of(tmp_path / "cut")["choices"]["loader"] == "gpu_slice"
 
 
-def test_the_log_has_dates_and_the_terminal_times(runs: Path, succeed: Printed, tmp_path: Path) -> None:
-    """When a run begins, and when it is resumed."""
-    shutil.copytree(runs / "cut", tmp_path / "cut")
-    log = tmp_path / "cut" / "vitmnist.log"
-    begun = log.read_text()
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", begun)
-    assert re.match(r"\d\d:\d\d:\d\d  ", succeed("resume=cut", "max_minutes=null"))
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", log.read_text().removeprefix(begun))
-
-
 def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: Path) -> None:
     """Even in a step that never ends."""
     process = start(*quick, "hydra.run.dir=cut", before=block_training).until("blocked")
@@ -107,35 +94,13 @@ def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: 
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
 
 
-def test_saves_within_an_epoch_are_timed_apart(quick: list[str], whole: Path, succeed: Printed, tmp_path: Path) -> None:
-    assert {epoch["save_s"] for epoch in result_of(whole)["epochs"]} == {0}
-    succeed(*quick, "epochs=1", "hydra.run.dir=saved", "checkpoint.every_minutes=1e-9")
-    (epoch,) = result_of(tmp_path / "saved")["epochs"]
-    assert epoch["save_s"] > 0
-    assert epoch["epoch_s"] == pytest.approx(epoch["train_s"] + epoch["eval_s"] + epoch["save_s"])
-
-
-def test_a_loss_that_is_not_finite_leaves_the_last_good_checkpoint(
-    quick: list[str], refuse: Printed, tmp_path: Path
-) -> None:
+def test_an_infinite_loss_leaves_the_last_good_checkpoint(quick: list[str], refuse: Printed, tmp_path: Path) -> None:
     sgd = ["optimizer=sgd", "optimizer.lr=1e30", "schedule=constant"]
     printed = refuse(*quick, *sgd, "checkpoint.every_minutes=1e-9", "hydra.run.dir=run")
     assert re.search(r"in epoch 1, step \d+, .* try a smaller optimizer\.lr", printed)
     kept = storage.load(tmp_path / "run")
     assert all(value.isfinite().all() for value in kept["step"]["model"].values() if value.is_floating_point())
     assert kept["config"]["optimizer"]["lr"] == 1e30
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_picture_that_cannot_be_read_to_its_end_does_not_keep_the_program(
-    start: Start, tmp_path: Path, number: int, code: int
-) -> None:
-    for picture in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
-        (tmp_path / "pictures" / picture).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pictures" / picture).touch()
-    folder = ["data/dataset=image_folder", "data.dataset.path=pictures", "data.root=root"]
-    started = start(*folder, "data.dataset.test_share=0.5", "hydra.run.dir=run", before=block_reading).until("blocked")
-    assert started.ended(number)[0] == code
 
 
 @pytest.mark.parametrize(
@@ -175,3 +140,22 @@ def test_a_stop_while_a_run_is_resumed_leaves_its_records(whole: Path, start: St
     assert started.ended(signal.SIGINT)[0] == 130
     assert "interrupted; results: cut, resume with\n    python train.py resume=cut" in started.output
     assert result_of(tmp_path / "cut") == before
+
+
+def test_a_hold_out_without_a_seed_was_drawn_by_that_of_the_run(
+    quick: list[str], output_of: Printed, refuse: Printed, tmp_path: Path
+) -> None:
+    """A run goes on with that split; if its record has another, the checksums refuse it."""
+    for holdout_seed in (7, 0):
+        run = tmp_path / f"run{holdout_seed}"
+        typed = ["seed=7", "data.holdout=0.3", f"data.holdout_seed={holdout_seed}", "epochs=1"]
+        output_of(train_main, *quick, *typed, f"hydra.run.dir={run}")
+        state, recorded = storage.load(run), yaml.safe_load((run / CONFIG).read_text())
+        for config in (state["config"], recorded):
+            del config["data"]["holdout_seed"]
+        storage.save(run, {key: value for key, value in state.items() if key != "format"})
+        (run / CONFIG).write_text(yaml.safe_dump(recorded))
+    before = result_of(tmp_path / "run7")["dataset"]
+    output_of(train_main, "resume=run7", "epochs=2")
+    assert result_of(tmp_path / "run7")["dataset"] == before
+    assert "the dataset has changed since the run began: train_images" in refuse("resume=run0", "epochs=2")

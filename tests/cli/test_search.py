@@ -13,12 +13,11 @@ from typing import Any
 import optuna
 import pytest
 import yaml
-from hydra.errors import MissingConfigException
 from optuna.storages.journal import JournalFileBackend
 
+from tests.cli.test_sweep import jobs
 from tests.conftest import REPOSITORY, Printed, Start, Train, assert_same_run, result_of
 from tests.support.processes import hide_optuna
-from vitmnist.cli.messages import describe
 from vitmnist.errors import ExitCode
 
 LR = "optimizer.lr=tag(log, interval(0.0001, 0.01))"
@@ -45,10 +44,6 @@ def best_of(sweep: Path) -> dict[str, Any]:
     return yaml.safe_load((sweep / "optimization_results.yaml").read_text())
 
 
-def jobs(sweep: Path) -> list[Path]:
-    return sorted(sweep.glob("[0-9]*"), key=lambda folder: int(folder.name.partition("-")[0]))
-
-
 def test_a_search_ends_in_the_best_of_its_trials(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     printed = succeed("hparams_search=accuracy", *quick, "hydra.sweeper.n_trials=2")
     space = yaml.safe_load((REPOSITORY / "conf" / "hparams_search" / "accuracy.yaml").read_text())["hydra"]["sweeper"]
@@ -65,9 +60,7 @@ def test_a_search_ends_in_the_best_of_its_trials(succeed: Printed, quick: list[s
         assert sentence in (tmp_path / "here" / name).read_text()
 
 
-def test_a_search_is_for_any_metric_and_what_is_typed_is_not_searched(
-    succeed: Printed, quick: list[str], tmp_path: Path
-) -> None:
+def test_a_search_is_for_any_metric_and_keeps_what_is_typed(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     typed = ["hparams_search=accuracy", "optimizer.lr=0.002", "schedule.warmup=choice(0.1,0.2)", "sweep.objective=loss"]
     succeed(*typed, *quick, "hydra.sweeper.n_trials=3", "epochs=3")
     trials, results = trials_of(tmp_path / "here"), [result_of(folder) for folder in jobs(tmp_path / "here")]
@@ -93,9 +86,7 @@ def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str
     ]
 
 
-def test_trials_that_fail_count_and_do_not_end_the_search(
-    refuse: Printed, train_here: Train, quick: list[str], tmp_path: Path
-) -> None:
+def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: list[str], tmp_path: Path) -> None:
     search = [*TYPED, *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4"]
     assert "of 4 jobs failed" in refuse(*search)
     trials = trials_of(tmp_path / "here")
@@ -104,17 +95,12 @@ def test_trials_that_fail_count_and_do_not_end_the_search(
     again = train_here(*search, "resume=auto")
     assert (again.returncode, "epoch 1/1" in again.stdout) == (1, False), "no trial is repeated"
     assert trials_of(tmp_path / "here") == trials
-
-
-def test_a_search_without_a_single_good_trial_says_so(train_here: Train, quick: list[str]) -> None:
-    ended = train_here(*TYPED, *quick, "optimizer.lr=choice(1e30,1e31)", "hydra.sweeper.n_trials=1")
+    ended = train_here(*search, "optimizer.lr=choice(1e30,1e31)", "hydra.sweeper.n_trials=1", "hydra.sweep.dir=other")
     assert (ended.returncode, ended.stderr) == (1, "error: 1 of 1 jobs failed: 0\n")
     assert "No trial has a value of eval_acc." in ended.stdout
 
 
-def test_an_interrupted_search_goes_on_where_it_was(
-    succeed: Printed, start: Start, quick: list[str], tmp_path: Path
-) -> None:
+def test_an_interrupted_search_is_resumed(succeed: Printed, start: Start, quick: list[str], tmp_path: Path) -> None:
     search = [*TYPED, *quick, "epochs=20", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
     code, printed = start(*search).until(r"#1 : [\s\S]*epoch 5/20").ended(signal.SIGTERM)
     assert code == ExitCode.UNFINISHED
@@ -144,9 +130,7 @@ def kill_at_first_line(is_written: bool) -> None:
     written, JournalFileBackend.append_logs = JournalFileBackend.append_logs, append
 
 
-def test_a_search_that_is_killed_between_any_two_steps_loses_no_trial_and_repeats_none(
-    succeed: Printed, start: Start, quick: list[str], tmp_path: Path
-) -> None:
+def test_a_killed_search_loses_no_trial(succeed: Printed, start: Start, quick: list[str], tmp_path: Path) -> None:
     """The steps: the search is begun; for each trial: it is begun, its job has ended, its value is recorded."""
     search = [*TYPED, *quick, LR, "hydra.sweeper.n_trials=2"]
     printed = ""
@@ -165,9 +149,7 @@ def test_a_search_that_is_killed_between_any_two_steps_loses_no_trial_and_repeat
     assert best_of(tmp_path / "whole") == best_of(tmp_path / "here")
 
 
-def test_more_trials_are_added_after_a_trial_whose_time_was_over(
-    succeed: Printed, train_here: Train, quick: list[str], tmp_path: Path
-) -> None:
+def test_trials_are_added_to_a_search(succeed: Printed, train_here: Train, quick: list[str], tmp_path: Path) -> None:
     """Two trials are proposed together, so the launcher gets both again, although one has ended."""
     search = [*TYPED, *quick, "epochs=2", "max_minutes=0,1000", "hydra.sweeper.n_jobs=2"]
     ended = train_here(*search, "hydra.sweeper.n_trials=4")
@@ -181,9 +163,7 @@ def test_more_trials_are_added_after_a_trial_whose_time_was_over(
     assert len(trials_of(tmp_path / "here")) == 6
 
 
-def test_a_search_is_not_continued_as_another_one(
-    succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
-) -> None:
+def test_another_search_is_refused(succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path) -> None:
     search = [*TYPED, *quick, LR, "hydra.sweeper.n_trials=1"]
     succeed(*search)
     before = trials_of(tmp_path / "here")
@@ -198,9 +178,6 @@ def test_a_search_is_not_continued_as_another_one(
     succeed(TYPED[0], LR, *TYPED[1:], *quick, "hydra.sweeper.n_trials=2", "resume=auto")  # in another order
     assert trials_of(tmp_path / "here")[:1] == before
     assert len(trials_of(tmp_path / "here")) == 2
-    journal = (tmp_path / "here" / "search.jsonl").read_text()
-    (tmp_path / "here" / "search.jsonl").write_text(journal.replace("epochs=1", "epochs=${oc.env:HOME}"))
-    assert "here: holds a search with another epochs; type" in refuse(*search, "resume=auto")
 
 
 def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp_path: Path) -> None:
@@ -211,9 +188,3 @@ def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp
         "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n",
     )
     assert not (tmp_path / "other").exists()
-
-
-def test_the_plugin_that_is_missing_is_named() -> None:
-    error = MissingConfigException("", missing_cfg_file="hydra/launcher/submitit_slurm", options=["basic"])
-    installed = "hydra/launcher=submitit_slurm is not installed; type pip install 'vitmnist[launchers]'"
-    assert describe(error).message == installed

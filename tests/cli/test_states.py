@@ -81,7 +81,7 @@ def test_each_command_does_the_right_thing_in_each_state(
         assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_a_completed_run_without_a_checkpoint_is_not_begun_again(
+def test_without_checkpoints_no_run_is_extended(
     runs: Path, stateful: list[str], tmp_path: Path, refuse: Printed
 ) -> None:
     make("completed, without checkpoints", runs, tmp_path / "run")

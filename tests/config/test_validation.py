@@ -113,10 +113,6 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
         (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-basedisk"),
         (["data.root=/some/where", "model.x=a b/c", "~model"], "xa_b_c-no_model"),
         (
-            [f"+option{number}={'y' * 20}" for number in range(8)] + ["optimizer.lr=0.0010912345678", "seed=12"],
-            "op_yyyy-" * 8 + "lr0.00109-seed12",
-        ),
-        (
             ["data.dataset.path=/data/pictures/of/flowers/and/of/many/trees", "model=cnn", f"+x={'y' * 40}", "seed=7"],
             "path_data_p_wers_and_of_many_trees-cnn-xyyyyyyyyyy_yyyyyyyyyyyyyyyyyyyyyy-seed7",
         ),

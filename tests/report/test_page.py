@@ -59,7 +59,7 @@ def test_nothing_overflows_the_page_and_nothing_is_requested(name: str, page: Pa
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_table_wider_than_a_phone_shows_at_its_side_that_it_scrolls(page: Page, tmp_path: Path) -> None:
+def test_on_a_phone_a_wide_table_scrolls_and_the_machine_is_hidden_until_opened(page: Page, tmp_path: Path) -> None:
     write_report([write(tmp_path, rounds(2, disk=12.0, ram=0.75))], tmp_path)
     page.emulate_media(color_scheme="light")
     open_report(page, tmp_path, 390)
@@ -74,19 +74,12 @@ def test_a_table_wider_than_a_phone_shows_at_its_side_that_it_scrolls(page: Page
     assert sides() == [False, True]
     box.evaluate("box => box.scrollLeft = box.scrollWidth")
     assert sides() == [True, False]
-
-
-def test_machine_software_and_data_are_one_line_until_they_are_opened(page: Page, tmp_path: Path) -> None:
-    write_report([write(tmp_path, rounds(2, disk=12.0, ram=0.75))], tmp_path)
-    open_report(page, tmp_path, 390)
     expect(page.get_by_text("Some CPU").last).to_be_hidden()
     page.locator("summary").click()
     expect(page.get_by_role("cell", name="Some CPU")).to_be_visible()
 
 
-def test_a_report_has_the_colours_of_its_mode_sorts_its_columns_and_prints_in_black_on_white(
-    page: Page, tmp_path: Path
-) -> None:
+def test_a_report_has_light_and_dark_mode_is_sorted_and_is_printed_in_black(page: Page, tmp_path: Path) -> None:
     """The print on A4 paper, landscape."""
     records = [*rounds(2, disk=12.0, ram=0.75, prefetch=0.0001), {**LOST, "error": LONG}]
     write_report([write(tmp_path, records)], tmp_path)

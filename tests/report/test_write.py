@@ -6,13 +6,10 @@ import csv
 import re
 from pathlib import Path
 
-from filelock import FileLock
 from PIL import Image
 
-from tests.conftest import CallHere
 from tests.support.processes import run_python
 from tests.support.records import run
-from vitmnist.cli.report import main
 from vitmnist.report.write import write_report
 from vitmnist.tracking.epoch_table import epoch_metrics
 
@@ -51,25 +48,3 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
-
-
-def test_a_report_waits_for_no_other_process(tmp_path: Path) -> None:
-    """Such as one that was stopped while it wrote the same report."""
-    run(tmp_path / "a")
-    with FileLock(tmp_path / ".report.lock"):
-        assert run_python("-m", "vitmnist", "report", tmp_path).returncode == 0
-    assert (tmp_path / "report.html").exists()
-
-
-def test_a_mistake_gets_one_message(call_here: CallHere, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").touch()
-    run(tmp_path / "one")
-    for arguments, message in (
-        (["empty"], "error: empty: contains no runs; "),
-        (["one", "--output", "file/x"], "error: file"),
-    ):
-        ended = call_here(main, *arguments)
-        assert ended.returncode == 1
-        assert ended.stderr.startswith(message)
-        assert ended.stderr.count("\n") == 1

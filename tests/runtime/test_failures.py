@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.signals import RunInterrupted
@@ -59,20 +55,3 @@ def test_each_failure_has_its_message_code_and_status(error: BaseException, mess
     assert message in failure.message
     assert "Details" not in failure.message
     assert (failure.exit_code, failure.status, failure.is_user_error) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["size=300k", "ro"])
-def test_a_full_or_read_only_shared_memory_is_a_mistake_that_the_message_corrects(option: str, tmp_path: Path) -> None:
-    """In a mount namespace of its own."""
-    inside = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o {option} none /dev/shm && exec "$@"', "sh"]
-    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("may not mount")
-    typed = ["data.dataset.train_size=2000", "batch_size=1000", "model=cnn", "data/loader=disk"]
-    program = [*inside, sys.executable, str(REPOSITORY / "train.py"), *typed]
-    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 1
-    named = "error: the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: "
-    assert named in ended.stderr
-    assert SHM in ended.stderr
-    assert "Traceback" not in ended.stderr

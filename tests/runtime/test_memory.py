@@ -24,9 +24,7 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, checksums=Checksums(crc32(TEN
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])
-def test_a_set_that_does_not_fit_is_refused_with_numbers_and_what_would_work(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
     with pytest.raises(
         DoesNotFitError,

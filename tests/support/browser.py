@@ -46,19 +46,7 @@ def tensorboard(logdir: Path) -> Iterator[str]:
             server.terminate()
 
 
-def open_time_series(page: Page, address: str, tag: str) -> None:
-    """Show the charts of a tag in the time series dashboard."""
-    _open(page, f"{address}#timeseries")
-    page.get_by_role("combobox", name="Filter tags (regex)").fill(tag)
-    expect(page.get_by_text(tag, exact=True).first).to_be_visible()
-
-
 def open_hparams(page: Page, address: str) -> None:
     """Show the table of the HParams dashboard."""
-    _open(page, f"{address}#hparams")
+    page.goto(f"{address}#hparams")
     expect(page.get_by_text("Trial ID").first).to_be_visible()
-
-
-def _open(page: Page, url: str) -> None:
-    page.goto("about:blank")  # a change of the fragment alone does not reload the page
-    page.goto(url)

@@ -216,17 +216,6 @@ def block_training() -> None:
     loop.F.cross_entropy = block
 
 
-def block_reading() -> None:
-    """Replace Pillow's `open` by a function that never returns, as the read of a dead network folder."""
-    from PIL import Image
-
-    def block(*arguments: object, **options: object) -> None:
-        print("blocked", flush=True)
-        time.sleep(10_000)
-
-    Image.open = block
-
-
 def hide_optuna() -> None:
     """Let an import of optuna fail."""
     assert "optuna" not in sys.modules

@@ -38,8 +38,7 @@ def test_gpu_utilisation_is_the_mean_of_all_samples_so_far(monkeypatch: pytest.M
     assert figures.gpu_util_pct() is None
     add(1.0, 10)
     add(2.0, 30)
-    assert figures.gpu_util_pct() == 20.0
-    assert figures.gpu_util_pct() == 20.0, "an epoch without a new sample"
+    assert figures.gpu_util_pct() == figures.gpu_util_pct() == 20.0, "also of an epoch without a new sample"
     add(3.0, 80)
     assert figures.gpu_util_pct() == 40.0
 

@@ -14,7 +14,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
-from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, caption, grid, training_batch, worst_mistakes
+from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, caption, training_batch, worst_mistakes
 from vitmnist.training.accumulator import Predictions
 
 
@@ -56,11 +56,3 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     named = replace(tiny.test, files=[f"{'a' * 90}/{index}.png" for index in range(len(actual))])
     assert caption(named, predictions, 4).startswith("aaa")
     assert "/4.png\n" in caption(named, predictions, 4)
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 5])
-def test_images_of_any_number_of_channels_are_drawn(channels: int) -> None:
-    """A run must not end for its images."""
-    pixels = torch.arange(channels, dtype=torch.uint8).view(1, -1, 1, 1).expand(1, -1, 4, 4)
-    shown = np.asarray(grid(pixels))[1, 1]
-    assert shown.tolist() == ([0, 1, 2] if channels >= 3 else [0, 0, 0])

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import PLAIN, REPOSITORY
-from vitmnist.runtime.cpu import Cores, available_cores
+from vitmnist.runtime.cpu import Cores
 from vitmnist.tracking.epoch_table import epoch_metrics
 from vitmnist.tracking.log import log_shared_cores, log_verdict
 from vitmnist.tracking.result import Result
@@ -75,21 +70,3 @@ def test_fewer_threads_are_advised_once_where_others_were_measured_on_their_core
         log_shared_cores(result, cores)
     message = f"other programs use 2.0 of 4 cores, on which torch runs 4 threads: {FEWER_THREADS}"
     assert caplog.messages == [message] * is_said
-
-
-@pytest.mark.slow  # it leaves no core to other tests
-@pytest.mark.skipif(available_cores() < 2, reason="torch has one thread")
-def test_a_run_on_cores_that_others_use_says_so_once(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    sizes = ["data.dataset.train_size=300", "data.dataset.test_size=100", "batch_size=50", "model=cnn", PLAIN]
-    command = [sys.executable, str(REPOSITORY / "train.py"), "epochs=3", "device=cpu", *sizes]
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(available_cores())]
-    try:
-        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
-        assert [one.poll() for one in others] == [None] * len(others)
-    finally:
-        for one in others:
-            one.kill()
-            one.wait()
-    assert ended.returncode == 0, ended.stderr
-    assert (ended.stdout + ended.stderr).count(FEWER_THREADS) == 1

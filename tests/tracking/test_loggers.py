@@ -12,16 +12,7 @@ import pytest
 from tests.conftest import Printed, Start, result_of
 
 
-def test_without_loggers_the_files_of_the_run_are_written(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
-    succeed(*quick, "logger=[]", "hydra.run.dir=run")
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"epochs.csv", "result.json"} <= names
-    assert not [name for name in names if "tfevents" in name]
-
-
-def test_a_logger_that_fails_is_an_error_with_its_reason(
-    quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_logger_is_an_error(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*parts: object) -> None:
         raise OSError("no network")
 
@@ -30,9 +21,7 @@ def test_a_logger_that_fails_is_an_error_with_its_reason(
 
 
 @pytest.mark.slow
-def test_wandb_gets_the_whole_run_offline_however_often_it_was_stopped(
-    quick: list[str], start: Start, tmp_path: Path
-) -> None:
+def test_wandb_gets_the_whole_run_offline_when_it_is_resumed(quick: list[str], start: Start, tmp_path: Path) -> None:
     """Read back from the files that `wandb sync` would send; each has an id of its own, and all epochs from the first.
 
     What wandb writes of a killed run is lost.

@@ -42,18 +42,12 @@ def hparams(folder: Path) -> tuple[dict[str, float | str], bool]:
     )
 
 
-def test_a_run_shows_its_row_of_hparams_metrics_steps_images_and_configuration(
+def test_a_run_shows_hparams_metrics_steps_images_and_config(
     succeed: Printed, quick: list[str], tmp_path: Path
 ) -> None:
     settings = ["log.every_steps=3", "log.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
-    choices = [
-        "data/loader=gpu_slice",
-        "model.width=8",
-        "optimizer.lr=0.00109123456789",
-        "seed=3",
-        "data.drop_last=false",
-    ]
-    succeed(*quick, *choices, *settings, "hydra.run.dir=here")
+    typed = "data/loader=gpu_slice model.width=8 optimizer.lr=0.00109123456789 seed=3 data.drop_last=false"
+    succeed(*quick, *typed.split(), *settings, "hydra.run.dir=here")
     row, is_success = hparams(tmp_path / "here")
     columns = set(row)
     assert {"data/loader", "batch_size", "model", "optimizer.lr", "schedule", "trainer", "model.width"} <= columns
@@ -99,9 +93,7 @@ def test_all_jobs_of_a_sweep_have_the_same_columns(succeed: Printed, quick: list
     assert not [tag for tag in tags["scalars"] if tag.startswith("step/")]
 
 
-def test_a_resumed_run_keeps_its_images_and_shows_its_new_configuration(
-    succeed: Printed, quick: list[str], tmp_path: Path
-) -> None:
+def test_a_resumed_run_keeps_images_and_has_its_new_config(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     succeed(*quick, "log.images_every_epochs=1", "hydra.run.dir=here")
     succeed("resume=here", "epochs=3", "data/loader=disk", "data.loader.num_workers=0")
     shown = events(tmp_path / "here")
@@ -114,7 +106,7 @@ def test_a_resumed_run_keeps_its_images_and_shows_its_new_configuration(
 
 
 @pytest.mark.parametrize("steps", [1, 3])  # steps of an epoch, all of them recorded
-def test_every_epoch_and_step_is_shown_once_after_crashes_and_resumes(
+def test_epochs_and_steps_are_shown_once_if_resumed(
     tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(epoch: int, attempt: int) -> EpochRecord:

@@ -7,10 +7,9 @@ import math
 import pytest
 import torch
 
-from tests.support.processes import run_python
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
-from vitmnist.metrics.base import METRICS
+from vitmnist.metrics.base import METRICS, BatchMetric
 from vitmnist.tracking.epoch_table import epoch_metrics, epoch_record
 from vitmnist.training.accumulator import MetricAccumulator
 
@@ -34,11 +33,7 @@ def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["loss", "s"])
-def test_a_metric_does_not_take_the_name_of_another(name: str) -> None:
-    code = (
-        "from vitmnist.metrics.base import METRICS, BatchMetric\n"
-        f"METRICS.register({name!r}, BatchMetric('%', tag='other'))(max)\n"
-        "from vitmnist.tracking.epoch_table import epoch_metrics\nepoch_metrics()"
-    )
-    process = run_python("-c", code)
-    assert f"two metrics are called eval_{name}, train_{name}; choose another name" in process.stderr
+def test_a_metric_does_not_take_the_name_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS._registered, name, (BatchMetric("%", tag="other"), max))
+    with pytest.raises(ValueError, match=f"two metrics are called eval_{name}, train_{name}; choose another name"):
+        epoch_metrics.__wrapped__()

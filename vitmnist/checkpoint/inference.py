@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class InferenceModel:
         shape: `(C, H, W)` of the images.
         mean: per channel, with which images are normalised.
         std: likewise.
-        size: height and width of what the model sees of an image, at its centre; None: all.
+        size: height and width of what the model sees of an image, at its centre.
         dataset: the options of the dataset, apart from those that may change.
     """
 
@@ -50,8 +50,8 @@ class InferenceModel:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    size: tuple[int, ...] | None = None
-    dataset: Mapping[str, Any] = field(default_factory=dict)
+    size: tuple[int, ...]
+    dataset: Mapping[str, Any]
 
     def preprocess(self) -> Preprocess:
         """What normalises images for the model, on the CPU."""
@@ -120,8 +120,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         refuse_control_characters(json.dumps(info))
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
-        size = tuple(map(int, info.get("size", shape[1:])))  # 0.1 had no crop
-        dataset = dict(info.get("dataset") or {"draft": info["draft"]})
+        size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
         model = _build(path, info["model"], (shape[0], *size), len(classes))
         model.load_state_dict(tensors)
         _check_finite(tensors)
@@ -185,7 +184,7 @@ def _build(path: Path, options: dict[str, Any], shape: tuple[int, ...], classes:
             "that registers it, or put its module back into vitmnist/models"
         )
     try:
-        return MODELS.build(options, shape, classes)
+        return MODELS.build(MODELS.complete(options), shape, classes)
     except (UserError, OSError) as error:  # a file that its options name has moved
         reason = classify(error).message
         raise DataError(f"{path}: its model cannot be built: {reason}; put back what it was trained with") from error

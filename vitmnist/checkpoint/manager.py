@@ -16,7 +16,7 @@ from safetensors.torch import save as to_safetensors
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
 from vitmnist.checkpoint.rng import rng_state, set_rng_state
-from vitmnist.config.earlier import completed
+from vitmnist.config.recorded import complete_record
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
@@ -122,14 +122,11 @@ class CheckpointManager:
         """
         with storage.reporting_damage(self._folder / storage.FOLDER):
             checksums, known = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
-            if self._setup.dataset.validation and "validation_images" not in known:  # 0.1 called a hold-out `test`
-                known = {name.replace("test", "validation"): value for name, value in known.items()}
-                checksums = {name: value for name, value in checksums.items() if name in known}
             if differing := [name for name, value in checksums.items() if known.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
-            # The options of the dataset have been compared, and a file of 0.1 has fewer keys.
-            info = {**checkpoint.model_info, "dataset": self._model_info["dataset"]}
-            if any(info.get(key, value) != value for key, value in self._model_info.items()):
+            # Options of the model and the dataset belong to the configuration, which has been compared.
+            same = {key: value for key, value in self._model_info.items() if key not in ("model", "dataset")}
+            if any(checkpoint.model_info[key] != value for key, value in same.items()):
                 raise ValueError("model_info differs from that of this run")
             step, progress = self._setup.step, None
             step.load_state_dict(checkpoint.step)
@@ -262,7 +259,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
         return None
     with storage.reporting_damage(folder / storage.FOLDER):
         fields = {name: value for name, value in state.items() if name != "format"}
-        checkpoint = Checkpoint(**fields | {"config": completed(fields["config"])})
+        checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
     done = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < done:

@@ -21,7 +21,7 @@ from vitmnist.cli.command import program
 from vitmnist.cli.messages import describe
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
-from vitmnist.config.earlier import completed
+from vitmnist.config.recorded import complete_record
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import escaped, validate
 from vitmnist.config.values import to_plain_dict
@@ -139,7 +139,7 @@ def _plain_values(recorded: Any) -> dict[str, Any]:
     """The values of a record without those of Hydra; raises `ConfigError` if they are not those of a run."""
     if not isinstance(recorded, dict):
         raise ConfigError("is damaged: the configuration is not a mapping")
-    values = completed({key: value for key, value in recorded.items() if key != "hydra"})
+    values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
     validate(Config, values)
     return values
 

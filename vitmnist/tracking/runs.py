@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.config.earlier import with_current_keys
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.files import is_in_use
@@ -189,7 +188,4 @@ def _hydra_config(folder: Path) -> dict[str, Any]:
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Values by full keys, with lists as text."""
-    return {
-        key: str(value) if isinstance(value, list) else value
-        for key, value in flatten(with_current_keys(config)).items()
-    }
+    return {key: str(value) if isinstance(value, list) else value for key, value in flatten(config).items()}

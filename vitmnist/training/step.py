@@ -182,7 +182,7 @@ class TrainStep:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": {"last_epoch": self.steps},  # as torch's schedulers call it, and older files of ours
+            "schedule": {"last_epoch": self.steps},  # as torch's schedulers call it
             "ema": self.ema.state_dict() if self.ema else None,
         }
 

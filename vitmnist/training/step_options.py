@@ -43,9 +43,8 @@ class StepConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StepConfig:
-        """From `to_dict()`, also that of an earlier version with more options."""
-        known = {name: values[name] for name in cls.__dataclass_fields__}
-        return cls(**{**known, "precision": Precision(values["precision"])})
+        """From `to_dict()`."""
+        return cls(**{**values, "precision": Precision(values["precision"])})
 
     def describe(self) -> str:
         """A line for each value that was `auto`."""

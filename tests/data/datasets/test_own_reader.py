@@ -86,7 +86,6 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
 
 def test_a_dataset_without_files_of_its_own_reads_any_picture_in_its_shape() -> None:
     assert file_reader({"name": "mnist"}, (1, 20, 30)) == PictureReader((30, 20), Mode.grey)
-    assert file_reader({"draft": True}, (3, 20, 20)) == PictureReader((20, 20), Mode.rgb, draft=True), "of 0.1"
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
     assert file_reader(recorded, (3, 9, 9)) == PictureReader((9, 9), "rgb", "pad")
     with pytest.raises(ConfigError, match="cifar10: images of 4 channels need a `reader` in the dataset's options"):

@@ -238,17 +238,14 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
     Raises:
         ConfigError: the dataset is not registered, or has other channels than pictures.
     """
-    if "name" in values:  # files of 0.1 have only `draft`
-        complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
-        if reader := getattr(DATASETS.member(complete)[1], "reader", None):
-            return reader  # type: ignore[no-any-return]
+    complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
+    if reader := getattr(DATASETS.member(complete)[1], "reader", None):
+        return reader  # type: ignore[no-any-return]
     channels, height, width = shape
     if channels not in (1, 3):
-        raise ConfigError(
-            f"{values.get('name')}: images of {channels} channels need a `reader` in the dataset's options"
-        )
+        raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
     mode = Mode.grey if channels == 1 else Mode.rgb
-    return PictureReader((width, height), mode, draft=values.get("draft") is True)
+    return PictureReader((width, height), mode)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
