@@ -9,23 +9,28 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from tqdm import tqdm
 
 from vitmnist.config.validation import AUTO, bounded, join
+from vitmnist.data.collate import map_tensors
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Loader, Place, WrapperOptions, needs_of, place_of
-from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
-from vitmnist.loaders.timing import Alternative, Bench, Block, Figure, Step, Timed, calling, take_turns, try_workers
+from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of, place_of
+from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
+from vitmnist.timing.benchmark import Benchmark, Block, Candidate, Row, Step, as_one_argument_step, format_rows, rows_of
+from vitmnist.timing.bottleneck import format_s
+
+WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)  # Tried up to the number of cores
 
 
 @dataclass
@@ -40,38 +45,56 @@ class AutoOptions(WrapperOptions):
 
 @dataclass(frozen=True)
 class LoaderSelection:
-    """The selected loader, the reason, and the table.
+    """The selected loader, the reason, and the table: expected seconds of an epoch, with their range over blocks.
 
-    `candidates` is the record for `result.json`: expected seconds of an epoch, with their range over blocks.
     `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
     """
 
     name: str
     values: dict[str, Any]
     reason: str
-    candidates: list[dict[str, Any]]
+    rows: list[Row]
     model_alone_s: float | None
 
     def record(self) -> dict[str, Any]:
         """For `result.json`."""
-        return {key: getattr(self, key) for key in ("name", "reason", "candidates", "model_alone_s")}
+        rows = [_record(row) for row in self.rows]
+        return {"name": self.name, "reason": self.reason, "candidates": rows, "model_alone_s": self.model_alone_s}
 
     def table(self) -> str:
-        """The table as text; the column of waiting times only with a model."""
-        timed = [row for row in self.candidates if not row["refused"]]
-        columns = {
-            "candidate": [row["name"] for row in timed],
-            "set-up, s": [f"{row['setup_s']:.3f}" for row in timed],
-            "epoch, s": [f"{row['epoch_s']:.4g}" for row in timed],
-            "range": [f"{row['epoch_s_low']:.4g}–{row['epoch_s_high']:.4g}" for row in timed],
-        }
-        lines = [f"refused: {row['refused']}" for row in self.candidates if row["refused"]]
+        """The table as text."""
+        lines = [format_rows(self.rows)]
         if self.model_alone_s is not None:
-            waits = [(row["data_wait_s"], row["epoch_s"] or 1.0) for row in timed]
-            columns["waiting for data"] = [f"{wait:.3g} s ({100 * wait / epoch:.0f}%)" for wait, epoch in waits]
-            lines.append(f"(the model alone, without loading: {self.model_alone_s:.3g} s)")
-        table = tabulate(columns, headers="keys", tablefmt="plain", disable_numparse=True)
-        return "\n".join([table, *lines, f"chosen: {self.name}, {self.reason}"])
+            lines.append(f"(the model alone, without loading: {format_s(self.model_alone_s)})")
+        return "\n".join([*lines, f"chosen: {self.name}, {self.reason}"])
+
+
+class ResidentBatch(Loader):
+    """Repeats one batch that is already on the device, to time a model that never waits for data."""
+
+    def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        batch = data.read(slice(0, min(sampler.batch_size, sampler.size)))
+        self._batch: Any = map_tensors(backend_of(device).to_device, batch)
+
+    def batches(self, number: int, start: int) -> Batches:
+        yield from repeat(self._batch, len(self) - start)
+
+
+def candidate_of(
+    loader: Loader,
+    device: torch.device,
+    step: Callable[[Any], object] | None = None,
+    epoch: Callable[[int], Any] | None = None,
+) -> Candidate:
+    """A loader as a candidate; a short last batch is not timed, because its time would mislead.
+
+    Args:
+        epoch: yields the step's arguments for epoch n; by default `loader.epoch`.
+    """
+    sampler = loader.sampler.global_sampler
+    length = sampler.size // sampler.batch_size or 1
+    return Candidate(type(loader).__name__, loader, device, step, epoch or loader.epoch, length)
 
 
 @LOADERS.register("auto", AutoOptions)
@@ -86,10 +109,10 @@ def auto(
     Raises:
         ConfigError: no candidate can be used.
     """
-    timed_of = (lambda loader: Timed(BatchStream(loader, device), calling(step))) if step else None
+    timed = partial(candidate_of, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_generators(device):
-        selection, data = select_loader(options, data, sampler, device, "", timed_of)
+        selection, data = select_loader(options, data, sampler, device, "", timed)
     print(selection.table(), file=sys.stderr)
     loader = LOADERS.build(selection.values, data, sampler, device)
     loader.selection = selection
@@ -102,14 +125,14 @@ def select_loader(
     sampler: EpochSampler,
     device: torch.device,
     key: str = "data.loader",
-    timed_of: Callable[[Loader], Timed] | None = None,
+    timed: Callable[[Loader], Candidate] | None = None,
     also: Sequence[tuple[SampleSource, EpochSampler]] = (),
 ) -> tuple[LoaderSelection, SampleSource]:
     """Time the loaders that fit and select the fastest.
 
     Args:
         key: where the options are in the configuration.
-        timed_of: how a training step is timed with a loader; without one, batches are dropped.
+        timed: makes a loader a candidate with a training step; without it, batches are dropped.
         also: other sets for which a loader of the same kind will be built, whose memory counts too.
 
     Returns:
@@ -118,38 +141,29 @@ def select_loader(
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
     """
-    names = _candidates(options, key)
+    names, size = _candidates(options, key), len(sampler)
     with ExitStack() as stack:
-        bench = Candidates(stack, data=data, sampler=sampler, device=device, timed_of=timed_of, also=also)
-        bench.are_named = bool(options.candidates)
-        model = bench.add_model(timed_of) if timed_of and len(sampler) else None
+        loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
+        model = loaders.add_model(timed) if timed and size else None
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
             # A file would only hold what is in memory already.
-            if options.candidates or place_of(name) is not Place.FILE or bench.decoded is None:
-                bench.add_loader(name, {"name": name})
-        bench.add_workers(options.worker_counts)
-        take_turns(bench.turns, options.batches, options.seconds * len(bench.turns))
-    size = len(sampler)
-    for one in bench.turns:
-        one.complete_row([Block(0.0, 0.0)] if not size else [])
-    rows = [_record(row, size, with_model=model is not None) for row in bench.rows]
-    timed = {row["name"]: row for row in rows if not row["refused"]}
-    if not timed:
-        raise ConfigError("no candidate can be used:\n" + "\n".join(row["refused"] for row in rows))
-    name = min(timed, key=lambda name: timed[name]["epoch_s"])
-    model_alone_s = Figure.of(block.batch_s for block in model.blocks).median * size if model else None
-    values = bench.values[name]
-    return LoaderSelection(name, values, _reason(name, timed), rows, model_alone_s), bench.data_for(values)
-
-
-def _record(row: Alternative, size: int, with_model: bool) -> dict[str, Any]:
-    """A candidate as `result.json` has it; an epoch has `size` batches."""
-    if not row.batch_s or not row.waiting_s:
-        return {"name": row.name, "refused": f"{row.name}: {row.refused}"}
-    epoch = row.batch_s
-    times = {"epoch_s": epoch.median * size, "epoch_s_low": epoch.low * size, "epoch_s_high": epoch.high * size}
-    waiting = row.waiting_s.median * size if with_model else None
-    return {"name": row.name, "setup_s": row.set_up_s, **times, "data_wait_s": waiting, "refused": None}
+            if options.candidates or place_of(name) is not Place.FILE or loaders.decoded is None:
+                loaders.add_loader(name, {"name": name})
+        loaders.add_workers(options.worker_counts)
+        candidates = loaders.benchmark.candidates
+        loaders.benchmark.run(options.batches, options.seconds * len(candidates))
+    if not size:
+        for candidate in candidates:
+            candidate.blocks = [Block(0.0, 0.0, 0.0, 0.0)]
+    model_alone_s = rows_of([model], size)[0].epoch_s if model else None
+    rows = rows_of(candidates[1:] if model else candidates, size)
+    epochs_s = {row.name: row.epoch_s.median for row in rows if row.epoch_s}
+    if not epochs_s:
+        raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
+    name = min(epochs_s, key=epochs_s.__getitem__)
+    values = loaders.values[name]
+    alone_s = model_alone_s and model_alone_s.median
+    return LoaderSelection(name, values, _reason(name, rows), rows, alone_s), loaders.data_for(values)
 
 
 def _candidates(options: AutoOptions, key: str) -> list[str]:
@@ -166,50 +180,65 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
 
 
 @dataclass
-class Candidates(Bench):
-    """The loaders of `auto`; see `select_loader` for the fields."""
+class LoaderBenchmark:
+    """The loaders of `auto`; see `select_loader` for the first fields.
 
-    data: SampleSource = field(kw_only=True)
-    sampler: EpochSampler = field(kw_only=True)
-    device: torch.device = field(kw_only=True)
-    timed_of: Callable[[Loader], Timed] | None = None
-    also: Sequence[tuple[SampleSource, EpochSampler]] = ()
-    are_named: bool = False  # by the user; only then a loader is tried whose memory is unknown
+    Args:
+        are_named: by the user; only then a loader is tried whose memory is unknown.
+        decoded: the set in host memory, once a loader has decoded it.
+        values: the options of each candidate.
+    """
+
+    stack: ExitStack
+    data: SampleSource
+    sampler: EpochSampler
+    device: torch.device
+    timed: Callable[[Loader], Candidate] | None
+    also: Sequence[tuple[SampleSource, EpochSampler]]
+    are_named: bool
     model_memory: Memory = field(default_factory=Memory)
-    decoded: SampleSource | None = None  # in host memory, once a loader has decoded them
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each row
+    decoded: SampleSource | None = None
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def add_model(self, timed_of: Callable[[Loader], Timed]) -> Timed:
+    def __post_init__(self) -> None:
+        self.benchmark = Benchmark(self.stack)
+
+    def add_model(self, timed: Callable[[Loader], Candidate]) -> Candidate:
         """The step over one batch that is already on the device; also measures the model's memory."""
-        model = timed_of(ResidentBatch(self.data, self.sampler, self.device))
+        model = timed(ResidentBatch(self.data, self.sampler, self.device))
+        model.is_required = True  # an error is that of the step
         self.model_memory, _ = peak_memory(model.time_block, self.device)
-        self.turns.append(model)
+        self.benchmark.candidates.append(model)
         return model
 
-    def add_loader(self, name: str, values: Mapping[str, Any]) -> Timed | None:
-        """A loader with these options, as a row of this name; None if the row says why it cannot be used."""
-        return self.add(name, partial(self._build, values))
+    def add_loader(self, name: str, values: Mapping[str, Any]) -> Candidate:
+        """A loader with these options, as a row of this name."""
+        return self.benchmark.add(name, partial(self._build, name, values))
 
     def add_workers(self, counts: list[int] | None) -> None:
         """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
-        timed = {one.row.name: one for one in self.turns if one.row and one.first}
-        fastest = min((one.first for one in timed.values() if one.first), default=None)
-        for name, given in timed.items() if fastest and fastest.waits else ():
-            values = self.values[name]
-            workers = {**values, **getattr(given.stream.source, "settings", {})}.get("num_workers")
+        timed = [one for one in self.benchmark.candidates if one.name in self.values and one.warm_up]
+        fastest = min((one.warm_up for one in timed if one.warm_up), key=lambda block: block.batch_s, default=None)
+        for candidate in timed if fastest and fastest.waits else ():
+            values, last = self.values[candidate.name], candidate.warm_up
+            workers = {**values, **candidate.source.settings}.get("num_workers")
             # `auto` is left where threads read picture files, as many as there are cores: workers only if asked for.
-            if workers is not None and (workers != AUTO or counts):
-                try_workers(given, workers, partial(self._add_workers, name, values), counts)
-
-    def _add_workers(self, name: str, values: Mapping[str, Any], workers: int) -> Timed | None:
-        return self.add_loader(f"{name}, {workers} workers", {**values, "num_workers": workers})
+            if workers is None or (workers == AUTO and not counts):
+                continue
+            for number in WORKER_COUNTS if counts is None else counts:
+                if counts is None and (not last or not last.waits or number > max(available_cores(), 2)):
+                    break
+                last = candidate.warm_up
+                if number != workers:
+                    name = f"{candidate.name}, {number} workers"
+                    last = self.add_loader(name, {**values, "num_workers": number}).warm_up
 
     def data_for(self, values: Mapping[str, Any]) -> SampleSource:
         """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""
         is_kept = place_of(values["name"]) in (Place.HOST, Place.DEVICE)
         return self.decoded if self.decoded is not None and is_kept else self.data
 
-    def _build(self, values: Mapping[str, Any], row: Alternative, stack: ExitStack) -> Timed:
+    def _build(self, name: str, values: Mapping[str, Any], stack: ExitStack) -> Candidate:
         """A loader, if there is memory for it next to the model and what was built before."""
         values = LOADERS.complete(values)
         data = self.data_for(values)
@@ -220,19 +249,29 @@ class Candidates(Bench):
             raise ConfigError("does not say how much memory it needs, so it is tried only if candidates= names it")
         started = time.perf_counter()
         loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
-        self.values[row.name], row.set_up_s = values, time.perf_counter() - started
+        set_up_s = time.perf_counter() - started
         if loader.decoded is not None:
             self.decoded = loader.decoded
-        return self.timed_of(loader) if self.timed_of else Timed(BatchStream(loader, self.device))
+        self.values[name] = values
+        return replace(self.timed(loader) if self.timed else candidate_of(loader, self.device), set_up_s=set_up_s)
 
 
-def _reason(chosen: str, timed: Mapping[str, dict[str, Any]]) -> str:
+def _record(row: Row) -> dict[str, Any]:
+    """A candidate as `result.json` has it; an epoch without a step has no waiting time."""
+    if not row.epoch_s:
+        return {"name": row.name, "refused": row.error}
+    epoch, share = row.epoch_s, row.waiting_pct
+    times = {"epoch_s": epoch.median, "epoch_s_low": epoch.low, "epoch_s_high": epoch.high}
+    waiting_s = None if share is None else epoch.median * share / 100
+    return {"name": row.name, "setup_s": row.set_up_s, **times, "data_wait_s": waiting_s, "refused": None}
+
+
+def _reason(chosen: str, rows: Sequence[Row]) -> str:
     """Why a loader was chosen, and which others are within noise of it: those whose ranges overlap with its own."""
-    best = timed[chosen]
-    text = f"{best['epoch_s']:.3g} s an epoch expected, "
-    if len(timed) == 1:
+    epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
+    best = epochs_s.pop(chosen)
+    text = f"{best.median:.3g} s an epoch expected, "
+    if not epochs_s:
         return f"{text}the only loader that fits"
-    low, high = best["epoch_s_low"], best["epoch_s_high"]
-    equal = [name for name, row in timed.items() if row["epoch_s_low"] <= high and low <= row["epoch_s_high"]]
-    equal.remove(chosen)
+    equal = [name for name, one in epochs_s.items() if one.low <= best.high and best.low <= one.high]
     return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")

@@ -18,7 +18,7 @@ from vitmnist.data.sampler import EpochSampler, whole_number
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.loaders.timing import Step
+from vitmnist.timing.benchmark import Step
 from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
 
