@@ -11,7 +11,7 @@ INPUT_BOUND_PCT = 60.0  # Above this share of waiting, the loader is the limit
 FEW_STEPS = 20  # With fewer steps there is no verdict
 
 
-class Bottleneck(Enum):
+class Bottleneck(str, Enum):
     """What limits a loop, or why that is not known."""
 
     INPUT = "input-bound"

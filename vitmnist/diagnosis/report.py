@@ -1,0 +1,232 @@
+"""The report on a user's script: dataclasses, which `--json` writes as they are, and text that is made of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import inf
+
+from vitmnist.diagnosis.observation import LoaderInfo, Loop, Unmeasured
+from vitmnist.diagnosis.observer import Observer
+from vitmnist.runtime.cpu import NOTICEABLE, Cores
+from vitmnist.timing.bottleneck import COMPUTE_BOUND_PCT, Bottleneck, format_bottleneck, format_ms, format_s
+from vitmnist.timing.table import Row, format_rows
+
+
+class Incomplete(str, Enum):
+    """Why the time of the script is not known."""
+
+    NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
+    OTHER_THREAD = "a loader is iterated in another thread, so how long the script waits for batches is not known"
+    TOO_FEW_BATCHES = "there were too few batches for the warm-up; lower --warm-up"
+    ENDED_EARLY = "the script ended before --steps batches"
+
+
+@dataclass(frozen=True)
+class LoopReport:
+    """A loop over a loader; times in seconds.
+
+    Args:
+        num_loaders: how many in turn the script has built.
+        seconds: of all passes; `waiting_s` of them are spent inside `iter()` and `next()`.
+        waiting_pct: None if `unmeasured` says why.
+        step_s: the median time between two requests for batches, with `step_cores` in use by this process.
+        parts: seconds of a sample: reading, each transform, collating.
+        rows: the loader as it is and others, timed after the script with an imitated step.
+    """
+
+    loader: LoaderInfo
+    num_loaders: int
+    passes: int
+    batches: int
+    seconds: float
+    waiting_s: float
+    waiting_pct: float | None
+    step_s: float
+    step_cores: float
+    unmeasured: Unmeasured | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    change: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A script; times in seconds, percentages 0 to 100, None for what is not known.
+
+    Args:
+        steps: batches of the loader that gave most, after the warm-up of `warm_up`.
+        seconds: of all passes, where overlapping ones count once.
+        before_s: before the first pass; `between_s` between passes, `after_s` after the last.
+        not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
+    """
+
+    command: str
+    exit_code: int
+    stopped: bool
+    rank: int | None
+    cuda_used: bool
+    warm_up: int
+    steps: int
+    incomplete: Incomplete | None
+    not_observed: list[str]
+    seconds: float | None
+    waiting_s: float | None
+    waiting_pct: float | None
+    before_s: float
+    between_s: float
+    after_s: float
+    cores: Cores
+    bottleneck: Bottleneck | None
+    loops: list[LoopReport]
+
+
+def describe_script(observer: Observer, command: str, exit_code: int) -> Report:
+    """What was observed of a script, and its loaders and others tried with an imitated step."""
+    torch, loops = sys.modules.get("torch"), observer.loops if observer.is_warm else []
+    measured = [loop for loop in loops if loop.batches and not loop.unmeasured]
+    in_thread = any(loop.unmeasured is Unmeasured.OTHER_THREAD for loop in loops)
+    began, ended = observer.first_iter or observer.started, observer.ended or inf
+    merged = _merge([interval for loop in loops if loop.batches for interval in loop.intervals()], ended)
+    in_loops_s = _merge([interval for loop in measured for interval in loop.intervals()], ended)
+    seconds = sum(end - begin for begin, end in in_loops_s)
+    waiting_s = sum(loop.waiting_s for loop in measured)
+    waiting_pct = 100 * waiting_s / seconds if seconds and not in_thread else None
+    steps = max((loop.batches for loop in loops), default=0)
+    # Threads of this process that load are part of the step's cores; workers are not.
+    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps, observer.cores.compete)
+    reports = [_describe_loop(loop, observer.ended or inf) for loop in loops if loop.batches]
+    if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
+        _try_loaders([loop for loop in loops if loop.batches], reports, observer.is_stopped)
+    return Report(
+        command,
+        exit_code,
+        observer.is_stopped,
+        int(os.environ["RANK"]) if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ else None,
+        torch is not None and torch.cuda.is_initialized(),
+        observer.limits.warm_up,
+        steps,
+        _why_incomplete(observer, in_thread, steps),
+        [] if observer.loops else _other_loaders(),
+        seconds or None,
+        waiting_s if seconds else None,
+        waiting_pct,
+        began - observer.started,
+        sum(later[0] - earlier[1] for earlier, later in zip(merged, merged[1:], strict=False)),
+        ended - merged[-1][1] if merged else 0.0,
+        observer.cores,
+        bottleneck,
+        reports,
+    )
+
+
+def _merge(intervals: list[tuple[float, float]], ended: float) -> list[tuple[float, float]]:
+    """Begin and end of the passes in order, where overlapping ones are one."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], min(end, ended))
+        else:
+            merged.append((begin, min(end, ended)))
+    return merged
+
+
+def _describe_loop(loop: Loop, ended: float) -> LoopReport:
+    seconds = sum(min(end, ended) - begin for begin, end in loop.intervals())
+    waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
+    figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.cores)
+    return LoopReport(loop.info, loop.num_loaders, *figures, loop.unmeasured)
+
+
+def _try_loaders(loops: list[Loop], reports: list[LoopReport], is_stopped: bool) -> None:
+    """Add the tables of the loops that wait, at least half as long as the one that waits longest."""
+    from vitmnist.diagnosis.candidates import best_change, try_loaders  # loads what the script may never need
+
+    longest_s = max((one.waiting_s for one in reports if not one.unmeasured), default=0.0)
+    for index, (loop, report) in enumerate(zip(loops, reports, strict=True)):
+        waits = (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT and report.waiting_s >= longest_s / 2
+        if waits:
+            rows, parts = try_loaders(loop)
+            change = best_change(rows, inf if is_stopped else report.passes)
+            reports[index] = replace(report, rows=rows, parts=parts, change=change)
+
+
+def _why_incomplete(observer: Observer, in_thread: bool, steps: int) -> Incomplete | None:
+    if not observer.loops:
+        return Incomplete.NO_LOADER
+    if in_thread:
+        return Incomplete.OTHER_THREAD
+    if not steps:
+        return Incomplete.TOO_FEW_BATCHES
+    return Incomplete.ENDED_EARLY if steps < (observer.limits.steps or 0) else None
+
+
+def _other_loaders() -> list[str]:
+    """The classes of loaders that exist and are not observed."""
+    kinds = {type(one) for one in gc.get_objects() if type(one).__name__.endswith("Loader")}
+    names = (f"{kind.__module__}.{kind.__name__}" for kind in kinds if hasattr(kind, "__iter__"))
+    return sorted(name for name in names if not name.startswith("torch."))
+
+
+def why_failed(report: Report, limit: float) -> str | None:
+    """Why `--fail-above` fails: the script waits for more than `limit` percent of its time, or that is not known."""
+    if report.waiting_pct is None:
+        return f"failed: nothing was measured to compare with --fail-above {limit:g}%"
+    if report.waiting_pct <= limit:
+        return None
+    return f"failed: waiting takes {report.waiting_pct:.1f}% of the time, which exceeds --fail-above {limit:g}%"
+
+
+def format_report(report: Report) -> str:
+    """The report as it is printed."""
+    rank = "" if report.rank is None else f", rank {report.rank}"
+    ended = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
+    lines = [f"\nvitmnist diagnose{rank}: the script {ended}"]
+    if report.incomplete:
+        lines.append(f"incomplete: {report.incomplete.value}")
+    if report.not_observed:
+        lines.append(f"not observed: {', '.join(report.not_observed)}, which is none of torch.utils.data")
+    if report.cuda_used:
+        lines.append("CUDA was used: times are on the host's clock, and a step may end before its kernels do")
+    if report.seconds:
+        lines.append(f"script: {report.steps} batches in {format_s(report.seconds)} after a warm-up of {report.warm_up}")
+        times = [(report.before_s, "before"), (report.between_s, "between"), (report.after_s, "after")]
+        parts = [f"{format_s(seconds)} {where}" for seconds, where in times if seconds > NOTICEABLE * report.seconds]
+        lines += [f"not counted: {', '.join(parts)} the passes over the loaders"] if parts else []
+    if report.bottleneck and report.waiting_pct is not None:
+        text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps, report.cores)
+        lines.append(f"verdict: {text}")
+    for number, loop in enumerate(report.loops, 1):
+        lines += ["", *_format_loop(number, loop)]
+    if any(loop.rows for loop in report.loops):
+        lines.append("expected, with an imitated step")
+    return "\n".join(lines)
+
+
+def _format_loop(number: int, loop: LoopReport) -> list[str]:
+    loader = loop.loader
+    samples = "" if loader.samples is None else f", {loader.samples:,} samples"
+    lines = [
+        f"loader {number}: {loader.dataset}{samples}, batch size {loader.batch_size or 'unknown'}, "
+        f"num_workers={loader.num_workers} ({loader.where})"
+    ]
+    if loop.unmeasured:
+        waiting = f"{loop.unmeasured.value}; {format_s(loop.waiting_s)} for them"
+    else:
+        waiting = f"waiting {loop.waiting_pct:.0f}% of {format_s(loop.seconds)}, a step {format_ms(loop.step_s)}"
+        waiting += f" on {loop.step_cores:.1f} cores"
+    passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
+    times = "" if loop.num_loaders == 1 else f", {loop.num_loaders} loaders alike in turn"
+    lines.append(f"  {loop.batches} batches in {passes}{times}: {waiting}")
+    if total_s := sum(loop.parts.values()):
+        shares = sorted(((seconds / total_s, name) for name, seconds in loop.parts.items()), reverse=True)
+        shown = [f"{name} {share:.0%}" for share, name in shares if share > NOTICEABLE]
+        lines.append(f"  a sample: {', '.join(shown)}")
+    if loop.rows:
+        lines += [f"  {line}" for line in format_rows(loop.rows).splitlines()]
+    if loop.change:
+        lines.append(f"  change  {loader.where}   {loop.change}")
+    return lines
