@@ -78,9 +78,9 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert selection.name == "ram"
     assert selection.values == {"name": "ram"}
     fast, slow, broken = selection.record()["candidates"]
-    assert slow["epoch_s_low"] > 12 * 0.03
-    assert slow["epoch_s_high"] >= slow["epoch_s"] >= slow["epoch_s_low"] > fast["epoch_s_low"] > 0
-    assert broken == {"name": "broken", "refused": "its disk is gone"}
+    assert slow["epoch_s"]["high"] >= slow["epoch_s"]["median"] >= slow["epoch_s"]["low"] > 12 * 0.03
+    assert slow["epoch_s"]["low"] > fast["epoch_s"]["low"] > 0
+    assert (broken["name"], broken["error"], broken["epoch_s"]) == ("broken", "its disk is gone", None)
     table = selection.table()
     assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), "without a model there is nothing that waits"
     assert re.search(r"^broken +its disk is gone$", table, re.MULTILINE)
@@ -166,7 +166,7 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: li
     assert "(the model alone, without loading: " in ended.stdout
     found = result_of(tmp_path / "automatic")
     assert {"gpu_slice", "ram", "prefetch", "disk"} <= {row["name"] for row in found["auto"]["candidates"]}
-    assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
+    assert all(row["epoch_s"]["low"] > 0 and row["error"] is None for row in found["auto"]["candidates"])
     assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
@@ -192,8 +192,8 @@ def test_the_median_decides_and_differences_within_the_noise_are_called_that(mon
     selection = chosen("disk", "gpu_slice", "ram", worker_counts=[])
     assert selection.name == "ram"
     assert selection.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
-    rows = {row["name"]: row for row in selection.record()["candidates"]}
-    assert (rows["ram"]["epoch_s_low"], rows["ram"]["epoch_s_high"]) == (12.0, 36.0)
+    (ram,) = (row.epoch_s for row in selection.rows if row.name == "ram" and row.epoch_s)
+    assert (ram.low, ram.high) == (12.0, 36.0)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     torch.manual_seed(1)
     before = torch.get_rng_state()
     with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, candidates=["ram"], step=step) as loader:
-        assert loader.selection.record()["candidates"][0]["data_wait_s"] is not None
+        assert loader.selection.rows[0].waiting_pct is not None
     assert set(calls) == {5}
     assert torch.equal(before, torch.get_rng_state()), "how much a step draws depends on the time that it takes"
     assert re.search(r"^ram +\d+% +[\d.]+ s +[\d.e-]+ s$", capsys.readouterr().err, re.MULTILINE)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -29,7 +29,7 @@ from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.timing.benchmark import Benchmark, Block, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.bottleneck import format_s
-from vitmnist.timing.table import Row, format_rows
+from vitmnist.timing.table import Figure, Row, format_rows
 
 WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)  # Tried up to the number of cores
 
@@ -46,7 +46,7 @@ class AutoOptions(WrapperOptions):
 
 @dataclass(frozen=True)
 class LoaderSelection:
-    """The selected loader, the reason, and the table: expected seconds of an epoch, with their range over blocks.
+    """The selected loader, the reason, and the table of expected seconds of an epoch.
 
     `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
     """
@@ -59,15 +59,14 @@ class LoaderSelection:
 
     def record(self) -> dict[str, Any]:
         """For `result.json`."""
-        rows = [_record(row) for row in self.rows]
-        return {"name": self.name, "reason": self.reason, "candidates": rows, "model_alone_s": self.model_alone_s}
+        candidates = [asdict(row) for row in self.rows]
+        return {"name": self.name, "reason": self.reason, "candidates": candidates, "model_alone_s": self.model_alone_s}
 
     def table(self) -> str:
         """The table as text."""
-        lines = [format_rows(self.rows)]
-        if self.model_alone_s is not None:
-            lines.append(f"(the model alone, without loading: {format_s(self.model_alone_s)})")
-        return "\n".join([*lines, f"chosen: {self.name}, {self.reason}"])
+        alone_s = self.model_alone_s
+        alone = "" if alone_s is None else f"(the model alone, without loading: {format_s(alone_s)})\n"
+        return f"{format_rows(self.rows)}\n{alone}chosen: {self.name}, {self.reason}"
 
 
 class ResidentBatch(Loader):
@@ -94,8 +93,7 @@ def candidate_of(
         epoch: yields the step's arguments for epoch n; by default `loader.epoch`.
     """
     sampler = loader.sampler.global_sampler
-    length = sampler.size // sampler.batch_size or 1
-    return Candidate(type(loader).__name__, loader, device, step, epoch or loader.epoch, length)
+    return Candidate("", loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
 
 
 @LOADERS.register("auto", AutoOptions)
@@ -142,29 +140,23 @@ def select_loader(
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
     """
-    names, size = _candidates(options, key), len(sampler)
+    names = _candidates(options, key)
     with ExitStack() as stack:
         loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
-        model = loaders.add_model(timed) if timed and size else None
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
             # A file would only hold what is in memory already.
             if options.candidates or place_of(name) is not Place.FILE or loaders.decoded is None:
                 loaders.add_loader(name, {"name": name})
         loaders.add_workers(options.worker_counts)
-        candidates = loaders.benchmark.candidates
-        loaders.benchmark.run(options.batches, options.seconds * len(candidates))
-    if not size:
-        for candidate in candidates:
-            candidate.blocks = [Block(0.0, 0.0, 0.0, 0.0)]
-    model_alone_s = rows_of([model], size)[0].epoch_s if model else None
-    rows = rows_of(candidates[1:] if model else candidates, size)
-    epochs_s = {row.name: row.epoch_s.median for row in rows if row.epoch_s}
+        loaders.run(options.batches, options.seconds * len(loaders.candidates))
+    rows = rows_of(loaders.candidates, len(sampler))
+    alone = rows.pop(0).epoch_s if timed else None
+    epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
-    name = min(epochs_s, key=epochs_s.__getitem__)
-    values = loaders.values[name]
-    alone_s = model_alone_s and model_alone_s.median
-    return LoaderSelection(name, values, _reason(name, rows), rows, alone_s), loaders.data_for(values)
+    name = min(epochs_s, key=lambda name: epochs_s[name].median)
+    values, reason = loaders.values[name], _reason(name, epochs_s)
+    return LoaderSelection(name, values, reason, rows, alone.median if alone else None), loaders.data_for(values)
 
 
 def _candidates(options: AutoOptions, key: str) -> list[str]:
@@ -180,56 +172,54 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
     return sorted(places, key=lambda name: (places[name] is Place.FILE, places[name] is not Place.HOST))
 
 
-@dataclass
-class LoaderBenchmark:
-    """The loaders of `auto`; see `select_loader` for the first fields.
+class LoaderBenchmark(Benchmark):
+    """The loaders of `auto`; see `select_loader` for the arguments. With `timed`, the model alone comes first.
 
     Args:
         are_named: by the user; only then a loader is tried whose memory is unknown.
-        decoded: the set in host memory, once a loader has decoded it.
-        values: the options of each candidate.
     """
 
-    stack: ExitStack
-    data: SampleSource
-    sampler: EpochSampler
-    device: torch.device
-    timed: Callable[[Loader], Candidate] | None
-    also: Sequence[tuple[SampleSource, EpochSampler]]
-    are_named: bool
-    model_memory: Memory = field(default_factory=Memory)
-    decoded: SampleSource | None = None
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.benchmark = Benchmark(self.stack)
-
-    def add_model(self, timed: Callable[[Loader], Candidate]) -> Candidate:
-        """The step over one batch that is already on the device; also measures the model's memory."""
-        model = timed(ResidentBatch(self.data, self.sampler, self.device))
-        model.is_required = True  # an error is that of the step
-        self.model_memory, _ = peak_memory(model.time_block, self.device)
-        self.benchmark.candidates.append(model)
-        return model
+    def __init__(
+        self,
+        stack: ExitStack,
+        data: SampleSource,
+        sampler: EpochSampler,
+        device: torch.device,
+        timed: Callable[[Loader], Candidate] | None,
+        also: Sequence[tuple[SampleSource, EpochSampler]],
+        are_named: bool,
+    ) -> None:
+        super().__init__(stack)
+        self._data, self._sampler, self._device, self._also = data, sampler, device, also
+        self._timed, self._are_named = timed or partial(candidate_of, device=device), are_named
+        self.decoded: SampleSource | None = None  # In host memory, once a loader has decoded the set
+        self.values: dict[str, dict[str, Any]] = {}  # The options of each candidate
+        self._model_memory = Memory()
+        if timed:
+            model = timed(ResidentBatch(data, sampler, device))
+            model.is_required = True  # An error is that of the step
+            self._model_memory, _ = peak_memory(model.time_block, device)
+            self.candidates.append(model)
 
     def add_loader(self, name: str, values: Mapping[str, Any]) -> Candidate:
         """A loader with these options, as a row of this name."""
-        return self.benchmark.add(name, partial(self._build, name, values))
+        return self.add(name, partial(self._build, name, values))
 
     def add_workers(self, counts: list[int] | None) -> None:
         """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
-        timed = [one for one in self.benchmark.candidates if one.name in self.values and one.warm_up]
-        fastest = min((one.warm_up for one in timed if one.warm_up), key=lambda block: block.batch_s, default=None)
-        for candidate in timed if fastest and fastest.waits else ():
-            values, last = self.values[candidate.name], candidate.warm_up
+        timed = {one: one.warm_up for one in self.candidates if one.name in self.values and one.warm_up}
+        fastest = min(timed.values(), key=lambda block: block.batch_s, default=None)
+        for candidate, first in timed.items() if fastest and fastest.waits else ():
+            values = self.values[candidate.name]
             workers = {**values, **candidate.source.settings}.get("num_workers")
             # `auto` is left where threads read picture files, as many as there are cores: workers only if asked for.
             if workers is None or (workers == AUTO and not counts):
                 continue
+            last: Block | None = first
             for number in WORKER_COUNTS if counts is None else counts:
                 if counts is None and (not last or not last.waits or number > max(available_cores(), 2)):
                     break
-                last = candidate.warm_up
+                last = first
                 if number != workers:
                     name = f"{candidate.name}, {number} workers"
                     last = self.add_loader(name, {**values, "num_workers": number}).warm_up
@@ -237,42 +227,32 @@ class LoaderBenchmark:
     def data_for(self, values: Mapping[str, Any]) -> SampleSource:
         """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""
         is_kept = place_of(values["name"]) in (Place.HOST, Place.DEVICE)
-        return self.decoded if self.decoded is not None and is_kept else self.data
+        return self.decoded if self.decoded is not None and is_kept else self._data
 
     def _build(self, name: str, values: Mapping[str, Any], stack: ExitStack) -> Candidate:
         """A loader, if there is memory for it next to the model and what was built before."""
         values = LOADERS.complete(values)
         data = self.data_for(values)
-        needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
+        needs = needs_of(values, [(data, self._sampler), *self._also], self._device)
         if needs is not None:
-            check_fits(values["name"], needs, self.device, self.model_memory)
-        elif not self.are_named:
+            check_fits(values["name"], needs, self._device, self._model_memory)
+        elif not self._are_named:
             raise ConfigError("does not say how much memory it needs, so it is tried only if candidates= names it")
         started = time.perf_counter()
-        loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
+        loader = stack.enter_context(LOADERS.build(values, data, self._sampler, self._device))
         set_up_s = time.perf_counter() - started
-        if loader.decoded is not None:
-            self.decoded = loader.decoded
-        self.values[name] = values
-        return replace(self.timed(loader) if self.timed else candidate_of(loader, self.device), set_up_s=set_up_s)
+        self.values[name], self.decoded = values, self.decoded or loader.decoded
+        candidate = self._timed(loader)
+        candidate.set_up_s = set_up_s
+        return candidate
 
 
-def _record(row: Row) -> dict[str, Any]:
-    """A candidate as `result.json` has it; an epoch without a step has no waiting time."""
-    if not row.epoch_s:
-        return {"name": row.name, "refused": row.error}
-    epoch, share = row.epoch_s, row.waiting_pct
-    times = {"epoch_s": epoch.median, "epoch_s_low": epoch.low, "epoch_s_high": epoch.high}
-    waiting_s = None if share is None else epoch.median * share / 100
-    return {"name": row.name, "setup_s": row.set_up_s, **times, "data_wait_s": waiting_s, "refused": None}
-
-
-def _reason(chosen: str, rows: Sequence[Row]) -> str:
+def _reason(chosen: str, epochs_s: Mapping[str, Figure]) -> str:
     """Why a loader was chosen, and which others are within noise of it: those whose ranges overlap with its own."""
-    epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
-    best = epochs_s.pop(chosen)
+    best = epochs_s[chosen]
     text = f"{best.median:.3g} s an epoch expected, "
-    if not epochs_s:
+    if len(epochs_s) == 1:
         return f"{text}the only loader that fits"
-    equal = [name for name, one in epochs_s.items() if one.low <= best.high and best.low <= one.high]
+    others = {name: one for name, one in epochs_s.items() if name != chosen}
+    equal = [name for name, one in others.items() if one.low <= best.high and best.low <= one.high]
     return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")

@@ -61,7 +61,7 @@ class Block:
         return self.first_waiting_s + self.waiting_s * (batches - 1) if batches else 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Candidate:
     """A way to load batches, with its row of the table.
 
