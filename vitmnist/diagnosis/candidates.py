@@ -1,17 +1,17 @@
-"""Other ways to load the batches of a `DataLoader`: its own with other workers, and decoded once."""
+"""Other ways to load the batches of a `DataLoader`, a step that is imitated, and where the time of a sample goes."""
 
 from __future__ import annotations
 
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from hashlib import sha256
 from io import StringIO
 from math import ceil, inf
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -22,54 +22,46 @@ from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits
+from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
 from vitmnist.timing.table import Row
 
 AS_IT_IS = "as it is"
-ASKED = 16  # Samples that are read to see where their time goes; fewer of slow ones
-ASKED_S = 0.5
+ASKED, ASKED_S = 16, 0.5  # Samples that are read to see where their time goes, and about how long that may take
 DECODE_S = 2.0  # Decoding is timed on as many samples as one process reads in this time
-TRY_BATCHES, TRY_S = 50, 6.0  # To time the candidates after a script
-LATE_S = 30.0  # Without a batch, after which workers are said to fail
+TRY_BATCHES, TRY_S = 50, 6.0  # For timing the candidates after a script
+LATE_S = 30.0  # Without a batch for so long, workers are said to fail
 GAIN = 0.2  # A change must save this share of the time to be named
 
 AsCandidate = Callable[[DataLoader[Any]], Candidate]
+Form = Literal["exact", "tensor"]
 
 
 class ImitatedStep:
     """Takes as long as a step of a script, and as much processor time, on as many threads.
 
-    The work is a fixed number of hashes, found without workers, so it takes longer where these use the cores. For the
-    rest of the time it sleeps.
+    The work is a fixed number of hashes, by their processor time without workers, so it takes longer where these use
+    the cores. For the rest of the time it sleeps.
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
-        threads = max(1, round(cores))
-        self._work = bytes(2**15)  # hashlib releases the interpreter's lock
-        self._pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
-        self._others = range(threads - 1)
-        self._hashes, self._rest_s = 1000, 0.0
-        each_s = min(self._seconds() for _ in range(3)) / self._hashes
-        self._hashes = round(min(cores / threads, 1.0) * step_s / each_s)
-        self._rest_s = max(0.0, step_s - median(self._seconds() for _ in range(3)))
+        self.threads, self._hashes, self._block = max(1, round(cores)), 1000, bytes(2**15)
+        self._pool, share = ThreadPoolExecutor(self.threads), min(cores / self.threads, 1.0)
+        began = time.thread_time()
+        self._compute()
+        self._hashes = round(share * step_s * self._hashes / (time.thread_time() - began))
+        self._rest_s = (1 - share) * step_s
 
     def __call__(self, batch: object) -> None:
-        others = [self._pool.submit(self._compute) for _ in self._others] if self._pool else []
+        others = [self._pool.submit(self._compute) for _ in range(self.threads - 1)]
         self._compute()
         for other in others:
             other.result()
-        if self._rest_s > 0:
-            time.sleep(self._rest_s)
+        time.sleep(self._rest_s)
 
     def _compute(self) -> None:
         for _ in range(self._hashes):
-            sha256(self._work)
-
-    def _seconds(self) -> float:
-        began = time.perf_counter()
-        self(None)
-        return time.perf_counter() - began
+            sha256(self._block)  # releases the interpreter's lock
 
 
 class Part(Subset[Any]):
@@ -82,110 +74,77 @@ class Part(Subset[Any]):
 
 
 def add_candidates(
-    benchmark: Benchmark, loader: DataLoader[Any], now: Candidate, as_candidate: AsCandidate, kind: type
+    benchmark: Benchmark, loader: DataLoader[Any], now: Candidate, as_candidate: AsCandidate, is_random: bool
 ) -> None:
-    """Add what else could deliver the batches of a loader; a row says why it cannot be timed.
+    """Add what else could deliver the batches of a loader: other workers if the step waits, and `from_dataloader`.
 
     Args:
         now: the loader as it is, with its first block.
         as_candidate: times a `DataLoader` with the same step.
-        kind: the class of the script's loader.
+        is_random: reading samples draws random numbers.
     """
-    for number in _worker_counts(loader, now):
 
-        def with_workers(stack: ExitStack, number: int = number) -> Candidate:
-            _check_workers(loader, number)
-            candidate = as_candidate(copy_of(loader, num_workers=number))
-            candidate.change = f"DataLoader(…, num_workers={number})"
-            return candidate
+    def with_workers(number: int, stack: ExitStack) -> Candidate:
+        context = loader.multiprocessing_context or torch.multiprocessing
+        if number and isinstance(loader.dataset, IterableDataset):
+            raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
+        if number and not loader.num_workers and context.get_start_method() != "fork":
+            raise ConfigError("not tried: workers are not forked, and would import the script again")
+        candidate = as_candidate(copy_of(loader, num_workers=number))
+        candidate.change = f"DataLoader(…, num_workers={number})"
+        return candidate
 
-        benchmark.add(f"num_workers={number}", with_workers)
-    if isinstance(loader.dataset, DecodedDataset):
-        return
-    forms: list[Literal["exact", "tensor"]] = ["exact", "tensor"] if draws(loader) else ["exact"]
-    for form in forms:
+    def decoded(form: Form, stack: ExitStack) -> Candidate:
+        replaced, set_up_s = decode_part(loader, form)
+        candidate = as_candidate(replaced)
+        candidate.set_up_s = set_up_s
+        candidate.change = "loader = vitmnist.from_dataloader(loader)" if form == "exact" else None
+        return candidate
 
-        def decoded(stack: ExitStack, form: Literal["exact", "tensor"] = form) -> Candidate:
-            if any("__iter__" in vars(base) for base in kind.__mro__[: kind.__mro__.index(DataLoader)]):
-                raise ConfigError(f"{kind.__name__} iterates in its own way; give the plain DataLoader that it wraps")
-            replaced, set_up_s = decode_part(loader, form)
-            candidate = as_candidate(replaced)
-            candidate.set_up_s = set_up_s
-            candidate.change = "loader = vitmnist.from_dataloader(loader)" if form == "exact" else None
-            return candidate
-
-        benchmark.add("from_dataloader" + (', transforms="tensor"' if form == "tensor" else ""), decoded)
-
-
-def _worker_counts(loader: DataLoader[Any], now: Candidate) -> list[int]:
-    """As many workers as make a batch per step, up to the number of cores, and none; if the step waits."""
-    if not now.warm_up or not now.warm_up.waits:
-        return []
-    work_s = now.warm_up.batch_s - now.warm_up.waiting_s
-    enough = ceil(max(loader.num_workers, 1) * now.warm_up.batch_s / max(work_s, 1e-6))
-    return sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers})
+    if now.warm_up and now.warm_up.waits:
+        # As many workers as make a batch per step, and none.
+        work_s = max(now.warm_up.batch_s - now.warm_up.waiting_s, 1e-6)
+        enough = ceil(max(loader.num_workers, 1) * now.warm_up.batch_s / work_s)
+        for number in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
+            benchmark.add(f"num_workers={number}", partial(with_workers, number))
+    if not isinstance(loader.dataset, DecodedDataset):
+        benchmark.add("from_dataloader", partial(decoded, "exact"))
+        if is_random:
+            benchmark.add('from_dataloader, transforms="tensor"', partial(decoded, "tensor"))
 
 
-def _check_workers(loader: DataLoader[Any], number: int) -> None:
-    """Raise `ConfigError` where another number of workers is not tried."""
-    if number and isinstance(loader.dataset, IterableDataset):
-        raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
-    context = loader.multiprocessing_context or torch.multiprocessing
-    if number and not loader.num_workers and context.get_start_method() != "fork":
-        raise ConfigError("not tried: workers are not forked, and would import the script again")
-
-
-def draws(loader: DataLoader[Any]) -> bool:
-    """Whether reading samples draws random numbers of torch or Python, as random transforms do."""
-    before = torch.get_rng_state(), random.getstate()
-    with suppress(Exception):  # the rows say why samples cannot be read
-        for index in range(min(ASKED, len(loader.dataset))):  # type: ignore[arg-type]
-            loader.dataset[index]
-    return not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
-
-
-def decode_part(loader: DataLoader[Any], form: Literal["exact", "tensor"]) -> tuple[DataLoader[Any], float]:
+def decode_part(loader: DataLoader[Any], form: Form) -> tuple[DataLoader[Any], float]:
     """What `from_dataloader` makes of the samples that there is time for, and its seconds for all samples.
 
     Raises:
-        UserError: it refuses the loader, or its samples fit nowhere.
+        UserError: it refuses the loader, or all samples do not fit in memory.
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or loader.batch_sampler is None or not len(dataset):
         from_dataloader(loader, "ram")  # raises
     size, batch_size = len(dataset), loader.batch_size or ceil(len(dataset) / len(loader))
+
+    def decode(count: int) -> tuple[DataLoader[Any], float]:
+        part = loader
+        if count < size:
+            # A sampler of the script's own, and a generator, keep the workers.
+            is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
+            changed = {"batch_size": batch_size, "batch_sampler": None, "sampler": None, "shuffle": True}
+            changed["generator"] = None if is_plain and loader.generator is None else torch.Generator()
+            part = copy_of(loader, dataset=Part(dataset, range(count)), **changed)
+        began = time.perf_counter()
+        return from_dataloader(part, "ram", transforms=form), time.perf_counter() - began
+
     began = time.perf_counter()
     dataset[0]
     count = min(size, max(8 * batch_size, int(DECODE_S / max(time.perf_counter() - began, 1e-6))))
-    few = count // 4
-    few_s = _decoded(loader, range(few), form)[1] if count < size else 0.0
-    replaced, seconds = _decoded(loader, range(count), form)
+    few_s = decode(count // 4)[1] if count < size else 0.0
+    replaced, seconds = decode(count)
+    needed = int(getattr(replaced.dataset, "sample_nbytes", 0) * size)
+    check_fits("ram", Memory(host=needed), torch.device("cpu"))
     # Checks read some samples again, so the time of a part is no multiple; the bounds are for noise.
-    each_s = min(max((seconds - few_s) / (count - few), seconds / count / 2), seconds / count)
+    each_s = min(max((seconds - few_s) / (count - count // 4), seconds / count / 2), seconds / count)
     return replaced, seconds + (size - count) * each_s
-
-
-def _decoded(
-    loader: DataLoader[Any], indices: Sequence[int], form: Literal["exact", "tensor"]
-) -> tuple[DataLoader[Any], float]:
-    dataset: Any = loader.dataset
-    part, sampler = loader, loader.sampler
-    if len(indices) < len(dataset):
-        batch_size = loader.batch_size or ceil(len(dataset) / len(loader))
-        # A sampler of the script's own, and a generator, keep the workers.
-        is_plain = loader.batch_size and type(sampler) in (SequentialSampler, RandomSampler)
-        generator = None if is_plain and loader.generator is None else torch.Generator()
-        changed = {"batch_size": batch_size, "sampler": None, "shuffle": True, "batch_sampler": None}
-        part = copy_of(loader, dataset=Part(dataset, indices), generator=generator, **changed)
-    began = time.perf_counter()
-    replaced = from_dataloader(part, "ram", transforms=form)
-    seconds = time.perf_counter() - began
-    try:
-        needed = int(getattr(replaced.dataset, "sample_nbytes", 0) * len(dataset))
-        check_fits("ram", Memory(host=needed), torch.device("cpu"))
-    except DoesNotFitError:  # a file may have room
-        replaced = from_dataloader(part, "cache", transforms=form)
-    return replaced, seconds
 
 
 def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
@@ -208,10 +167,10 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         warnings.simplefilter("ignore")  # such as torch's of more workers than cores
         for redirect in (redirect_stdout, redirect_stderr):  # the samples may print
             stack.enter_context(redirect(StringIO()))
-        parts = time_parts(loader)
+        parts, is_random = time_parts(loader)
         benchmark = Benchmark(stack)
         now = benchmark.add(AS_IT_IS, lambda _: as_candidate(copy_of(loader)))
-        add_candidates(benchmark, loader, now, as_candidate, loop.kind)
+        add_candidates(benchmark, loader, now, as_candidate, is_random)
         benchmark.run(TRY_BATCHES, TRY_S)
         return rows_of(benchmark.candidates, length), parts
 
@@ -226,65 +185,48 @@ def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
     return best.change if best and seconds(best) <= (1 - GAIN) * seconds(rows[0]) < inf else None
 
 
-class TimedTransform:
-    """A transform that adds up its seconds, with the other attributes of the original."""
-
-    def __init__(self, original: Any, times: dict[str, float]) -> None:
-        self._original, self._times = original, times
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        result = self._original(*inputs, **named)
-        name = getattr(self._original, "__name__", type(self._original).__name__)
-        self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - began
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
-
-
-def time_parts(loader: DataLoader[Any]) -> dict[str, float]:
-    """Seconds per sample of reading, of each transform by its class, and of collating; empty if that fails."""
-    dataset, times = loader.dataset, dict[str, float]()
-    replaced: list[tuple[Any, str, Any]] = []
-    try:
+def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
+    """Seconds per sample of reading, of each transform of a `Compose`, and of collating; whether samples are random."""
+    dataset: Any = loader.dataset
+    compose = _compose_of(dataset)
+    transforms = compose and compose.transforms
+    states = torch.get_rng_state(), random.getstate()
+    times: dict[str, float] = {}
+    parts: dict[str, float] = {}
+    with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
         began = time.perf_counter()
         dataset[0]
-        count = min(ASKED, len(dataset), max(2, int(ASKED_S / (time.perf_counter() - began))))  # type: ignore[arg-type]
-        for owner, name in list(transform_attributes(dataset)):
-            value = vars(owner)[name]
-            replaced.append((owner, name, value))
-            timed = [TimedTransform(one, times) for one in value] if isinstance(value, list) else None
-            setattr(owner, name, timed or TimedTransform(value, times))
+        count = min(ASKED, len(dataset), max(2, int(ASKED_S / (time.perf_counter() - began))))
+        try:
+            if compose is not None:
+                compose.transforms = [partial(_timed, times, one) for one in transforms]
+            began = time.perf_counter()
+            samples = [dataset[index] for index in range(count)]
+            read_s = time.perf_counter() - began - sum(times.values())
+        finally:
+            if compose is not None:
+                compose.transforms = transforms
         began = time.perf_counter()
-        samples = [dataset[index] for index in range(count)]
-        read_s = time.perf_counter() - began - sum(times.values())
-        began = time.perf_counter()
-        if loader.collate_fn:
-            loader.collate_fn(samples)
-        whole = "decoding and reading" if replaced else "reading and transforms"
-        times = {whole: read_s, **times, "collating": time.perf_counter() - began}
-        return {name: seconds / count for name, seconds in times.items()}
-    except Exception:  # samples and collate function may fail in any way; the rows say so
-        return {}
-    finally:
-        for owner, name, value in replaced:
-            setattr(owner, name, value)
+        (loader.collate_fn or list)(samples)
+        name = "decoding and reading" if compose else "reading and transforms"
+        parts = {name: read_s, **times, "collating": time.perf_counter() - began}
+        parts = {name: seconds / count for name, seconds in parts.items()}
+    return parts, not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate()
 
 
-def transform_attributes(dataset: Any) -> Iterator[tuple[Any, str]]:
-    """The transforms of a dataset, or of those it is made of: objects and the names of their attributes.
+def _compose_of(dataset: Any) -> Any:
+    """The `Compose` of a dataset, or of the one in a `Subset`; None if there is none."""
+    while dataset is not None:
+        for name in ("transform", "transforms"):
+            if isinstance(getattr(getattr(dataset, name, None), "transforms", None), list):
+                return getattr(dataset, name)
+        dataset = getattr(dataset, "dataset", None)
+    return None
 
-    A list is that of a `Compose`; other values are single transforms.
-    """
-    for name in ("transform", "transforms"):
-        transform = getattr(dataset, "__dict__", {}).get(name)
-        if hasattr(transform, "target_transform"):  # torchvision's pair, for an image and its target
-            continue
-        if isinstance(getattr(transform, "transforms", None), list):
-            yield transform, "transforms"
-        elif callable(transform):
-            yield dataset, name
-    for part in [getattr(dataset, "__dict__", {}).get("dataset"), *getattr(dataset, "datasets", ())]:
-        if part is not None:
-            yield from transform_attributes(part)
+
+def _timed(times: dict[str, float], transform: Any, *inputs: Any, **named: Any) -> Any:
+    began = time.perf_counter()
+    result = transform(*inputs, **named)
+    name = getattr(transform, "__name__", type(transform).__name__)
+    times[name] = times.get(name, 0.0) + time.perf_counter() - began
+    return result

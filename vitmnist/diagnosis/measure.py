@@ -7,19 +7,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tabulate import tabulate
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates
+from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
 from vitmnist.diagnosis.observation import copy_of
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.backend import backend_of
@@ -41,7 +40,6 @@ class Diagnosis:
         step_s: T2, the step over one batch that is already on the device.
         batch_s: T, both together.
         waiting_pct: the part of T that the step waits for its batch.
-        first_batch_s: from the start of an epoch to its first batch.
         cores_busy: processor cores in use on average while loading and computing, those of workers included.
         steps: how many were made while T was measured.
         rows: the loader as it is, and other ways to load the same batches.
@@ -52,17 +50,15 @@ class Diagnosis:
     step_s: Figure
     batch_s: Figure
     waiting_pct: Figure
-    first_batch_s: Figure
     cores_busy: Figure
     steps: int
-    device: str
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def best_s(self) -> float:
         """The least time of a batch: of the step alone, or of an alternative that is faster still."""
-        return min(self.step_s.median, *(row.batch_s.median for row in [*self.rows] if row.batch_s), self.batch_s.median)
+        return min(self.step_s.median, self.batch_s.median, *(row.batch_s.median for row in self.rows if row.batch_s))
 
     @property
     def bottleneck(self) -> Bottleneck:
@@ -82,23 +78,16 @@ class Diagnosis:
             f"no loader can make the loop more than {self.batch_s.high / low_s:.3g} times faster"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values; times in seconds."""
-        return asdict(self) | {"bottleneck": self.bottleneck, "verdict": self.verdict}
-
     def __str__(self) -> str:
-        both = self.batch_s
-        figures = [
-            ("loading alone (T1)", self.loading_s.text(format_ms)),
-            ("step alone, one resident batch (T2)", self.step_s.text(format_ms)),
-            ("both together (T)", both.text(format_ms)),
-            ("waiting for data", self.waiting_pct.text("{:.0f}%".format)),
-            ("first batch of an epoch", self.first_batch_s.text(format_ms)),
-            ("batches per second", Figure(1 / both.median, 1 / both.high, 1 / both.low).text("{:,.1f}".format)),
-            ("CPU cores busy", self.cores_busy.text("{:.1f}".format)),
-        ]
-        table = [format_rows(self.rows)] if len(self.rows) > 1 else []
-        return "\n\n".join([tabulate(figures, tablefmt="plain"), self.verdict, *table, *map("note: {}".format, self.notes)])
+        figures = {
+            "loading alone (T1)": self.loading_s.text(format_ms),
+            "step alone, one resident batch (T2)": self.step_s.text(format_ms),
+            "both together (T)": self.batch_s.text(format_ms),
+            "waiting for data": self.waiting_pct.text("{:.0f}%".format),
+            "CPU cores busy": self.cores_busy.text("{:.1f}".format),
+        }
+        lines = "\n".join(f"{name:<37}{text}" for name, text in figures.items())
+        return "\n\n".join([lines, self.verdict, format_rows(self.rows), *(f"note: {note}" for note in self.notes)])
 
 
 def diagnose(
@@ -175,7 +164,7 @@ def _measure(
     benchmark.candidates += [loading, alone, both]
     has_all = all([one.time_block() for one in benchmark.candidates])
     if has_all and isinstance(loader, DataLoader) and is_plain:
-        add_candidates(benchmark, source, both, as_candidate, type(loader))
+        add_candidates(benchmark, source, both, as_candidate, is_random=time_parts(source)[1])
     rounds = benchmark.run(batches, seconds)
     if not loading.blocks or not both.blocks:
         raise DataError(
@@ -192,10 +181,8 @@ def _measure(
     return Diagnosis(
         *(Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both)),
         waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks),
-        first_batch_s=Figure.of(block.first_waiting_s for block in both.blocks),
         cores_busy=Figure.of(block.cores for block in both.blocks),
         steps=next(steps),
-        device=str(device),
         rows=rows_of(benchmark.candidates[2:], both.length),
         notes=notes,
     )
@@ -209,9 +196,8 @@ def _device_of(model: nn.Module | None, device: torch.device | str | None) -> to
     """
     parameter = next(model.parameters(), None) if model is not None else None
     if device is None:
-        if parameter is not None:
-            return parameter.device
-        return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+        in_use = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+        return in_use if parameter is None else parameter.device
     run_device = choose_device(str(device))
     if parameter is not None and parameter.device.type != run_device.type:
         raise ConfigError(f"device={device}: the model is on {parameter.device}; leave device out, or move the model")
@@ -224,11 +210,9 @@ def _restored(
 ) -> Iterator[None]:
     """Restore the state of model, optimizer and random generators on exit."""
     states: list[tuple[Any, Any]] = [(one, deepcopy(one.state_dict())) for one in (model, optimizer) if one is not None]
-    modes = [(module, module.training) for module in (model.modules() if model is not None else ())]
-    gradients = [
-        (parameter, None if parameter.grad is None else parameter.grad.clone())
-        for parameter in (model.parameters() if model is not None else ())
-    ]
+    modules, parameters = (list(model.modules()), list(model.parameters())) if model is not None else ([], [])
+    modes = [(module, module.training) for module in modules]
+    gradients = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     generators = {one for owner in owners if isinstance(one := getattr(owner, "generator", None), torch.Generator)}

@@ -67,12 +67,12 @@ class LoaderInfo:
 
 @dataclass
 class Pass:
-    """One use of an iterator: from `iter()` to its last `next()`; after a `break`, one step more.
+    """One use of an iterator, from `iter()` on.
 
     Args:
         last: the end of its last `next()`.
-        next_iter: when another pass began after that.
-        iterator: a weak reference to the iterator; `first_batch` is one to its first batch.
+        iterator: a weak reference; `first_batch` is one to its first batch.
+        next_iter: when another pass began after its last `next()`.
     """
 
     began: float
@@ -87,10 +87,6 @@ class Pass:
     def is_open(self) -> bool:
         """Whether it may go on."""
         return not self.is_exhausted and self.iterator() is not None
-
-    def ended(self, step_s: float) -> float:
-        """When it ended, if a step takes so long."""
-        return self.last if self.is_exhausted else min(self.last + step_s, self.next_iter or inf)
 
 
 @dataclass
@@ -129,10 +125,11 @@ class Loop:
         """Processor cores in use by this process during a step."""
         return self.steps_cpu_s / (sum(self.steps_s) or inf)
 
-    def intervals(self) -> list[tuple[float, float]]:
-        """Begin and end of each pass."""
+    def intervals(self, ended: float) -> list[tuple[float, float]]:
+        """Begin and end of each pass, up to the end of the observation; after a `break`, a step is added."""
         step_s = self.step_s
-        return [(one.began, one.ended(step_s)) for one in self.passes]
+        ends = (one.last if one.is_exhausted else min(one.last + step_s, one.next_iter or inf) for one in self.passes)
+        return [(one.began, min(end, ended)) for one, end in zip(self.passes, ends, strict=True)]
 
     def note_collecting(self, this: Pass) -> None:
         """Note whether the loop keeps the batches of a pass, and hardly works between requests for them."""

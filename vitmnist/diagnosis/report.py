@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise
 from math import inf
 
 from vitmnist.diagnosis.observation import LoaderInfo, Loop, Unmeasured
@@ -17,11 +17,11 @@ from vitmnist.timing.table import Row, format_rows
 
 
 class Incomplete(str, Enum):
-    """Why the time of the script is not known."""
+    """Why the script was not observed as asked for."""
 
     NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
     OTHER_THREAD = "a loader is iterated in another thread, so how long the script waits for batches is not known"
-    TOO_FEW_BATCHES = "there were too few batches for the warm-up; lower --warm-up"
+    TOO_FEW_BATCHES = "there were no batches after the warm-up; lower --warm-up"
     ENDED_EARLY = "the script ended before --steps batches"
 
 
@@ -58,7 +58,8 @@ class Report:
     """A script; times in seconds, percentages 0 to 100, None for what is not known.
 
     Args:
-        steps: batches of the loader that gave most, after the warm-up of `warm_up`.
+        warm_up: batches that were not observed.
+        steps: batches of the loader that gave most after that.
         seconds: of all passes, where overlapping ones count once.
         before_s: before the first pass; `between_s` between passes, `after_s` after the last.
         not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
@@ -68,13 +69,12 @@ class Report:
     exit_code: int
     stopped: bool
     rank: int | None
-    cuda_used: bool
     warm_up: int
     steps: int
     incomplete: Incomplete | None
     not_observed: list[str]
-    seconds: float | None
-    waiting_s: float | None
+    seconds: float
+    waiting_s: float
     waiting_pct: float | None
     before_s: float
     between_s: float
@@ -86,78 +86,75 @@ class Report:
 
 def describe_script(observer: Observer, command: str, exit_code: int) -> Report:
     """What was observed of a script, and its loaders and others tried with an imitated step."""
-    torch, loops = sys.modules.get("torch"), observer.loops if observer.is_warm else []
-    measured = [loop for loop in loops if loop.batches and not loop.unmeasured]
-    in_thread = any(loop.unmeasured is Unmeasured.OTHER_THREAD for loop in loops)
-    began, ended = observer.first_iter or observer.started, observer.ended or inf
-    merged = _merge([interval for loop in loops if loop.batches for interval in loop.intervals()], ended)
-    in_loops_s = _merge([interval for loop in measured for interval in loop.intervals()], ended)
-    seconds = sum(end - begin for begin, end in in_loops_s)
-    waiting_s = sum(loop.waiting_s for loop in measured)
-    waiting_pct = 100 * waiting_s / seconds if seconds and not in_thread else None
+    loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
     steps = max((loop.batches for loop in loops), default=0)
-    # Threads of this process that load are part of the step's cores; workers are not.
+    incomplete = _why_incomplete(observer, loops, steps)
+    measured = [loop for loop in loops if not loop.unmeasured]
+    passes, merged = (_merge(those, observer.ended or inf) for those in (measured, loops))
+    seconds, waiting_s = sum(end - begin for begin, end in passes), sum(loop.waiting_s for loop in measured)
+    waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
     bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps, observer.cores.compete)
-    reports = [_describe_loop(loop, observer.ended or inf) for loop in loops if loop.batches]
+    reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        _try_loaders([loop for loop in loops if loop.batches], reports, observer.is_stopped)
+        longest_s = max(loop.waiting_s for loop in measured)
+        waits = [one.waiting_s >= longest_s / 2 and (one.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT for one in reports]
+        epochs = inf if observer.is_stopped else 1
+        reports = [_tried(*pair, epochs) if is_late else pair[1] for *pair, is_late in zip(loops, reports, waits)]
+    is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"  # As torchrun and others set them
     return Report(
-        command,
-        exit_code,
-        observer.is_stopped,
-        int(os.environ["RANK"]) if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ else None,
-        torch is not None and torch.cuda.is_initialized(),
-        observer.limits.warm_up,
-        steps,
-        _why_incomplete(observer, in_thread, steps),
-        [] if observer.loops else _other_loaders(),
-        seconds or None,
-        waiting_s if seconds else None,
-        waiting_pct,
-        began - observer.started,
-        sum(later[0] - earlier[1] for earlier, later in zip(merged, merged[1:], strict=False)),
-        ended - merged[-1][1] if merged else 0.0,
-        observer.cores,
-        bottleneck,
-        reports,
+        command=command,
+        exit_code=exit_code,
+        stopped=observer.is_stopped,
+        rank=int(os.environ["RANK"]) if is_rank else None,
+        warm_up=observer.limits.warm_up,
+        steps=steps,
+        incomplete=incomplete,
+        not_observed=[] if observer.loops else _other_loaders(),
+        seconds=seconds,
+        waiting_s=waiting_s,
+        waiting_pct=waiting_pct,
+        before_s=(observer.first_iter or observer.started) - observer.started,
+        between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(merged)), 0.0),
+        after_s=(observer.ended or inf) - merged[-1][1] if merged else 0.0,
+        cores=observer.cores,
+        bottleneck=bottleneck,
+        loops=reports,
     )
 
 
-def _merge(intervals: list[tuple[float, float]], ended: float) -> list[tuple[float, float]]:
+def _merge(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
     """Begin and end of the passes in order, where overlapping ones are one."""
     merged: list[tuple[float, float]] = []
-    for begin, end in sorted(intervals):
+    for begin, end in sorted(interval for loop in loops for interval in loop.intervals(ended)):
         if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], min(end, ended))
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            merged.append((begin, min(end, ended)))
+            merged.append((begin, end))
     return merged
 
 
 def _describe_loop(loop: Loop, ended: float) -> LoopReport:
-    seconds = sum(min(end, ended) - begin for begin, end in loop.intervals())
+    seconds = sum(end - begin for begin, end in loop.intervals(ended))
     waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
     figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.cores)
     return LoopReport(loop.info, loop.num_loaders, *figures, loop.unmeasured)
 
 
-def _try_loaders(loops: list[Loop], reports: list[LoopReport], is_stopped: bool) -> None:
-    """Add the tables of the loops that wait, at least half as long as the one that waits longest."""
+def _tried(loop: Loop, report: LoopReport, epochs: float) -> LoopReport:
+    """The report with the table; `epochs` is inf for a script that was stopped, otherwise those of the loop count."""
     from vitmnist.diagnosis.candidates import best_change, try_loaders  # loads what the script may never need
 
-    longest_s = max((one.waiting_s for one in reports if not one.unmeasured), default=0.0)
-    for index, (loop, report) in enumerate(zip(loops, reports, strict=True)):
-        waits = (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT and report.waiting_s >= longest_s / 2
-        if waits:
-            rows, parts = try_loaders(loop)
-            change = best_change(rows, inf if is_stopped else report.passes)
-            reports[index] = replace(report, rows=rows, parts=parts, change=change)
+    rows, parts = try_loaders(loop)
+    change = best_change(rows, epochs * report.passes)
+    if change and type(loop.copy).__iter__ is not loop.kind.__iter__:
+        change += f"  # the plain DataLoader, before it becomes a {loop.kind.__name__}"
+    return replace(report, rows=rows, parts=parts, change=change)
 
 
-def _why_incomplete(observer: Observer, in_thread: bool, steps: int) -> Incomplete | None:
+def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomplete | None:
     if not observer.loops:
         return Incomplete.NO_LOADER
-    if in_thread:
+    if any(loop.unmeasured is Unmeasured.OTHER_THREAD for loop in loops):
         return Incomplete.OTHER_THREAD
     if not steps:
         return Incomplete.TOO_FEW_BATCHES
@@ -189,44 +186,39 @@ def format_report(report: Report) -> str:
         lines.append(f"incomplete: {report.incomplete.value}")
     if report.not_observed:
         lines.append(f"not observed: {', '.join(report.not_observed)}, which is none of torch.utils.data")
-    if report.cuda_used:
-        lines.append("CUDA was used: times are on the host's clock, and a step may end before its kernels do")
     if report.seconds:
-        lines.append(f"script: {report.steps} batches in {format_s(report.seconds)} after a warm-up of {report.warm_up}")
+        steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
         times = [(report.before_s, "before"), (report.between_s, "between"), (report.after_s, "after")]
-        parts = [f"{format_s(seconds)} {where}" for seconds, where in times if seconds > NOTICEABLE * report.seconds]
-        lines += [f"not counted: {', '.join(parts)} the passes over the loaders"] if parts else []
+        others = [f"{format_s(seconds)} {where}" for seconds, where in times if seconds > NOTICEABLE * report.seconds]
+        not_counted = f"; not counted: {', '.join(others)} the passes over the loaders" if others else ""
+        lines.append(f"script: {steps} in {format_s(report.seconds)}{not_counted}")
     if report.bottleneck and report.waiting_pct is not None:
         text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps, report.cores)
         lines.append(f"verdict: {text}")
     for number, loop in enumerate(report.loops, 1):
         lines += ["", *_format_loop(number, loop)]
-    if any(loop.rows for loop in report.loops):
-        lines.append("expected, with an imitated step")
     return "\n".join(lines)
 
 
 def _format_loop(number: int, loop: LoopReport) -> list[str]:
     loader = loop.loader
-    samples = "" if loader.samples is None else f", {loader.samples:,} samples"
-    lines = [
-        f"loader {number}: {loader.dataset}{samples}, batch size {loader.batch_size or 'unknown'}, "
-        f"num_workers={loader.num_workers} ({loader.where})"
-    ]
+    size = f"batch size {loader.batch_size or 'unknown'}, num_workers={loader.num_workers}"
+    samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
+    waiting = f"waiting {loop.waiting_pct or 0.0:.0f}% of {format_s(loop.seconds)}, a step {format_ms(loop.step_s)}"
     if loop.unmeasured:
         waiting = f"{loop.unmeasured.value}; {format_s(loop.waiting_s)} for them"
-    else:
-        waiting = f"waiting {loop.waiting_pct:.0f}% of {format_s(loop.seconds)}, a step {format_ms(loop.step_s)}"
-        waiting += f" on {loop.step_cores:.1f} cores"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
-    times = "" if loop.num_loaders == 1 else f", {loop.num_loaders} loaders alike in turn"
-    lines.append(f"  {loop.batches} batches in {passes}{times}: {waiting}")
+    alike = "" if loop.num_loaders == 1 else f" over {loop.num_loaders} loaders alike in turn"
+    lines = [
+        f"loader {number}: {loader.dataset},{samples} {size} ({loader.where})",
+        f"  {loop.batches} batches in {passes}{alike}: {waiting}",
+    ]
     if total_s := sum(loop.parts.values()):
         shares = sorted(((seconds / total_s, name) for name, seconds in loop.parts.items()), reverse=True)
         shown = [f"{name} {share:.0%}" for share, name in shares if share > NOTICEABLE]
         lines.append(f"  a sample: {', '.join(shown)}")
     if loop.rows:
         lines += [f"  {line}" for line in format_rows(loop.rows).splitlines()]
-    if loop.change:
-        lines.append(f"  change  {loader.where}   {loop.change}")
+        lines += [f"  change  {loader.where}   {loop.change}"] if loop.change else []
+        lines.append("  (expected, with an imitated step)")
     return lines
