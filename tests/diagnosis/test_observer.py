@@ -47,7 +47,9 @@ assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_work
     assert now["epoch_s"]["low"] > 12 * 2 * 0.030
     assert {row["name"] for row in others} >= {"num_workers=2", "from_dataloader"}
     assert all(row["error"] is None for row in slow["rows"])
-    assert f"  change  {slow['loader']['where']}   {slow['change']}\n  (expected, with an imitated step)" in ended.stderr
+    assert (
+        f"  change  {slow['loader']['where']}   {slow['change']}\n  (expected, with an imitated step)" in ended.stderr
+    )
 
 
 OTHER_LOADERS = """

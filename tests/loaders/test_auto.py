@@ -82,7 +82,9 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert slow["epoch_s"]["low"] > fast["epoch_s"]["low"] > 0
     assert (broken["name"], broken["error"], broken["epoch_s"]) == ("broken", "its disk is gone", None)
     table = selection.table()
-    assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), "without a model there is nothing that waits"
+    assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), (
+        "without a model there is nothing that waits"
+    )
     assert re.search(r"^broken +its disk is gone$", table, re.MULTILINE)
     assert re.search(r"chosen: ram, [\d.e-]+ s an epoch expected, the least$", table)
     with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
@@ -173,9 +175,7 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: li
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
 
 
-def pretend(
-    monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float], waiting: float = 0.5
-) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float], waiting: float = 0.5) -> None:
     """Candidates take `pace(loader, block)` seconds a batch, a share of them waiting."""
 
     def timed(candidate: Candidate, size: int) -> Block:

@@ -108,8 +108,8 @@ def add_candidates(
         for number in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
             benchmark.add(f"num_workers={number}", partial(with_workers, number))
     if not isinstance(loader.dataset, DecodedDataset):
-        benchmark.add("from_dataloader", partial(decoded, "exact"))
-        if is_random:
+        exact = benchmark.add("from_dataloader", partial(decoded, "exact"))
+        if is_random and not exact.error:
             benchmark.add('from_dataloader, transforms="tensor"', partial(decoded, "tensor"))
 
 
@@ -129,7 +129,12 @@ def decode_part(loader: DataLoader[Any], form: Form) -> tuple[DataLoader[Any], f
         if count < size:
             # A sampler of the script's own, and a generator, keep the workers.
             is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
-            changed = {"batch_size": batch_size, "batch_sampler": None, "sampler": None, "shuffle": True}
+            changed: dict[str, Any] = {
+                "batch_size": batch_size,
+                "batch_sampler": None,
+                "sampler": None,
+                "shuffle": True,
+            }
             changed["generator"] = None if is_plain and loader.generator is None else torch.Generator()
             part = copy_of(loader, dataset=Part(dataset, range(count)), **changed)
         began = time.perf_counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -178,8 +177,11 @@ def _measure(
         notes.append(f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these")
     if device.type == "cpu" and torch.cuda.is_initialized():
         notes.append("times are those of the CPU, but CUDA is in use: give device='cuda' if the step runs there")
+    loading_s, step_s, batch_s = (Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both))
     return Diagnosis(
-        *(Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both)),
+        loading_s,
+        step_s,
+        batch_s,
         waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks),
         cores_busy=Figure.of(block.cores for block in both.blocks),
         steps=next(steps),

@@ -114,6 +114,11 @@ class Loop:
     unmeasured: Unmeasured | None = None
 
     @property
+    def has_own_iteration(self) -> bool:
+        """Whether the script's class does not iterate as a `DataLoader`, of which the copy is one."""
+        return getattr(type(self.copy), "__iter__", None) is not getattr(self.kind, "__iter__", None)
+
+    @property
     def step_s(self) -> float:
         """The median step; of passes with a single batch, the time up to the next pass."""
         single = [one.next_iter - one.last for one in self.passes if one.batches == 1 and one.next_iter]

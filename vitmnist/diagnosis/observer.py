@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from threading import get_ident, main_thread
@@ -155,10 +155,10 @@ class Observer:
         if iterate := vars(kind).get("__iter__"):
 
             @wraps(iterate)
-            def begin(loader: Any) -> Iterator[Any]:
+            def begin(loader: Any) -> Any:
                 # A worker or rank that was forked has no report.
                 if self.ended or self.is_inside or os.getpid() != self._process or hasattr(loader, "is_internal"):
-                    return iterate(loader)  # type: ignore[no-any-return]
+                    return iterate(loader)
                 return self._begin(loader, iterate)
 
             kind.__iter__ = begin

@@ -97,9 +97,9 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> Report:
     reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         longest_s = max(loop.waiting_s for loop in measured)
-        waits = [one.waiting_s >= longest_s / 2 and (one.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT for one in reports]
-        epochs = inf if observer.is_stopped else 1
-        reports = [_tried(*pair, epochs) if is_late else pair[1] for *pair, is_late in zip(loops, reports, waits)]
+        for number, (loop, one) in enumerate(zip(loops, reports, strict=True)):
+            if one.waiting_s >= longest_s / 2 and (one.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
+                reports[number] = _tried(loop, one, inf if observer.is_stopped else one.passes)
     is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"  # As torchrun and others set them
     return Report(
         command=command,
@@ -141,13 +141,13 @@ def _describe_loop(loop: Loop, ended: float) -> LoopReport:
 
 
 def _tried(loop: Loop, report: LoopReport, epochs: float) -> LoopReport:
-    """The report with the table; `epochs` is inf for a script that was stopped, otherwise those of the loop count."""
+    """The report with the table, for a script of so many epochs."""
     from vitmnist.diagnosis.candidates import best_change, try_loaders  # loads what the script may never need
 
     rows, parts = try_loaders(loop)
-    change = best_change(rows, epochs * report.passes)
-    if change and type(loop.copy).__iter__ is not loop.kind.__iter__:
-        change += f"  # the plain DataLoader, before it becomes a {loop.kind.__name__}"
+    change = best_change(rows, epochs)
+    if change and loop.has_own_iteration:
+        change += f"  # of the plain DataLoader, before it becomes a {loop.kind.__name__}"
     return replace(report, rows=rows, parts=parts, change=change)
 
 

@@ -25,6 +25,7 @@ from vitmnist.timing.table import Figure, Row
 BLOCKS = 5  # Timed blocks of each candidate; their range is the noise
 WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, memory is touched first
 
+CPU = torch.device("cpu")
 Item = TypeVar("Item")
 Step = Callable[..., object]
 """A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
@@ -80,7 +81,7 @@ class Candidate:
 
     name: str
     source: Any = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     step: Callable[[Any], object] | None = None
     epoch: Callable[[int], Iterable[Any]] | None = None
     length: int | None = None

@@ -64,5 +64,9 @@ def format_rows(rows: Sequence[Row]) -> str:
             "" if row.pays_from is None else f"epoch {row.pays_from}",
         )
         lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
-    lines += ["* a batch; the length of an epoch is not known"] if any(row.batch_s and not row.epoch_s for row in rows) else []
+    lines += (
+        ["* a batch; the length of an epoch is not known"]
+        if any(row.batch_s and not row.epoch_s for row in rows)
+        else []
+    )
     return "\n".join(lines)
