@@ -13,7 +13,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ PRIVATE = {  # of what, names: what the user sees without them
     # Ends those that torch gives up waiting for.
     ("iterator of a DataLoader", "_workers"): "a program whose worker is stuck does not end",
     ("datasets.Dataset", "_fingerprint"): "each process decodes a Hugging Face dataset again",
-    ("torch.utils.data.dataloader", "_BaseDataLoaderIter"): "`diagnose` says that no DataLoader was iterated",
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter"): "from_dataloader cannot be imported",
 }
 # Documented in spite of their underscore: os._exit, namedtuple._fields and Hydra's key _target_.
 DOCUMENTED = {"_exit", "_fields", "_target_"}
@@ -109,10 +108,6 @@ MESSAGES: dict[str, tuple[str, Callable[[], str] | None]] = {
     "out of shared memory": (OTHER_ADVICE, None),
     "insufficient shared memory": (TRACEBACK, None),
     "items of ancdata": (TRACEBACK, None),
-    "_inductor": (
-        "`diagnose` counts torch's compiling processes as the script's",
-        lambda: str(find_spec("torch._inductor.compile_worker.__main__")),
-    ),
 }
 
 

@@ -83,7 +83,7 @@ def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
     assert min(found.loading_s.low, found.batch_s.low) >= 4 * SLOW_S
     assert found.waiting_pct.median > 90
     assert found.step_s.median < found.loading_s.median
-    now, workers, decoded = found.rows
+    now, _, decoded = found.rows
     assert [row.name for row in found.rows] == ["as it is", "num_workers=2", "from_dataloader"]
     assert not any(row.error for row in found.rows)
     assert decoded.batch_s.median < found.batch_s.median == now.batch_s.median

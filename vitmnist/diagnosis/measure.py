@@ -161,7 +161,7 @@ def _measure(
     both = as_candidate(source, lambda batch: (next(steps), step(batch)), is_required=True)
     benchmark = Benchmark(stack)
     benchmark.candidates += [loading, alone, both]
-    has_all = all([one.time_block() for one in benchmark.candidates])
+    has_all = all(one.time_block() for one in benchmark.candidates)
     if has_all and isinstance(loader, DataLoader) and is_plain:
         add_candidates(benchmark, source, both, as_candidate, is_random=time_parts(source)[1])
     rounds = benchmark.run(batches, seconds)
