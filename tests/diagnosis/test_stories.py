@@ -60,7 +60,7 @@ def measure(folder: Path, script: str) -> str:
 
 def limit(printed: str) -> str:
     """input-bound, balanced or compute-bound."""
-    (found,) = re.findall(r"([\w-]+): \d+% of the time is spent waiting", printed)
+    (found,) = re.findall(r"([\w-]+): (?:\d+% of the time is spent waiting|waiting for data)", printed)
     return found
 
 

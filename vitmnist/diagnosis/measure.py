@@ -39,7 +39,6 @@ class Diagnosis:
         step_s: T2, the step over one batch that is already on the device.
         batch_s: T, both together.
         waiting_pct: the part of T that the step waits for its batch.
-        cores_busy: processor cores in use on average while loading and computing, those of workers included.
         steps: how many were made while T was measured.
         rows: the loader as it is, and other ways to load the same batches.
         notes: what could not be measured, and why.
@@ -49,44 +48,36 @@ class Diagnosis:
     step_s: Figure
     batch_s: Figure
     waiting_pct: Figure
-    cores_busy: Figure
     steps: int
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def best_s(self) -> float:
-        """The least time of a batch: of the step alone, or of an alternative that is faster still."""
-        return min(self.step_s.median, self.batch_s.median, *(row.batch_s.median for row in self.rows if row.batch_s))
-
-    @property
     def bottleneck(self) -> Bottleneck:
         """Of T compared with the step alone, because workers may slow the step down without making it wait."""
-        return Bottleneck.of(100 * (1 - self.best_s / self.batch_s.median), self.steps)
+        return Bottleneck.of(100 * (1 - self._best.median / self.batch_s.median), self.steps)
 
     @property
-    def verdict(self) -> str:
-        """What limits the loop, and the most that a loader could gain."""
-        if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
-            return f"{format_few_steps(self.steps)}; give larger batches= or seconds="
-        # Of the ends of the ranges: with the medians, noise let a loader exceed the bound.
-        low_s = min(self.batch_s.low, self.step_s.low, *(row.batch_s.low for row in self.rows if row.batch_s))
-        return (
-            f"{self.bottleneck.value}: {self.waiting_pct.median:.0f}% of the time is spent waiting for data; a batch "
-            f"takes {format_ms(self.batch_s.median)}, at best {format_ms(self.best_s)}; at the ends of their ranges, "
-            f"no loader can make the loop more than {self.batch_s.high / low_s:.3g} times faster"
-        )
+    def _best(self) -> Figure:
+        """The least time of a batch: of the step alone, or of an alternative that is faster still."""
+        times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
+        return Figure(*(min(getattr(one, name) for one in times) for name in ("median", "low", "high")))
 
     def __str__(self) -> str:
-        figures = {
-            "loading alone (T1)": self.loading_s.text(format_ms),
-            "step alone, one resident batch (T2)": self.step_s.text(format_ms),
-            "both together (T)": self.batch_s.text(format_ms),
-            "waiting for data": self.waiting_pct.text("{:.0f}%".format),
-            "CPU cores busy": self.cores_busy.text("{:.1f}".format),
+        times = {
+            "loading alone (T1)": self.loading_s,
+            "step alone (T2)": self.step_s,
+            "both together (T)": self.batch_s,
         }
-        lines = "\n".join(f"{name:<37}{text}" for name, text in figures.items())
-        return "\n\n".join([lines, self.verdict, format_rows(self.rows), *(f"note: {note}" for note in self.notes)])
+        lines = [f"{name:<20}{figure.text(format_ms)} a batch" for name, figure in times.items()]
+        if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
+            lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
+        else:
+            # Of the ends of the ranges: with the medians, noise let a loader exceed the bound.
+            most = self.batch_s.high / self._best.low
+            waiting = f"waiting for data {self.waiting_pct.text('{:.0f}%'.format)}"
+            lines.append(f"{self.bottleneck.value}: {waiting}; no loader can make the loop {most:.3g} times faster")
+        return "\n".join([*lines, "", format_rows(self.rows), *(f"note: {note}" for note in self.notes)])
 
 
 def diagnose(
@@ -183,7 +174,6 @@ def _measure(
         step_s,
         batch_s,
         waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks),
-        cores_busy=Figure.of(block.cores for block in both.blocks),
         steps=next(steps),
         rows=rows_of(benchmark.candidates[2:], both.length),
         notes=notes,

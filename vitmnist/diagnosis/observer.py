@@ -72,12 +72,12 @@ class Observer:
         self.ended: float | None = None
         self.is_stopped = False
         self.is_warm = not limits.warm_up
-        self.most_batches = 0
-        """Batches of the loader that has given most of them, with the warm-up."""
         self._inside: set[int] = set()  # The threads that are within a call of a loader
         self._process = os.getpid()
         self._observed: set[type] = set()
-        self._begin_cpu = self._end_cpu = CpuTime.now()
+        self._began = CpuTime.now()
+        self.cores = self._began.cores_since(self._began)
+        """Processor cores in use from the warm-up to the end."""
         self._install("import", ())
         sys.addaudithook(self._install)  # An import event follows that of torch's module, which imports others
 
@@ -85,11 +85,6 @@ class Observer:
     def is_inside(self) -> bool:
         """Whether this thread is within a call of a loader; a loader that it iterates there does not count."""
         return get_ident() in self._inside
-
-    @property
-    def cores(self) -> Any:
-        """Processor cores in use from the warm-up to the end."""
-        return self._end_cpu.cores_since(self._begin_cpu)
 
     def wait(self, loop: Loop, this: Pass, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of a loader, and add its duration to the waiting of the loop."""
@@ -112,10 +107,9 @@ class Observer:
             return
         most = max((loop.batches for loop in self.loops), default=0)
         if not self.is_warm and most >= self.limits.warm_up:
-            self.is_warm, self._begin_cpu = True, CpuTime.now()
-            now = perf_counter()
+            self.is_warm, self._began = True, CpuTime.now()
             for loop in self.loops:
-                loop.forget(now)
+                loop.forget(perf_counter())
         elif self.is_warm and self.limits.steps is not None and most >= self.limits.steps:
             self.end()
             if self.limits.stop and get_ident() == main_thread().ident:
@@ -125,7 +119,7 @@ class Observer:
     def end(self) -> None:
         """Observe no more."""
         if not self.ended:
-            self.ended, self._end_cpu = perf_counter(), CpuTime.now()
+            self.ended, self.cores = perf_counter(), CpuTime.now().cores_since(self._began)
             for loop in self.loops:
                 for this in loop.passes[-1:]:
                     loop.note_collecting(this)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
-from math import ceil, inf
+from math import ceil
 from statistics import median
 from traceback import clear_frames
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from vitmnist.errors import UserError, first_line
-from vitmnist.runtime.cpu import NOTICEABLE, CpuTime
+from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Figure, Row
 
@@ -39,14 +39,12 @@ class Block:
     Args:
         first_s: from the start of the epoch to the end of the first step.
         batch_s: per batch after that, of which `waiting_s` are spent waiting.
-        cores: processor cores in use meanwhile.
     """
 
     first_s: float
     first_waiting_s: float
     batch_s: float
     waiting_s: float
-    cores: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -55,11 +53,11 @@ class Block:
 
     def epoch_s(self, batches: float) -> float:
         """Seconds of an epoch of so many batches."""
-        return self.first_s + self.batch_s * (batches - 1) if batches else 0.0
+        return self.first_s + self.batch_s * (batches - 1)
 
-    def epoch_waiting_s(self, batches: float) -> float:
-        """Seconds of an epoch of so many batches that are spent waiting."""
-        return self.first_waiting_s + self.waiting_s * (batches - 1) if batches else 0.0
+    def waiting_pct(self, batches: float) -> float:
+        """The percentage of such an epoch that is spent waiting."""
+        return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / self.epoch_s(batches)
 
 
 @dataclass(eq=False)
@@ -103,11 +101,6 @@ class Candidate:
             with suppress(TypeError):  # a DataLoader has `__len__`, but its sampler may not
                 self.length = len(self.source) if isinstance(self.source, Sized) else None
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the source cannot begin again, as a generator."""
-        return hasattr(self.source, "__next__")
-
     def time_block(self, size: int = WARM_UP) -> Block | None:
         """Add a block of `size` batches of a new epoch; None if this candidate failed, or has no batch left."""
         if self.error:
@@ -115,10 +108,10 @@ class Candidate:
         try:
             block = self._time(size)
         except Exception as error:
-            # torch's wrapper of a worker's error refers to its own frame, so that the frames would keep the workers.
-            clear_frames(error.__traceback__)
             if self.is_required:
                 raise
+            # torch's wrapper of a worker's error refers to its own frame, so that the frames would keep the workers.
+            clear_frames(error.__traceback__)
             self.error = reason(error)
             return None
         if block and self.warm_up:
@@ -143,12 +136,10 @@ class Candidate:
         if not taken:
             return None
         before = self._time_batches(islice(batches, ahead))
-        began = CpuTime.now()
         timed = self._time_batches(islice(batches, size))
-        cores = CpuTime.now().cores_since(began).busy
         # An epoch may be shorter than that.
         seconds, waiting_s, taken = next(part for part in (timed, before, (first_s, first_waiting_s, 1)) if part[2])
-        return Block(first_s, first_waiting_s, seconds / taken, waiting_s / taken, cores)
+        return Block(first_s, first_waiting_s, seconds / taken, waiting_s / taken)
 
     def _time_batches(self, batches: Iterable[Any]) -> tuple[float, float, int]:
         """Seconds over these batches, how many of them are spent waiting, and the number of batches."""
@@ -227,17 +218,15 @@ def rows_of(candidates: Sequence[Candidate], length: float | None) -> list[Row]:
         if one.error or not one.blocks:
             rows.append(Row(one.name, error=one.error or "it gave no batch"))
             continue
-        epochs_s = length and [block.epoch_s(length) for block in one.blocks]
-        per_epoch = 2 if length is None else length
-        shares = [100 * block.epoch_waiting_s(per_epoch) / (block.epoch_s(per_epoch) or inf) for block in one.blocks]
-        now, epoch_s = rows[0].epoch_s if rows else None, Figure.of(epochs_s) if epochs_s else None
-        saved_s = now.median - epoch_s.median if now and epoch_s else 0.0
+        epoch_s = None if length is None else Figure.of(block.epoch_s(length) for block in one.blocks)
+        waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in one.blocks)
+        saved_s = rows[0].epoch_s.median - epoch_s.median if rows and rows[0].epoch_s and epoch_s else 0.0
         rows.append(
             Row(
                 one.name,
                 Figure.of(block.batch_s for block in one.blocks),
                 epoch_s,
-                median(shares) if one.step else None,
+                waiting_pct if one.step else None,
                 one.set_up_s,
                 max(1, ceil((one.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None,
                 one.change,
