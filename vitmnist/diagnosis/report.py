@@ -65,7 +65,6 @@ class Report:
         not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
     """
 
-    command: str
     exit_code: int
     stopped: bool
     rank: int | None
@@ -84,7 +83,7 @@ class Report:
     loops: list[LoopReport]
 
 
-def describe_script(observer: Observer, command: str, exit_code: int) -> Report:
+def describe_script(observer: Observer, exit_code: int) -> Report:
     """What was observed of a script, and its loaders and others tried with an imitated step."""
     loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
     steps = max((loop.batches for loop in loops), default=0)
@@ -102,7 +101,6 @@ def describe_script(observer: Observer, command: str, exit_code: int) -> Report:
                 reports[number] = _tried(loop, one, inf if observer.is_stopped else one.passes)
     is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"  # As torchrun and others set them
     return Report(
-        command=command,
         exit_code=exit_code,
         stopped=observer.is_stopped,
         rank=int(os.environ["RANK"]) if is_rank else None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import builtins
 import os
 import runpy
-import shlex
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -37,13 +36,7 @@ def observe_script(arguments: list[str], is_module: bool, limits: Limits) -> tup
     observer = Observer(limits)
     ended = _run(is_module)
     observer.end()
-    return describe_script(observer, shlex.join(_command_line()), _exit_code(ended)), ended
-
-
-def _command_line() -> list[str]:
-    """The command that runs now, as it was typed."""
-    program, *arguments = sys.orig_argv[1:]
-    return ["vitmnist", *arguments] if Path(program).name == "vitmnist" else ["python", program, *arguments]
+    return describe_script(observer, _exit_code(ended)), ended
 
 
 def _run(is_module: bool) -> BaseException | None:
