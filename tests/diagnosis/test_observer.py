@@ -91,13 +91,15 @@ def test_a_loader_that_is_none_of_torch_is_named_by_its_class(tmp_path: Path) ->
 class PipelineLoader:
     def __iter__(self):
         return iter(range(30))
-loader = PipelineLoader()
+class Pipeline(PipelineLoader):
+    pass
+loader = Pipeline()
 for batch in loader:
     pass
 """
     ended, report = diagnose(tmp_path, script)
-    assert (report["incomplete"], report["not_observed"]) == (Incomplete.NO_LOADER, ["__main__.PipelineLoader"])
-    assert "not observed: __main__.PipelineLoader, which is none of torch.utils.data" in ended.stderr
+    assert (report["incomplete"], report["not_observed"]) == (Incomplete.NO_LOADER, ["__main__.Pipeline"])
+    assert "not observed: __main__.Pipeline, which is none of torch.utils.data" in ended.stderr
     assert (report["waiting_pct"], ended.returncode) == (None, 0)
 
 

@@ -192,8 +192,8 @@ def test_the_median_decides_and_differences_within_the_noise_are_called_that(mon
     selection = chosen("disk", "gpu_slice", "ram", worker_counts=[])
     assert selection.name == "ram"
     assert selection.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
-    (ram,) = (row.epoch_s for row in selection.rows if row.name == "ram" and row.epoch_s)
-    assert (ram.low, ram.high) == (12.0, 36.0)
+    (ram,) = (row for row in selection.rows if row.name == "ram" and row.epoch_s)
+    assert (ram.epoch_s.low, ram.epoch_s.high, ram.pays_from) == (12.0, 36.0, None)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Diagnosis:
     def _best(self) -> Figure:
         """The least time of a batch: of the step alone, or of an alternative that is faster still."""
         times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
-        return Figure(*(min(getattr(one, name) for one in times) for name in ("median", "low", "high")))
+        return Figure(min(one.median for one in times), min(one.low for one in times), min(one.high for one in times))
 
     def __str__(self) -> str:
         times = {

@@ -161,8 +161,9 @@ def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomp
 
 def _other_loaders() -> list[str]:
     """The classes of loaders that exist and are not observed."""
-    kinds = {type(one) for one in gc.get_objects() if type(one).__name__.endswith("Loader")}
-    names = (f"{kind.__module__}.{kind.__name__}" for kind in kinds if hasattr(kind, "__iter__"))
+    kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
+    loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))  # As TfmdDL
+    names = (f"{kind.__module__}.{kind.__name__}" for kind in loaders)
     return sorted(name for name in names if not name.startswith("torch."))
 
 

@@ -140,7 +140,8 @@ def select_loader(
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
     """
-    names = _candidates(options, key)
+    names, size = _candidates(options, key), len(sampler)
+    timed = timed if size else None
     with ExitStack() as stack:
         loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
@@ -149,7 +150,10 @@ def select_loader(
                 loaders.add_loader(name, {"name": name})
         loaders.add_workers(options.worker_counts)
         loaders.run(options.batches, options.seconds * len(loaders.candidates))
-    rows = rows_of(loaders.candidates, len(sampler))
+    if not size:  # an epoch without a batch takes no time
+        for candidate in loaders.candidates:
+            candidate.blocks = [Block(0.0, 0.0, 0.0, 0.0)]
+    rows = rows_of(loaders.candidates, size, is_compared=False)
     alone = rows.pop(0).epoch_s if timed else None
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:

@@ -57,7 +57,7 @@ class Block:
 
     def waiting_pct(self, batches: float) -> float:
         """The percentage of such an epoch that is spent waiting."""
-        return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / self.epoch_s(batches)
+        return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
 
 
 @dataclass(eq=False)
@@ -211,8 +211,12 @@ def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
         yield [*candidates[start:], *candidates[:start]]
 
 
-def rows_of(candidates: Sequence[Candidate], length: float | None) -> list[Row]:
-    """The rows of a table, for epochs of so many batches; None: not known. The first candidate is what is used now."""
+def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: bool = True) -> list[Row]:
+    """The rows of a table, for epochs of so many batches; None: not known.
+
+    Args:
+        is_compared: the first candidate is what is used now, and `pays_from` compares the others with it.
+    """
     rows: list[Row] = []
     for one in candidates:
         if one.error or not one.blocks:
@@ -220,7 +224,8 @@ def rows_of(candidates: Sequence[Candidate], length: float | None) -> list[Row]:
             continue
         epoch_s = None if length is None else Figure.of(block.epoch_s(length) for block in one.blocks)
         waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in one.blocks)
-        saved_s = rows[0].epoch_s.median - epoch_s.median if rows and rows[0].epoch_s and epoch_s else 0.0
+        now = rows[0].epoch_s if rows and is_compared else None
+        saved_s = now.median - epoch_s.median if now and epoch_s else 0.0
         rows.append(
             Row(
                 one.name,

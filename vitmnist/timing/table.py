@@ -64,9 +64,6 @@ def format_rows(rows: Sequence[Row]) -> str:
             "" if row.pays_from is None else f"epoch {row.pays_from}",
         )
         lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
-    lines += (
-        ["* a batch; the length of an epoch is not known"]
-        if any(row.batch_s and not row.epoch_s for row in rows)
-        else []
-    )
+    if any(row.batch_s and not row.epoch_s for row in rows):
+        lines.append("* a batch; the length of an epoch is not known")
     return "\n".join(lines)
