@@ -19,7 +19,7 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Split
-from vitmnist.loaders.batch_stream import ResidentBatch
+from vitmnist.loaders.auto import ResidentBatch
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.timer import synchronize

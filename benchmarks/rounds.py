@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from vitmnist.cli.messages import describe as describe_failure
 from vitmnist.runtime.timer import synchronize
+from vitmnist.timing.benchmark import in_turns
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -78,19 +79,13 @@ def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) 
     Each result is printed to stderr as it comes, so that a program that is stopped has shown some.
     """
     results: dict[Name, list[Result]] = {name: [] for name in candidates}
-    for number in tqdm(range(rounds + 1), desc="round"):
-        for name in rotated(list(candidates), number):
+    for number, names in enumerate(tqdm(in_turns(list(candidates), rounds + 1), "round", rounds + 1)):
+        for name in names:
             result = candidates[name](number)
             if number:
                 results[name].append(result)
                 tqdm.write(f"round {number}, {name}: {result}", file=sys.stderr)
     return results
-
-
-def rotated(candidates: list[Name], number: int) -> list[Name]:
-    """The order of round `number`: each round starts with another candidate, so that none is always first."""
-    start = number % len(candidates)
-    return candidates[start:] + candidates[:start]
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

@@ -13,7 +13,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ PRIVATE = {  # of what, names: what the user sees without them
     # Batches of PIL images and None, which torch's `default_collate` refuses.
     ("torch.utils.data._utils.collate", "collate collate_tensor_fn default_collate_fn_map"): NOTHING,
     ("datasets.Dataset", "_fingerprint"): "each process decodes a Hugging Face dataset again",
-    ("torch.utils.data.dataloader", "_BaseDataLoaderIter"): "`diagnose` says that no DataLoader was iterated",
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter"): "from_dataloader cannot be imported",
 }
 # Documented in spite of their underscore: os._exit, namedtuple._fields and Hydra's key _target_.
 DOCUMENTED = {"_exit", "_fields", "_target_"}
@@ -107,10 +106,6 @@ MESSAGES: dict[str, tuple[str, Callable[[], str] | None]] = {
     "insufficient shared memory": (TRACEBACK, None),
     "items of ancdata": (TRACEBACK, None),
     "Could not override 'data'": ("data=NAME is not answered with data/dataset=NAME", lambda: said(compose_data)),
-    "_inductor": (
-        "`diagnose` counts torch's compiling processes as the script's",
-        lambda: str(find_spec("torch._inductor.compile_worker.__main__")),
-    ),
 }
 
 

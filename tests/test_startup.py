@@ -83,4 +83,4 @@ def test_a_diagnosed_script_loads_the_loaders_for_its_report_alone(tmp_path: Pat
     at_end_of_script, at_exit = (set(line.split()) for line in python(program, tmp_path).splitlines())
     assert not (HEAVY | {"vitmnist.loaders"}) & at_end_of_script
     assert not HEAVY & at_exit
-    assert "vitmnist.diagnosis.advice" in at_exit
+    assert "vitmnist.diagnosis.candidates" in at_exit

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import CallHere
 from tests.support.scripts import SLOW_DATA, diagnose, start
 from vitmnist.__main__ import main
+from vitmnist.diagnosis.report import Incomplete
 
 
 def test_a_script_sees_its_own_arguments_and_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,7 @@ if __name__ == "__main__":
     ended, report = diagnose(tmp_path, script, "--warm-up=2", "--steps=200", arguments=arguments, fresh=True)
     assert "x y" in expected.stdout
     assert ended.stdout == expected.stdout
-    assert report["reason"] == "the script ended after 10 of the 200 steps to observe"
+    assert (report["incomplete"], report["steps"]) == (Incomplete.ENDED_EARLY, 10)
     assert "hint: --steps after mine.py is an argument of the script" in ended.stderr
 
 
@@ -66,8 +67,7 @@ finally:
     assert ended.returncode == 0
     assert expected.stdout
     assert ended.stdout == expected.stdout + "finally\n"
-    assert "script: 5 steps in " in ended.stderr
-    assert " s after a warm-up of 2; waiting " in ended.stderr
+    assert "script: 5 batches after a warm-up of 2 in " in ended.stderr
 
 
 def test_an_exception_is_printed_as_without_us_and_what_was_seen_reported(tmp_path: Path) -> None:
@@ -87,10 +87,8 @@ except ZeroDivisionError as error:
     assert "ZeroDivisionError: division by zero" in traceback
     assert traceback.endswith("RuntimeError: cannot train")
     assert ended.returncode == report["exit_code"] == 1
-    assert not report["complete"]
-    assert "there were too few batches: 3" in report["reason"]
+    assert (report["incomplete"], report["loops"]) == (Incomplete.TOO_FEW_BATCHES, [])
     assert "lower --warm-up" in printed
-    assert report["loaders"][0]["waiting_pct"] is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ def test_exit_codes_are_the_scripts_own(tmp_path: Path, last_line: str, code: in
     assert ended.returncode == expected.returncode == code
     assert report["exit_code"] == (130 if code == -2 else code)
     assert ended.stderr.startswith(expected.stderr)
-    assert not report["complete"]
+    assert report["incomplete"] == Incomplete.NO_LOADER
     assert "incomplete: no DataLoader was iterated in this process" in ended.stderr
 
 
@@ -131,8 +129,7 @@ sys.stderr.close()
 """
     ended, report = diagnose(tmp_path, script, fresh=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "submitted\ntrained\n", "")
-    assert report["loaders"][0]["epochs"] == 1
-    assert report["verdict"] is None
+    assert report["incomplete"] in (Incomplete.OTHER_THREAD, Incomplete.TOO_FEW_BATCHES)
 
 
 def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path) -> None:
@@ -153,10 +150,9 @@ sys.exit()
 """
     ended, report = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
     assert ended.returncode == 0
-    tried, untried = (loader["advice"][0]["text"] for loader in report["loaders"])
-    assert "from_dataloader was not tried" not in tried
-    assert "from_dataloader was not tried: no sample can be read after the end of the script" in untried
-    assert "refuses this loader" not in ended.stderr
+    tried, untried = ({row["name"]: row["error"] for row in loop["rows"]} for loop in report["loops"])
+    assert (tried["as it is"], tried["from_dataloader"]) == (None, None)
+    assert all("cannot schedule new futures after shutdown" in error for error in untried.values())
 
 
 def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measured_fails(tmp_path: Path) -> None:

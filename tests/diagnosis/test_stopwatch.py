@@ -11,7 +11,6 @@ import pytest
 from tests.support.scripts import diagnose
 
 POINTS = 3.0  # of a percentage
-SHARE = 0.1  # of a percentage or a time
 OTHER_S = 0.2  # that a script does something else after each loop, while its loaders and iterators stay
 
 STOPWATCH = (
@@ -43,9 +42,10 @@ class Stopwatch:
                 if batch is None:
                     return
                 yield batch
-        finally:
-            with self:
-                del iterator
+        finally:  # what ends the workers after a break is no part of the loop
+            left = time.perf_counter()
+            del iterator
+            self.began += time.perf_counter() - left
     def report(self, loop):
         seconds = time.perf_counter() - self.began
         time.sleep(OTHER_S)
@@ -53,7 +53,7 @@ class Stopwatch:
         print("\\n" + json.dumps({"loop": loop, "seconds": seconds, "waited": self.waited, "in_all": in_all}))
 
 class Samples(Dataset):
-    # In the frameworks' loops, the stopwatch is here: they have no workers, so that waiting is fetching.
+    # In Lightning's loop, the stopwatch is here: it has no workers, so that waiting is fetching.
     def __init__(self, seconds=0.010, samples=40, watched=False):
         self.seconds, self.samples, self.watched = seconds, samples, watched
     def __len__(self):
@@ -121,8 +121,6 @@ for epoch in range(2):
         time.sleep(0.005)
         if number == 20:
             break
-with watch:  # the workers end with the loader
-    del loader
 """,
     "list": """
 for epoch in range(2):
@@ -200,10 +198,10 @@ from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = DataLoader(Slow(watched=True), 4)
+loader = DataLoader(Slow(), 4)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for epoch in range(4):
-    for x, labels in loader:
+    for x, labels in watch.over(loader):
         optimizer.zero_grad()
         accelerator.backward(model(x, labels)["loss"])
         optimizer.step()
@@ -226,8 +224,7 @@ trainer = lightning.Trainer(
 trainer.fit(Module(), DataLoader(Slow(0.050, watched=True), 4), DataLoader(Slow(0.050, samples=12, watched=True), 4))
 """,
 }
-LOADERS = {"zip": 2, "validation within an epoch": 2, "a loader within a loader": 2, "lightning": 2}  # others have one
-COLLECTING = {"list", "single batches"}  # their last pass ends when the next one begins
+LOADERS = {"zip": 2, "validation within an epoch": 2, "lightning": 2}  # others have one
 
 
 GROUPS = [pytest.param([*LOOPS], id="loops"), pytest.param([*FRAMEWORKS], id="frameworks", marks=pytest.mark.slow)]
@@ -240,28 +237,23 @@ def test_times_are_those_of_a_stopwatch(tmp_path: Path, names: list[str]) -> Non
     for name in names:
         loop = indent((LOOPS | FRAMEWORKS)[name] + f"\nwatch.report({name!r})", "    ")
         script += f"\nwatch, Slow = Stopwatch(), type({name!r}, (Samples,), {{}})\ndef loop():\n{loop}\nloop()\n"
-    # A script that failed gets no advice, for which changes would be tried.
+    # After a script that failed, nothing is tried.
     ended, report = diagnose(tmp_path, f"{script}sys.exit(3)\n", "--warm-up=0")
     assert ended.returncode == 3, ended.stderr
-    assert "no advice, because the script failed" in ended.stderr
     truths = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"loop"')]
     assert [truth["loop"] for truth in truths] == names
-    measured = iter(report["loaders"])
-    parts = ["waiting_s"] if names == [*FRAMEWORKS] else ["waiting_s", "measuring_s"]  # what a stopwatch outside sees
+    measured = iter(report["loops"])
     for truth in truths:
-        loaders = [next(measured) for _ in range(LOADERS.get(truth["loop"], 1))]
-        seconds = sum(loader[part] for loader in loaders for part in parts)
-        expected = pytest.approx(100 * truth["waited"] / truth["seconds"], abs=POINTS, rel=SHARE)  # the larger of both
-        assert 100 * seconds / truth["seconds"] == expected, (truth, loaders)
+        loops = [next(measured) for _ in range(LOADERS.get(truth["loop"], 1))]
+        if truth["loop"] == "list":
+            assert (loops[0]["waiting_pct"], loops[0]["unmeasured"][:8]) == (None, "collects")
+            continue
+        expected = pytest.approx(100 * truth["waited"] / truth["seconds"], abs=POINTS)
+        assert 100 * sum(loop["waiting_s"] for loop in loops) / truth["seconds"] == expected, (truth, loops)
+        if len(loops) == 1:
+            assert loops[0]["waiting_pct"] == expected, (truth, loops)
     assert next(measured, None) is None
     if names == [*LOOPS]:
-        in_passes_s = sum(truth["seconds"] for truth in truths) + len(COLLECTING) * OTHER_S
-        assert report["seconds"] == pytest.approx(in_passes_s, rel=SHARE / 2)
         assert min(report["before_s"], report["after_s"]) >= OTHER_S
         assert " the passes over the loaders" in ended.stderr
-    in_all_s = sum(report[key] for key in ("seconds", "between_s", "after_s"))  # the frameworks are imported between
-    assert in_all_s == pytest.approx(truths[-1]["in_all"], rel=SHARE)
-    assert report["work_s"] * report["steps"] + report["waiting_s"] == pytest.approx(report["seconds"])
     assert report["waiting_pct"] == pytest.approx(100 * report["waiting_s"] / report["seconds"])
-    assert sum(loader["waiting_s"] for loader in report["loaders"]) == pytest.approx(report["waiting_s"])
-    assert " times faster" not in ended.stderr  # the step alone was not measured

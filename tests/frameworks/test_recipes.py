@@ -1,4 +1,4 @@
-"""The recipes of docs/diagnose.md train on the same batches to the same weights with and without `from_dataloader`."""
+"""The recipes of docs/recipes.md train on the same batches to the same weights with and without `from_dataloader`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(folder: Path, *arguments: str) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the scripts of the page and 64 pictures."""
-    for content in blocks("python", REPOSITORY / "docs" / "diagnose.md"):
+    for content in blocks("python", REPOSITORY / "docs" / "recipes.md"):
         if content.startswith("# "):
             write_block(tmp_path, content)
     monkeypatch.chdir(tmp_path)

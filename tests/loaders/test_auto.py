@@ -23,16 +23,14 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
-from vitmnist.loaders import timing
-from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
-from vitmnist.loaders.batch_stream import BatchStream
-from vitmnist.loaders.timing import Block, Timed
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
 from vitmnist.store.checksums import Checksums, crc32
 from vitmnist.store.difference import find_difference
+from vitmnist.timing.benchmark import Block, Candidate
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -70,8 +68,8 @@ def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderS
     return select_loader(AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU)[0]
 
 
-def stepping(step: Callable[[object], object]) -> Callable[[Loader], Timed]:
-    return lambda loader: Timed(BatchStream(loader, CPU), step)
+def stepping(step: Callable[[object], object]) -> Callable[[Loader], Candidate]:
+    return lambda loader: candidate_of(loader, CPU, step)
 
 
 @pytest.mark.usefixtures("registered")
@@ -80,14 +78,15 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert selection.name == "ram"
     assert selection.values == {"name": "ram"}
     fast, slow, broken = selection.record()["candidates"]
-    assert slow["epoch_s_low"] > 12 * 0.03
-    assert slow["epoch_s_high"] >= slow["epoch_s"] >= slow["epoch_s_low"] > fast["epoch_s_low"] > 0
-    assert broken == {"name": "broken", "refused": "broken: its disk is gone"}
+    assert slow["epoch_s"]["high"] >= slow["epoch_s"]["median"] >= slow["epoch_s"]["low"] > 12 * 0.03
+    assert slow["epoch_s"]["low"] > fast["epoch_s"]["low"] > 0
+    assert (broken["name"], broken["error"], broken["epoch_s"]) == ("broken", "its disk is gone", None)
     table = selection.table()
-    assert re.search(r"slow +[\d.e-]+ +0\.\d+ +0\.\d+–0\.\d+$", table, re.MULTILINE)
-    assert re.search(r"^refused: broken: its disk is gone$", table, re.MULTILINE)
+    assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), (
+        "without a model there is nothing that waits"
+    )
+    assert re.search(r"^broken +its disk is gone$", table, re.MULTILINE)
     assert re.search(r"chosen: ram, [\d.e-]+ s an epoch expected, the least$", table)
-    assert "waiting" not in table, "without a model there is nothing that waits"
     with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
         chosen("broken")
 
@@ -95,9 +94,9 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 @pytest.mark.usefixtures("registered")
 def test_a_loader_that_does_not_say_its_memory_is_tried_only_if_it_is_named() -> None:
     with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, batches=1, worker_counts=[]) as loader:
-        refused = {row["name"]: row["refused"] for row in loader.selection.candidates if row["refused"]}
+        refused = {row.name: row.error for row in loader.selection.rows if row.error}
     reason = "does not say how much memory it needs, so it is tried only if candidates= names it"
-    assert refused == {name: f"{name}: {reason}" for name in ("broken", "slow")}
+    assert refused == dict.fromkeys(("broken", "slow"), reason)
     assert chosen("slow").name == "slow"
 
 
@@ -127,7 +126,7 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     monkeypatch.setattr(LOADERS, "names", lambda: ["ram", "second"])
     pairs = TensorDataset(TENSORS.images, TENSORS.labels)
     with make_loader("auto", pairs, batch_size=5, device="cpu", seed=0) as loader:
-        tried = [row["name"] for row in loader.selection.candidates]
+        tried = [row.name for row in loader.selection.rows]
     assert tried == ["ram", "second"][: 1 + len(built_from)]
     assert found[:1] == built_from
 
@@ -150,9 +149,9 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
         torch.ones(next(sizes), dtype=torch.uint8)
 
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
-    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, timed_of=stepping(step))
+    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, timed=stepping(step))
     assert selection.name == "slow"
-    assert re.search(r"refused: ram: the set takes .*, and the model needs \d\d\d\.\d MiB too", selection.table())
+    assert re.search(r"ram: the set takes .*, and the model needs \d\d\d\.\d MiB too", selection.table())
     assert select_loader(options, MAPPED, SAMPLER, CPU)[0].name != "slow"
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 1))
     options = AutoOptions(batches=5, candidates=["ram", "cache"])
@@ -166,32 +165,24 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: li
     automatic = ["data/loader=auto", *BRIEF]
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")
     assert ended.returncode == 0, ended.stderr
-    assert "waiting for data" in ended.stdout
     assert "(the model alone, without loading: " in ended.stdout
     found = result_of(tmp_path / "automatic")
     assert {"gpu_slice", "ram", "prefetch", "disk"} <= {row["name"] for row in found["auto"]["candidates"]}
-    assert all(row["epoch_s"] > 0 and row["refused"] is None for row in found["auto"]["candidates"])
+    assert all(row["epoch_s"]["low"] > 0 and row["error"] is None for row in found["auto"]["candidates"])
     assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
 
 
-def pretend(
-    monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float], cores: float = 0.0, waiting: float = 0.5
-) -> None:
-    """Candidates take `pace(loader, block)` seconds a batch, a share of them waiting, with so many cores busy."""
+def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float], waiting: float = 0.5) -> None:
+    """Candidates take `pace(loader, block)` seconds a batch, a share of them waiting."""
 
-    class Pretended(Timed):
-        def time_block(self, size: int = 2) -> Block | None:
-            seconds = pace(self.stream.source, len(self.blocks) + 1 if self.first else 0)
-            block = Block(seconds, seconds * waiting, cores)
-            self.blocks += [block] if self.first else []
-            self.first = self.first or block
-            return block
+    def timed(candidate: Candidate, size: int) -> Block:
+        seconds = pace(candidate.source, len(candidate.blocks) + 1 if candidate.warm_up else 0)
+        return Block(seconds, seconds * waiting, seconds, seconds * waiting)
 
-    monkeypatch.setattr(auto_module, "Timed", Pretended)
-    monkeypatch.setattr(timing, "MOST_SETTLE_S", 0.0)
+    monkeypatch.setattr(Candidate, "_time", timed)
 
 
 def test_the_median_decides_and_differences_within_the_noise_are_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,35 +192,21 @@ def test_the_median_decides_and_differences_within_the_noise_are_called_that(mon
     selection = chosen("disk", "gpu_slice", "ram", worker_counts=[])
     assert selection.name == "ram"
     assert selection.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
-    rows = {row["name"]: row for row in selection.record()["candidates"]}
-    assert (rows["ram"]["epoch_s_low"], rows["ram"]["epoch_s_high"]) == (12.0, 36.0)
+    (ram,) = (row for row in selection.rows if row.name == "ram" and row.epoch_s)
+    assert (ram.epoch_s.low, ram.epoch_s.high, ram.pays_from) == (12.0, 36.0, None)
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds", "cores", "waiting", "tried"),
-    [
-        # Samples that wait for something: twice as many workers take half of the time, up to 16.
-        (None, lambda workers: 8 / min(workers or 0.5, 16), 0.5, 0.5, [0, 4, 8, 16, 32]),
-        # Samples that compute on four cores.
-        (None, lambda workers: 8 / min(workers or 1, 4), 3.9, 0.5, [0, 4]),
-        # Nothing waits.
-        (None, lambda workers: 8 / (workers or 1), 0.5, 0.01, []),
-        ([3, 5], lambda workers: 8 / (workers or 1), 3.9, 0.5, [3, 5]),
-        ([], lambda workers: 1.0, 0.0, 0.5, []),
-    ],
+    ("asked", "waiting", "tried"),
+    [(None, 0.5, [0, 4]), (None, 0.01, []), ([3, 5], 0.5, [3, 5]), ([], 0.5, [])],
 )
-def test_more_workers_than_cores_are_tried_where_cores_are_idle_and_that_pays(
-    asked: list[int] | None,
-    seconds: Callable[[int], float],
-    cores: float,
-    waiting: float,
-    tried: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+def test_workers_are_tried_up_to_the_cores_as_long_as_the_step_waits(
+    asked: list[int] | None, waiting: float, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "available_cores", lambda: 4)
-    pretend(monkeypatch, lambda loader, number: seconds(loader.num_workers), cores, waiting)
+    monkeypatch.setattr(auto_module, "available_cores", lambda: 4)
+    pretend(monkeypatch, lambda loader, number: 8 / (loader.num_workers or 1), waiting)
     selection = chosen("disk", worker_counts=asked)
-    assert [row["name"] for row in selection.candidates] == ["disk", *(f"disk, {workers} workers" for workers in tried)]
+    assert [row.name for row in selection.rows] == ["disk", *(f"disk, {workers} workers" for workers in tried)]
     assert selection.values["name"] == "disk"
 
 
@@ -238,10 +215,10 @@ def test_workers_are_tried_for_picture_files_only_if_asked_for(
     asked: list[int] | None, tiny: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise threads read them, as many as there are cores."""
-    pretend(monkeypatch, lambda loader, number: 8, 0.5, 0.5)
+    pretend(monkeypatch, lambda loader, number: 8)
     files = replace(tiny.train, files=[f"{number}.png" for number in range(len(tiny.train))])
     selection = chosen("disk", data=files, worker_counts=asked)
-    assert [row["name"] for row in selection.candidates] == ["disk", *(f"disk, {one} workers" for one in asked or ())]
+    assert [row.name for row in selection.rows] == ["disk", *(f"disk, {workers} workers" for workers in asked or ())]
 
 
 @pytest.mark.parametrize("fastest", ["RamLoader", "GpuSliceLoader", "DiskLoader"])
@@ -273,10 +250,10 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     torch.manual_seed(1)
     before = torch.get_rng_state()
     with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, candidates=["ram"], step=step) as loader:
-        assert loader.selection.record()["candidates"][0]["data_wait_s"] is not None
+        assert loader.selection.rows[0].waiting_pct is not None
     assert set(calls) == {5}
     assert torch.equal(before, torch.get_rng_state()), "how much a step draws depends on the time that it takes"
-    assert re.search(r"candidate +set-up, s +epoch, s +range +waiting for data\n", capsys.readouterr().err)
+    assert re.search(r"^ram +\d+% +[\d.]+ s +[\d.e-]+ s$", capsys.readouterr().err, re.MULTILINE)
 
     def fails(images: Tensor, labels: Tensor) -> None:
         raise ZeroDivisionError("of the user")
@@ -290,10 +267,10 @@ def test_a_step_is_compiled_before_it_is_timed(
 ) -> None:
     """For the batches of each candidate: floats of `disk`, uint8 of the others."""
     compiled, compiled_in_block = [], []
-    time_block = BatchStream.time_block
+    time_block = Candidate.time_block
 
-    def timed(stream: BatchStream, *parts: object) -> object:
-        before, found = len(compiled), time_block(stream, *parts)
+    def timed(candidate: Candidate, *parts: object) -> object:
+        before, found = len(compiled), time_block(candidate, *parts)
         compiled_in_block.append(len(compiled) - before)
         return found
 
@@ -302,7 +279,7 @@ def test_a_step_is_compiled_before_it_is_timed(
         return graph.forward
 
     torch.compiler.reset()
-    monkeypatch.setattr(BatchStream, "time_block", timed)
+    monkeypatch.setattr(Candidate, "time_block", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
     ended = train_here(*quick, "data/loader=auto", candidates, "trainer.compile=true", "epochs=1", *BRIEF)

@@ -14,12 +14,13 @@ import json
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from vitmnist.cli.command import EndedBySignal, command
 from vitmnist.diagnosis.observation import Limits
+from vitmnist.diagnosis.report import format_report, why_failed
 from vitmnist.diagnosis.script import observe_script
-from vitmnist.diagnosis.script_report import format_report, why_failed
 from vitmnist.runtime.files import write_output
 
 OPTIONS = ("--steps", "--warm-up", "--stop", "--json", "--fail-above")
@@ -28,10 +29,10 @@ OPTIONS = ("--steps", "--warm-up", "--stop", "--json", "--fail-above")
 def _parse(parser: ArgumentParser) -> Namespace:
     parser.usage = "%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]"
     parser.allow_abbrev = False
-    steps = "steps to observe (up to the end of the script; with --stop 200)"
+    steps = "batches of a loader to observe (up to the end of the script; with --stop 200)"
     parser.add_argument("--steps", type=int, help=steps)
-    parser.add_argument("--warm-up", type=int, default=10, help="steps that are not observed (10)")
-    parser.add_argument("--stop", action="store_true", help="end the script when the steps have been observed")
+    parser.add_argument("--warm-up", type=int, default=10, help="batches before that (10)")
+    parser.add_argument("--stop", action="store_true", help="end the script when they have been observed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     limit = "exit with 1 if the script waits for its loaders for more than this percentage of the time"
     parser.add_argument("--fail-above", type=float, metavar="PCT", help=limit)
@@ -65,14 +66,13 @@ def main(options: Namespace) -> None:
     script, *arguments = options.module or options.script
     if misplaced := [one for one in arguments if one.partition("=")[0] in OPTIONS]:
         _print(f"hint: {misplaced[0]} after {script} is an argument of the script; options of diagnose come before it")
-    if json_file and report["rank"]:
-        json_file = json_file.with_stem(f"{json_file.stem}-rank{report['rank'].partition(' ')[0]}")
     if json_file:
-        write_output(json_file, (json.dumps(report, indent=2) + "\n").encode())
+        json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
+        write_output(json_file, (json.dumps(asdict(report), indent=2) + "\n").encode())
     if isinstance(ended, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # it has been printed
         raise EndedBySignal
-    sys.exit(report["exit_code"] or int(failure is not None))
+    sys.exit(report.exit_code or int(failure is not None))
 
 
 def _print(text: str) -> None:

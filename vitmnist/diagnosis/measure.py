@@ -2,29 +2,82 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from itertools import count, repeat
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import count, islice, repeat
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.data.seeding import preserved_generators
-from vitmnist.diagnosis.alternatives import Alternatives, complete_row
-from vitmnist.diagnosis.result import Diagnosis
-from vitmnist.errors import ConfigError, DataError, UserError
-from vitmnist.loaders.base import Loader
-from vitmnist.loaders.batch_stream import BatchStream
-from vitmnist.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers
-from vitmnist.replacement.original import check_replaceable, rebuilt
+from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
+from vitmnist.diagnosis.observation import copy_of
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.device import choose_device
+from vitmnist.timing.benchmark import BLOCKS, Benchmark, Candidate, Step, as_one_argument_step, rows_of
+from vitmnist.timing.bottleneck import Bottleneck, format_few_steps, format_ms
+from vitmnist.timing.table import Figure, Row, format_rows
+
+if TYPE_CHECKING:
+    from vitmnist.loaders.base import Loader
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What limits a training loop. Times are seconds per batch; each figure has its range over blocks of batches.
+
+    Args:
+        loading_s: T1, loading alone.
+        step_s: T2, the step over one batch that is already on the device.
+        batch_s: T, both together.
+        waiting_pct: the part of T that the step waits for its batch.
+        steps: how many were made while T was measured.
+        rows: the loader as it is, and other ways to load the same batches.
+        notes: what could not be measured, and why.
+    """
+
+    loading_s: Figure
+    step_s: Figure
+    batch_s: Figure
+    waiting_pct: Figure
+    steps: int
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """Of T compared with the step alone, because workers may slow the step down without making it wait."""
+        return Bottleneck.of(100 * (1 - self._best.median / self.batch_s.median), self.steps)
+
+    @property
+    def _best(self) -> Figure:
+        """The least time of a batch: of the step alone, or of an alternative that is faster still."""
+        times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
+        return Figure(min(one.median for one in times), min(one.low for one in times), min(one.high for one in times))
+
+    def __str__(self) -> str:
+        times = {
+            "loading alone (T1)": self.loading_s,
+            "step alone (T2)": self.step_s,
+            "both together (T)": self.batch_s,
+        }
+        lines = [f"{name:<20}{figure.text(format_ms)} a batch" for name, figure in times.items()]
+        if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
+            lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
+        else:
+            # Of the ends of the ranges: with the medians, noise let a loader exceed the bound.
+            most = self.batch_s.high / self._best.low
+            waiting = f"waiting for data {self.waiting_pct.text('{:.0f}%'.format)}"
+            lines.append(f"{self.bottleneck.value}: {waiting}; no loader can make the loop {most:.3g} times faster")
+        return "\n".join([*lines, "", format_rows(self.rows), *(f"note: {note}" for note in self.notes)])
 
 
 def diagnose(
@@ -40,16 +93,15 @@ def diagnose(
     """Find out what limits a training loop, and what other loaders would give; prints the result.
 
     Three measurements take turns: loading alone (T1), the step over one batch that is already on the device (T2), and
-    both together (T). If the loader is a `DataLoader` over a map-style dataset, what `from_dataloader` makes of it
-    takes turns with them, with as many samples as the time allows; and so do other numbers of workers if the step waits
-    for data.
+    both together (T). If the loader is a plain `DataLoader`, what `from_dataloader` makes of it takes turns with them,
+    on as many samples as the time allows; and so do other numbers of workers if the step waits for data.
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
         step: trains on a batch: `step(batch)`, or `step(images, labels)` if it has several required arguments. It
             moves the batch to the device itself, as in the training loop.
         batches: how many batches each measurement times; fewer if `seconds` would not be enough.
-        seconds: about how long it may take. What there is no time for is left out, and named.
+        seconds: about how long the measurements may take, once the loaders are built.
         device: that of the step, whose clock is used. By default that of `model`, or else the CUDA device if CUDA is
             in use.
         model: its state is restored afterwards, as is that of the random generators in any case.
@@ -66,13 +118,11 @@ def diagnose(
         stack.enter_context(warnings.catch_warnings())
         # torch warns of more workers than cores, but samples that wait for a disk gain from them.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        warnings.filterwarnings("ignore", "transforms='tensor'")  # the table says so
+        warnings.filterwarnings("ignore", "transforms='tensor'")  # a row of the table has its name
         stack.enter_context(_restored(loader, run_device, model, optimizer))
-        diagnosis = _measure(loader, calling(step), batches, seconds, run_device, stack)
-    if model is None or optimizer is None:
-        missing = [name for name, value in (("model", model), ("optimizer", optimizer)) if value is None]
-        given = " and ".join(f"{name}=" for name in missing)
-        diagnosis.notes.append(f"the step has trained: give {given} to have what it changed restored")
+        diagnosis = _measure(loader, as_one_argument_step(step), batches, seconds, run_device, stack)
+    if missing := [f"{name}=" for name, value in (("model", model), ("optimizer", optimizer)) if value is None]:
+        diagnosis.notes.append(f"the step has trained: give {' and '.join(missing)} to have what it changed restored")
     print(diagnosis)
     return diagnosis
 
@@ -85,70 +135,47 @@ def _measure(
     device: torch.device,
     stack: ExitStack,
 ) -> Diagnosis:
-    deadline = time.perf_counter() + seconds
-    dataloader: Any = None
-    with suppress(UserError):  # no other loader can deliver its batches
-        check_replaceable(loader)
-        dataloader = loader
+    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     # A copy, because persistent workers belong to the loop.
-    stream = BatchStream(loader if dataloader is None else rebuilt(dataloader), device)
-    stack.callback(stream.close)
-    first = next(stream.take(1), None)
-    if not stream.taken:
+    source: Any = copy_of(loader) if isinstance(loader, DataLoader) and is_plain else loader
+
+    def as_candidate(source: Any, step: Callable[[Any], object] | None = step, **options: Any) -> Candidate:
+        return Candidate(AS_IT_IS, source, device, step, **options)
+
+    first = next(islice(source if hasattr(source, "__iter__") else source.epoch(0), 1), None)
+    if first is None:
         raise DataError("the loader has no batches")
     resident = repeat(map_tensors(backend_of(device).to_device, first))
     steps = count()
-    turns = [
-        Timed(stream),
-        Timed(BatchStream(resident, device), step),
-        Timed(stream, lambda batch: (next(steps), step(batch))),
-    ]
-    loading, _, both = turns
-    warm_up = [timed.time_block() for timed in turns]
-    rows: list[Alternative] = []
-    if all(warm_up) and dataloader is not None:
-        others = Alternatives(stack, dataloader=dataloader, step=step, device=device, seconds=seconds)
-        try_workers(both, dataloader.num_workers, others.add_workers)
-        others.add_decoded(warm_up[0].batch_s)  # type: ignore[union-attr]
-        turns += others.turns
-        rows = others.rows
-    rounds = take_turns(turns, batches, deadline - time.perf_counter())
+    loading = as_candidate(source, None, is_required=True)
+    alone = as_candidate(resident, is_required=True)
+    both = as_candidate(source, lambda batch: (next(steps), step(batch)), is_required=True)
+    benchmark = Benchmark(stack)
+    benchmark.candidates += [loading, alone, both]
+    has_all = all(one.time_block() for one in benchmark.candidates)
+    if has_all and isinstance(loader, DataLoader) and is_plain:
+        add_candidates(benchmark, source, both, as_candidate, is_random=time_parts(source)[1])
+    rounds = benchmark.run(batches, seconds)
     if not loading.blocks or not both.blocks:
         raise DataError(
-            f"the loader ended after {stream.taken} batches and cannot begin again, which is too few to time it; "
-            "give a DataLoader or a list, or a generator of more batches"
+            f"the loader ended after {loading.taken + both.taken + 1} batches and cannot begin again, which is too few "
+            "to time it; give a DataLoader or a list, or a generator of more batches"
         )
-    for timed in turns[3:]:
-        complete_row(timed, stream.length)
-    diagnosis = _diagnosis(turns, next(steps), rows)
-    if rounds < BLOCKS:
-        ended = f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds"
-        diagnosis.notes.append(f"{ended}; the ranges are of these")
-    return diagnosis
-
-
-def _diagnosis(turns: list[Timed], steps: int, rows: list[Alternative]) -> Diagnosis:
-    """The diagnosis; the first three of `turns` are loading alone, the step alone, and both."""
-    times = [[block.batch_s for block in timed.blocks] for timed in turns[:3]]
-    stream, blocks = turns[2].stream, turns[2].blocks
-    loading_s, step_s, batch_s = map(Figure.of, times)
     notes = []
-    if stream.has_ended:
-        notes.append(f"the loader ended after {stream.taken} batches and cannot begin again, so few were timed")
-    if stream.device.type == "cpu" and torch.cuda.is_initialized():
+    if len(both.blocks) < rounds:
+        notes.append("the loader ended and cannot begin again, so few of its batches were timed")
+    if rounds < BLOCKS:
+        notes.append(f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these")
+    if device.type == "cpu" and torch.cuda.is_initialized():
         notes.append("times are those of the CPU, but CUDA is in use: give device='cuda' if the step runs there")
+    loading_s, step_s, batch_s = (Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both))
     return Diagnosis(
         loading_s,
         step_s,
         batch_s,
-        waiting_s=Figure.of(block.waiting_s for block in blocks),
-        waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in blocks),
-        first_batch_s=Figure.of(stream.first_batch_s),
-        cores_busy=Figure.of(block.cores for block in blocks),
-        steps=steps,
-        rounds=len(turns[2].blocks),
-        device=str(stream.device),
-        alternatives=sorted(rows, key=lambda row: row.batch_s.median if row.batch_s else float("inf")),
+        waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks),
+        steps=next(steps),
+        rows=rows_of(benchmark.candidates[2:], both.length),
         notes=notes,
     )
 
@@ -161,9 +188,8 @@ def _device_of(model: nn.Module | None, device: torch.device | str | None) -> to
     """
     parameter = next(model.parameters(), None) if model is not None else None
     if device is None:
-        if parameter is not None:
-            return parameter.device
-        return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+        in_use = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+        return in_use if parameter is None else parameter.device
     run_device = choose_device(str(device))
     if parameter is not None and parameter.device.type != run_device.type:
         raise ConfigError(f"device={device}: the model is on {parameter.device}; leave device out, or move the model")
@@ -176,11 +202,9 @@ def _restored(
 ) -> Iterator[None]:
     """Restore the state of model, optimizer and random generators on exit."""
     states: list[tuple[Any, Any]] = [(one, deepcopy(one.state_dict())) for one in (model, optimizer) if one is not None]
-    modes = [(module, module.training) for module in (model.modules() if model is not None else ())]
-    gradients = [
-        (parameter, None if parameter.grad is None else parameter.grad.clone())
-        for parameter in (model.parameters() if model is not None else ())
-    ]
+    modules, parameters = (list(model.modules()), list(model.parameters())) if model is not None else ([], [])
+    modes = [(module, module.training) for module in modules]
+    gradients = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     generators = {one for owner in owners if isinstance(one := getattr(owner, "generator", None), torch.Generator)}

@@ -1,29 +1,40 @@
-"""What is measured of each `DataLoader` of a user's script."""
+"""What is measured of each loop over a `DataLoader` of a user's script."""
 
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import sysconfig
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
 from pathlib import Path
+from statistics import median_low
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitmnist.runtime.files import display_path
 
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
-PACKAGES = {"site-packages", "dist-packages"}  # also those of another environment
+PACKAGES = {"site-packages", "dist-packages"}  # Also those of another environment
+COLLECTING_S = 0.0002  # Below this time of a step, a loop that keeps its batches works on them later
+
+
+class Unmeasured(str, Enum):
+    """Why the share of waiting of a loop is not known."""
+
+    COLLECTS = "collects its batches, and works on them later"
+    OTHER_THREAD = "is iterated in another thread than the main one"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many steps to observe after the warm-up; `stop` ends the script then.
-
-    A step is a batch, or one batch of each loader if they are iterated in lockstep, as by `zip`.
+    """How many batches to observe after the warm-up, of the loader that gives most; `stop` ends the script then.
 
     Args:
         steps: None observes up to the end of the script.
@@ -34,93 +45,124 @@ class Limits:
     stop: bool
 
 
-@dataclass
-class Source:
-    """What makes the batches of a `DataLoader`; it is kept, because one that a function has built no longer exists."""
+@dataclass(frozen=True)
+class LoaderInfo:
+    """The settings of a loader, and the line of the script that iterates it; None is unknown."""
 
-    dataset: Any
-    collate: Any
-    batches: dict[str, Any]
-    """`sampler` and `batch_size`, or `batch_sampler`, as a `DataLoader` takes them."""
+    dataset: str
+    samples: int | None
+    batch_size: int | None
+    num_workers: int
+    where: str
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> LoaderInfo:
+        """The settings of a loader over which a pass begins."""
+        samples = None
+        with suppress(Exception):  # the script may never call `len()`; ignore errors
+            samples = len(loader.dataset)  # type: ignore[arg-type]
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        return cls(type(loader.dataset).__name__, samples, batch_size, loader.num_workers, _calling_line())
+
+
+@dataclass
+class Pass:
+    """One use of an iterator, from `iter()` on.
+
+    Args:
+        last: the end of its last `next()`.
+        iterator: a weak reference; `first_batch` is one to its first batch.
+        next_iter: when another pass began after its last `next()`.
+    """
+
+    began: float
+    last: float
+    iterator: Callable[[], object]
+    first_batch: Callable[[], object] = object
+    batches: int = 0
+    is_exhausted: bool = False
+    next_iter: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may go on."""
+        return not self.is_exhausted and self.iterator() is not None
+
+
+@dataclass
+class Loop:
+    """All passes over one `DataLoader`, or over several alike in turn.
+
+    Args:
+        copy: a plain `DataLoader` with the settings of the last one, which the script may have dropped; None if it
+            cannot be built.
+        kind: the class of the script's own.
+        loaders: those that still exist.
+        steps_s: times between two requests for batches; `steps_cpu_s` is the processor time of all of them.
+    """
+
+    info: LoaderInfo
+    copy: DataLoader[Any] | None
     kind: type
-
-
-@dataclass
-class Observation:
-    """One `DataLoader`, or several alike in turn; the fields from `batches` on are measured after the warm-up."""
-
-    loaders: weakref.WeakSet[Any]  # those that still exist
-    about: dict[str, Any]  # the settings of the loader, and where it is iterated
-    source: Source | None  # None if the dataset gives batches
-    num_loaders: int = 1
-    are_rebuilt: bool = True  # several are made one after another; False once one of them is iterated again
-    in_other_thread: bool = False
-    is_iterated: bool = False  # now
-    epochs: int = 0
-    passes: int = 0
-    batches_seen: int = 0
-    start_s: float = 0.0  # of the first epoch, up to its first batch
-    warm_up_batches: int = 0
+    loaders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    num_loaders: int = 0
+    passes: list[Pass] = field(default_factory=list)
     batches: int = 0
     waiting_s: float = 0.0
-    waiting_cpu_s: float = 0.0  # processor time of this process while it waited; 0 with workers
-    measuring_s: float = 0.0  # by the observer within `iter()` and `next()`; no part of `waiting_s`
-    restarts_s: float = 0.0  # the part of `waiting_s` for the first batches and the ends of epochs, and their workers
+    steps_s: list[float] = field(default_factory=list)
+    steps_cpu_s: float = 0.0
+    unmeasured: Unmeasured | None = None
 
-    def forget(self) -> None:
-        """Drop what was measured of the warm-up."""
-        self.warm_up_batches, self.batches, self.passes = self.batches, 0, 0
-        self.waiting_s, self.waiting_cpu_s, self.measuring_s, self.restarts_s = 0.0, 0.0, 0.0, 0.0
+    @property
+    def has_own_iteration(self) -> bool:
+        """Whether the script's class does not iterate as a `DataLoader`, of which the copy is one."""
+        return getattr(type(self.copy), "__iter__", None) is not getattr(self.kind, "__iter__", None)
 
-    def figures(self) -> dict[str, Any]:
-        """As plain values."""
-        return self.about | {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
+    @property
+    def step_s(self) -> float:
+        """The median step; of passes with a single batch, the time up to the next pass."""
+        single = [one.next_iter - one.last for one in self.passes if one.batches == 1 and one.next_iter]
+        steps_s = self.steps_s or single
+        return median_low(steps_s) if steps_s else 0.0
+
+    @property
+    def cores(self) -> float:
+        """Processor cores in use by this process during a step."""
+        return self.steps_cpu_s / (sum(self.steps_s) or inf)
+
+    def intervals(self, ended: float) -> list[tuple[float, float]]:
+        """Begin and end of each pass, up to the end of the observation; after a `break`, a step is added."""
+        step_s = self.step_s
+        ends = (one.last if one.is_exhausted else min(one.last + step_s, one.next_iter or inf) for one in self.passes)
+        return [(one.began, min(end, ended)) for one, end in zip(self.passes, ends, strict=True)]
+
+    def note_collecting(self, this: Pass) -> None:
+        """Note whether the loop keeps the batches of a pass, and hardly works between requests for them."""
+        if this.batches > 1 and self.step_s < COLLECTING_S and this.first_batch() is not None:
+            self.unmeasured = self.unmeasured or Unmeasured.COLLECTS
+
+    def forget(self, now: float) -> None:
+        """Drop what was measured of the warm-up; a pass that goes on begins now."""
+        self.passes = [one for one in self.passes if one.is_open]
+        for one in self.passes:
+            one.began, one.last, one.batches, one.next_iter = now, now, 0, None
+        self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
 
 
-def new_observation(loader: Any) -> Observation:
-    """The observation of a loader over which iteration begins; what it does not have is unknown."""
+def copy_of(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
+    """A plain `DataLoader` with the arguments of another one, some of them changed."""
     from torch.utils.data import DataLoader, IterableDataset  # a loader has imported it
 
-    get = partial(getattr, loader)
-    settings = get("fake_l", loader)  # where fastai's DataLoader has them
-    dataset, batch_sampler, batch_size = get("dataset", None), get("batch_sampler", None), get("batch_size", None)
-    size = None
-    with suppress(Exception):  # the script may never call `len()`; ignore errors
-        size = len(dataset)
-    if batch_size is None:
-        batch_size = getattr(batch_sampler, "batch_size", get("bs", None))
-    context = getattr(settings, "multiprocessing_context", None) or multiprocessing
-    about = {
-        "dataset": type(dataset).__name__,
-        "samples": size,
-        "sampler": _sampler_name(loader),
-        "drop_last": get("drop_last", None),
-        "batch_size": batch_size,
-        "num_workers": getattr(settings, "num_workers", 0),
-        "persistent_workers": getattr(settings, "persistent_workers", False),
-        "start_method": context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
-        "is_iterable": isinstance(dataset, IterableDataset),
-        "where": _calling_line(),
-    }
-    gives_batches = isinstance(loader, DataLoader) and batch_sampler is None
-    batches = {"sampler": get("sampler", None), "batch_size": batch_size}
-    if get("batch_size", None) is None:
-        batches = {"batch_sampler": batch_sampler}
-    batches = {} if about["is_iterable"] else batches
-    source = None if gives_batches else Source(dataset, get("collate_fn", None), batches, type(loader))
-    return Observation(weakref.WeakSet([loader]), about, source)
-
-
-def _sampler_name(loader: Any) -> str | None:
-    """The class that chooses the samples; with a batch sampler of the user or of Accelerate, of the sampler inside it.
-
-    None for torch's own placeholder, where a dataset chooses its samples itself.
-    """
-    sampler = getattr(loader, "batch_sampler" if getattr(loader, "batch_size", None) is None else "sampler", None)
-    while inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None):
-        sampler = inner
-    name = type(sampler).__name__
-    return None if sampler is None or name.startswith("_") else name
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
+    if changed.get("num_workers", loader.num_workers):
+        names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
+    if isinstance(loader.dataset, IterableDataset):
+        names += ["batch_size", "drop_last"] if loader.batch_size else ["batch_size"]
+    elif loader.batch_size is None and loader.batch_sampler is not None:
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "sampler", "drop_last"]
+    return DataLoader(**{name: getattr(loader, name) for name in names} | changed)
 
 
 def _calling_line() -> str:

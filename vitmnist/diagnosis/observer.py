@@ -1,4 +1,4 @@
-"""Observes every `DataLoader` of this process, by its iterators.
+"""A stopwatch for every `DataLoader` of this process: the time inside `iter()` and `next()`, and between them.
 
 This module does not import torch: a script may set environment variables before it does.
 """
@@ -6,174 +6,194 @@ This module does not import torch: a script may set environment variables before
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import weakref
 from collections.abc import Callable
-from functools import partial, wraps
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from time import perf_counter
-from types import ModuleType
+from contextlib import suppress
+from functools import wraps
+from threading import get_ident, main_thread
+from time import perf_counter, process_time
 from typing import Any
 
-from vitmnist.diagnosis.observation import Limits, Observation, new_observation
-from vitmnist.diagnosis.timeline import Timeline
-
-MODULE, FASTAI = "torch.utils.data.dataloader", "fastai.data.load"
-PASS = "pass_of_vitmnist"  # the attribute of an iterator
+from vitmnist.diagnosis.observation import Limits, LoaderInfo, Loop, Pass, Unmeasured, copy_of
+from vitmnist.runtime.cpu import CpuTime
 
 
-class Generated:
-    """The iterator of a loader whose `__iter__` is a generator, with which its iterator of torch is not observed."""
+class ObservedIterator:
+    """Hands on the batches of an iterator, and its other attributes."""
 
-    def __init__(self, loader: Any, iterate: Callable[[Any], Any]) -> None:
-        self._batches = iterate(loader)
+    def __init__(self, observer: Observer, loop: Loop, began: float) -> None:
+        self._observer, self._loop, self._pass = observer, loop, Pass(began, began, weakref.ref(self))
+        loop.passes.append(self._pass)
+        self._iterator: Any = None
+        self._returned: tuple[float, float] | None = None  # Clock and processor time at the last batch
 
-    def __iter__(self) -> Generated:
+    def __iter__(self) -> ObservedIterator:
         return self
 
-    def __next__(self) -> Any:
-        return next(self._batches)
+    def __len__(self) -> int:
+        return len(self._iterator)
 
-    def __del__(self) -> None:
-        if "_batches" in vars(self):
-            self._batches.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def __next__(self) -> Any:
+        observer, loop, this = self._observer, self._loop, self._pass
+        if observer.is_inside:
+            return next(self._iterator)
+        if self._returned and not observer.ended:
+            loop.steps_s.append(perf_counter() - self._returned[0])
+            loop.steps_cpu_s += process_time() - self._returned[1]
+        observer.check_limits()
+        try:
+            batch = observer.wait(loop, this, next, self._iterator)
+        except StopIteration:
+            if not observer.ended:
+                this.is_exhausted = True
+                loop.note_collecting(this)
+            raise
+        if not observer.ended:
+            loop.batches += 1
+            this.batches += 1
+        if not self._returned:
+            this.first_batch = _reference(batch)
+        self._returned = perf_counter(), process_time()
+        return batch
 
 
 class Observer:
-    """Times what the iterators of `DataLoader`s do in this process, as soon as torch is imported."""
+    """Times the passes over the `DataLoader`s of this process, from the import of torch on."""
 
     def __init__(self, limits: Limits) -> None:
-        self.time = Timeline(limits)
-        self.processes = 0
-        """Python processes that the script has started, such as ranks, without workers; they are not observed."""
+        self.limits = limits
+        self.loops: list[Loop] = []
+        self.started = perf_counter()
+        self.first_iter: float | None = None
+        self.ended: float | None = None
+        self.is_stopped = False
+        self.is_warm = not limits.warm_up
+        self._inside: set[int] = set()  # The threads that are within a call of a loader
         self._process = os.getpid()
-        for name, install in ((MODULE, self._install), (FASTAI, self._install_fastai)):
-            if module := sys.modules.get(name):
-                install(module)
-            else:
-                sys.meta_path.insert(0, AfterImport(name, install))
-        self._count_processes()
+        self._observed: set[type] = set()
+        self._began = CpuTime.now()
+        self.cores = self._began.cores_since(self._began)
+        """Processor cores in use from the warm-up to the end."""
+        self._install("import", ())
+        sys.addaudithook(self._install)  # An import event follows that of torch's module, which imports others
 
-    def _install(self, module: Any) -> None:
-        """Observe the iterators of torch's loaders and, when they are defined, those of other libraries."""
-        base: Any = getattr(module, "_BaseDataLoaderIter", None)
-        if not base:
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is within a call of a loader; a loader that it iterates there does not count."""
+        return get_ident() in self._inside
+
+    def wait(self, loop: Loop, this: Pass, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a loader, and add its duration to the waiting of the loop."""
+        thread = get_ident()
+        self._inside.add(thread)
+        began = perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self._inside.discard(thread)
+            if not self.ended:
+                this.last, this.next_iter = perf_counter(), None
+                loop.waiting_s += this.last - began
+                if thread != main_thread().ident:
+                    loop.unmeasured = Unmeasured.OTHER_THREAD
+
+    def check_limits(self) -> None:
+        """End the warm-up or the observation if it is time; raises `SystemExit` with `stop`."""
+        if self.ended:
             return
-        base.__del__ = getattr(base, "__del__", lambda iterator: None)
-        kinds = [base]
-        while kinds:
-            kind = kinds.pop()
-            self._observe(kind)
-            kinds += kind.__subclasses__()
+        most = max((loop.batches for loop in self.loops), default=0)
+        if not self.is_warm and most >= self.limits.warm_up:
+            self.is_warm, self._began = True, CpuTime.now()
+            for loop in self.loops:
+                loop.forget(perf_counter())
+        elif self.is_warm and self.limits.steps is not None and most >= self.limits.steps:
+            self.end()
+            if self.limits.stop and get_ident() == main_thread().ident:
+                self.is_stopped = True
+                sys.exit(0)
 
-        def observe(kind: Any) -> None:  # Python 3.10 would not hand the class on to a bound method
-            self._observe(kind)
+    def end(self) -> None:
+        """Observe no more."""
+        if not self.ended:
+            self.ended, self.cores = perf_counter(), CpuTime.now().cores_since(self._began)
+            for loop in self.loops:
+                for this in loop.passes[-1:]:
+                    loop.note_collecting(this)
 
-        base.__init_subclass__ = classmethod(observe)
+    def _install(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Observe torch's loaders once they are defined; an audit hook."""
+        if event != "import" or self._observed:
+            return
+        kind: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
+        if not kind:
+            return
+        self._observe(kind)
+        make = kind.__init__
 
-    def _install_fastai(self, module: Any) -> None:
-        """Observe fastai's loader, whose iteration moves and transforms what an iterator of torch delivers."""
-        iterate = module.DataLoader.__iter__
-        module.DataLoader.__iter__ = lambda loader: Generated(loader, iterate)
-        self._observe(Generated)
+        @wraps(make)
+        def make_and_observe(loader: Any, *arguments: Any, **named: Any) -> None:
+            make(loader, *arguments, **named)
+            for base in type(loader).__mro__:
+                if issubclass(base, kind) and base not in self._observed:
+                    self._observe(base)
+
+        kind.__init__ = make_and_observe
 
     def _observe(self, kind: Any) -> None:
-        """Time what a class of iterators does itself, rather than a class that it inherits from."""
-        timed = {"__init__": self._begin, "_reset": self._begin, "__next__": self._request, "__del__": self._drop}
-        for name, wrapped in timed.items():
-            if function := vars(kind).get(name):
-                setattr(kind, name, wrapped(function))
+        """Wrap the `__iter__` that a class defines itself."""
+        self._observed.add(kind)
+        if iterate := vars(kind).get("__iter__"):
 
-    def _begin(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def begin(iterator: Any, loader: Any = None, *more: Any, **named: Any) -> None:
-            # A worker or rank that was forked has no report.
-            if self.time.is_waiting or os.getpid() != self._process or getattr(loader, "is_internal", False):
-                function(iterator, loader, *more, **named)
-                return
-            if PASS in vars(iterator):  # persistent workers
-                self.time.close(vars(iterator)[PASS])
-            looked = perf_counter()
-            new = self.time.begin(self._observation_of(loader), looked)
-            self.time.call(new, partial(function, iterator, loader, *more, **named), is_restart=True)
-            vars(iterator)[PASS] = new
+            @wraps(iterate)
+            def begin(loader: Any) -> Any:
+                # A worker or rank that was forked has no report.
+                if self.ended or self.is_inside or os.getpid() != self._process or hasattr(loader, "is_internal"):
+                    return iterate(loader)
+                return self._begin(loader, iterate)
 
-        return begin
+            kind.__iter__ = begin
 
-    def _request(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def request(iterator: Any) -> Any:
-            one = vars(iterator).get(PASS)
-            return (
-                self.time.request(one, function, iterator) if one and not self.time.is_waiting else function(iterator)
-            )
+    def _begin(self, loader: Any, iterate: Callable[[Any], Any]) -> Any:
+        self.check_limits()
+        loop = self._loop_of(loader)
+        now = perf_counter()
+        self.first_iter = self.first_iter or now
+        for other in self.loops:
+            for this in other.passes[-1:]:
+                this.next_iter = this.next_iter or now
+        observed = ObservedIterator(self, loop, now)
+        observed._iterator = self.wait(loop, observed._pass, iterate, loader)
+        return observed
 
-        return request
-
-    def _drop(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def drop(iterator: Any) -> None:
-            """The loop may have left the epoch early; then its workers end now."""
-            one = vars(iterator).get(PASS)
-            if one and not self.time.is_waiting:
-                self.time.drop(one, function, iterator)
-            elif vars(iterator):  # otherwise --stop has prevented it
-                function(iterator)
-
-        return drop
-
-    def _count_processes(self) -> None:
-        start, run = BaseProcess.start, subprocess.Popen.__init__
-
-        def counted_start(process: Any) -> None:
-            start(process)
-            self.processes += not process.daemon  # as workers are
-
-        def counted_run(process: Any, args: Any, *more: Any, **named: Any) -> None:
-            run(process, args, *more, **named)
-            program, *others = [args] if isinstance(args, str | bytes | os.PathLike) else list(args) or [""]
-            is_compiler = any("_inductor" in str(one) for one in others)  # of torch.compile
-            self.processes += Path(os.fsdecode(program)).name.startswith("python") and not is_compiler
-
-        BaseProcess.start = counted_start  # type: ignore[method-assign, assignment]
-        subprocess.Popen.__init__ = counted_run  # type: ignore[method-assign, assignment]
-
-    def _observation_of(self, loader: Any) -> Observation:
-        """The observation of a loader, or of one like it in turn: some scripts build one per epoch."""
-        new = new_observation(loader)
-        for known in self.time.observations:
-            is_same = loader in known.loaders and known.about["num_workers"] == new.about["num_workers"]
-            if is_same or (known.about == new.about and not known.is_iterated):
-                known.are_rebuilt &= known.num_loaders == 1 or loader not in known.loaders
-                known.num_loaders += loader not in known.loaders
-                known.loaders.add(loader)
-                known.about, known.source = new.about, new.source
-                return known
-        self.time.observations.append(new)
-        return new
+    def _loop_of(self, loader: Any) -> Loop:
+        """The loop of a loader, or of one like it in turn: some scripts build one per epoch."""
+        info = LoaderInfo.of(loader)
+        copy = None
+        with suppress(Exception):  # A subclass may lack any attribute
+            copy = copy_of(loader)
+        for loop in self.loops:
+            is_free = not any(one.is_open for one in loop.passes[-1:])
+            if loader in loop.loaders or (loop.info == info and is_free):
+                break
+        else:
+            loop = Loop(info, copy, type(loader))
+            self.loops.append(loop)
+        loop.num_loaders += loader not in loop.loaders
+        loop.loaders.add(loader)
+        loop.info, loop.copy = info, copy
+        return loop
 
 
-class AfterImport(MetaPathFinder):
-    """A finder for `sys.meta_path` that calls `function` with the module `name` right after its import, once."""
-
-    def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
-        self.name, self.function = name, function
-
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec and spec.loader:
-            run_module = spec.loader.exec_module
-
-            def run_and_call(module: ModuleType) -> None:
-                run_module(module)
-                self.function(module)
-
-            spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
-        return spec
+def _reference(batch: Any) -> Callable[[], object]:
+    """A weak reference to a batch, or to the first part of it that can have one."""
+    while True:
+        try:
+            return weakref.ref(batch)
+        except TypeError:
+            if not isinstance(batch, list | tuple | dict) or not batch:
+                return object  # Not known, so it counts as kept
+            batch = next(iter(batch.values() if isinstance(batch, dict) else batch))

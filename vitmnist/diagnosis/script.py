@@ -7,17 +7,15 @@ from __future__ import annotations
 import builtins
 import os
 import runpy
-import shlex
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from vitmnist.diagnosis.observation import Limits
 from vitmnist.diagnosis.observer import Observer
-from vitmnist.diagnosis.script_report import describe_script
+from vitmnist.diagnosis.report import Report, describe_script
 from vitmnist.errors import DataError, ExitCode
 
 
@@ -25,9 +23,7 @@ class MissingScriptError(DataError):
     """The file or module of the command line cannot be found or read."""
 
 
-def observe_script(
-    arguments: list[str], is_module: bool, limits: Limits
-) -> tuple[dict[str, Any], BaseException | None]:
+def observe_script(arguments: list[str], is_module: bool, limits: Limits) -> tuple[Report, BaseException | None]:
     """Run a script or module with its arguments as `__main__`, and describe its loaders.
 
     Returns:
@@ -39,14 +35,8 @@ def observe_script(
     sys.argv = arguments
     observer = Observer(limits)
     ended = _run(is_module)
-    observer.time.end()
-    return describe_script(observer, shlex.join(_command_line()), _exit_code(ended)), ended
-
-
-def _command_line() -> list[str]:
-    """The command that runs now, as it was typed."""
-    program, *arguments = sys.orig_argv[1:]
-    return ["vitmnist", *arguments] if Path(program).name == "vitmnist" else ["python", program, *arguments]
+    observer.end()
+    return describe_script(observer, _exit_code(ended)), ended
 
 
 def _run(is_module: bool) -> BaseException | None:

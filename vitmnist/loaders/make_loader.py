@@ -18,8 +18,8 @@ from vitmnist.data.sampler import EpochSampler, whole_number
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.loaders.timing import Step
 from vitmnist.runtime.device import choose_device
+from vitmnist.timing.benchmark import Step
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
 """What can be loaded: a split, a map-style dataset, or a pair of tensors or arrays."""

@@ -9,6 +9,7 @@ import torch
 from vitmnist.config.schema import Config
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.world import World
+from vitmnist.timing.bottleneck import Bottleneck
 from vitmnist.tracking.epoch_table import EpochRecord
 from vitmnist.tracking.monitor import Monitor
 from vitmnist.tracking.result import Result
@@ -92,6 +93,6 @@ def log_test(result: Result, monitor: Monitor) -> None:
 def log_verdict(result: Result) -> None:
     """Log what limited the run and, if another loader could help, how to find it."""
     if verdict := result.verdict():
-        can_gain = result.auto is None and not verdict.startswith(("compute-bound", "no verdict"))
+        can_gain = result.auto is None and result.bottleneck() not in (Bottleneck.COMPUTE, Bottleneck.TOO_FEW_STEPS)
         epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
         log.info("%s%s%s", verdict, epochs, "; data/loader=auto measures which loader helps" if can_gain else "")

@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from vitmnist.config.values import flatten
-from vitmnist.diagnosis.verdict import verdict
 from vitmnist.errors import printable
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
+from vitmnist.timing.bottleneck import Bottleneck, format_bottleneck
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summarize, summary_metrics
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
@@ -62,14 +62,28 @@ class Result:
             "compile_s": self.compile_s,
         }
 
-    def verdict(self) -> str | None:
+    def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct, images = self.summary()["data_wait_pct_median"], (self.dataset or {}).get("train_size")
-        if not images or not self.batch_size or waiting_pct is None:
+        waiting_pct, steps, cores = self.summary()["data_wait_pct_median"], self._steps(), self._cores()
+        if waiting_pct is None or not steps:
             return None
-        busy, available = self.epochs[-1].get("cores_busy"), (self.environment or {}).get("cpu_count")
-        cores = None if busy is None or available is None else Cores(available, busy)
-        return verdict(waiting_pct, len(self.epochs) * -(-images // self.batch_size), cores)
+        return Bottleneck.of(waiting_pct, steps, cores is None or cores.compete)
+
+    def verdict(self) -> str | None:
+        """The same in one sentence."""
+        bottleneck, waiting_pct = self.bottleneck(), self.summary()["data_wait_pct_median"]
+        if bottleneck is None or waiting_pct is None:
+            return None
+        return format_bottleneck(bottleneck, waiting_pct, self._steps(), self._cores())
+
+    def _steps(self) -> int:
+        images = (self.dataset or {}).get("train_size") or 0
+        return len(self.epochs) * -(-images // self.batch_size) if self.batch_size else 0
+
+    def _cores(self) -> Cores | None:
+        busy = self.epochs[-1].get("cores_busy") if self.epochs else None
+        available = (self.environment or {}).get("cpu_count")
+        return None if busy is None or available is None else Cores(available, busy)
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.

@@ -24,10 +24,8 @@ from vitmnist.data.preparation import given_statistics
 from vitmnist.data.rank_sampler import RankSampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, described, first_line
-from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
-from vitmnist.loaders.batch_stream import BatchStream, ResidentBatch
-from vitmnist.loaders.timing import Timed
 from vitmnist.losses.base import LOSSES
 from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, build_schedule
@@ -36,6 +34,7 @@ from vitmnist.optim.lr_scale import BATCH_NORMS, scale_learning_rates
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.runtime.world import World
+from vitmnist.timing.benchmark import Candidate
 from vitmnist.training.compilation import compile_step, preserved_buffers
 from vitmnist.training.initial_weights import load_initial_weights
 from vitmnist.training.ranks import read_dataset
@@ -248,15 +247,14 @@ def select_run_loader(
     # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
     compiled_config = compile_step(step, ResidentBatch(dataset.train, sampler, step.device), step_config)
 
-    def timed_of(loader: Loader) -> Timed:
+    def timed(loader: Loader) -> Candidate:
         compile_step(step, loader, compiled_config)  # once more if the loader delivers floats
-        stream = BatchStream(loader, step.device, lambda number: step.batches(loader, number))
-        return Timed(stream, lambda batch: step(*batch))
+        return candidate_of(loader, step.device, lambda batch: step(*batch), lambda epoch: step.batches(loader, epoch))
 
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
         selection, _ = select_loader(
-            options, dataset.train, sampler, step.device, timed_of=timed_of, also=[(dataset.evaluated, eval_sampler)]
+            options, dataset.train, sampler, step.device, timed=timed, also=[(dataset.evaluated, eval_sampler)]
         )
     finally:
         step.load_state_dict(initial)

@@ -1,0 +1,237 @@
+"""Other ways to load the batches of a `DataLoader`, a step that is imitated, and where the time of a sample goes."""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from functools import partial
+from hashlib import sha256
+from io import StringIO
+from math import ceil, inf
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from vitmnist.diagnosis.observation import Loop, copy_of
+from vitmnist.errors import ConfigError
+from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.replacement.from_dataloader import from_dataloader
+from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
+from vitmnist.timing.table import Row
+
+AS_IT_IS = "as it is"
+ASKED, ASKED_S = 16, 0.5  # Samples that are read to see where their time goes, and about how long that may take
+DECODE_S = 2.0  # Decoding is timed on as many samples as one process reads in this time
+TRY_BATCHES, TRY_S = 50, 6.0  # For timing the candidates after a script
+LATE_S = 30.0  # Without a batch for so long, workers are said to fail
+GAIN = 0.2  # A change must save this share of the time to be named
+
+AsCandidate = Callable[[DataLoader[Any]], Candidate]
+Form = Literal["exact", "tensor"]
+
+
+class ImitatedStep:
+    """Takes as long as a step of a script, and as much processor time, on as many threads.
+
+    The work is a fixed number of hashes, by their processor time without workers, so it takes longer where these use
+    the cores. For the rest of the time it sleeps.
+    """
+
+    def __init__(self, step_s: float, cores: float) -> None:
+        self.threads, self._hashes, self._block = max(1, round(cores)), 1000, bytes(2**15)
+        self._pool, share = ThreadPoolExecutor(self.threads), min(cores / self.threads, 1.0)
+        began = time.thread_time()
+        self._compute()
+        self._hashes = round(share * step_s * self._hashes / (time.thread_time() - began))
+        self._rest_s = (1 - share) * step_s
+
+    def __call__(self, batch: object) -> None:
+        others = [self._pool.submit(self._compute) for _ in range(self.threads - 1)]
+        self._compute()
+        for other in others:
+            other.result()
+        time.sleep(self._rest_s)
+
+    def _compute(self) -> None:
+        for _ in range(self._hashes):
+            sha256(self._block)  # releases the interpreter's lock
+
+
+class Part(Subset[Any]):
+    """Some samples of a dataset, with its attributes, by which `from_dataloader` may refuse it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def add_candidates(
+    benchmark: Benchmark, loader: DataLoader[Any], now: Candidate, as_candidate: AsCandidate, is_random: bool
+) -> None:
+    """Add what else could deliver the batches of a loader: other workers if the step waits, and `from_dataloader`.
+
+    Args:
+        now: the loader as it is, with its first block.
+        as_candidate: times a `DataLoader` with the same step.
+        is_random: reading samples draws random numbers.
+    """
+
+    def with_workers(number: int, stack: ExitStack) -> Candidate:
+        context = loader.multiprocessing_context or torch.multiprocessing
+        if number and isinstance(loader.dataset, IterableDataset):
+            raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
+        if number and not loader.num_workers and context.get_start_method() != "fork":
+            raise ConfigError("not tried: workers are not forked, and would import the script again")
+        candidate = as_candidate(copy_of(loader, num_workers=number))
+        candidate.change = f"DataLoader(…, num_workers={number})"
+        return candidate
+
+    def decoded(form: Form, stack: ExitStack) -> Candidate:
+        replaced, set_up_s = decode_part(loader, form)
+        candidate = as_candidate(replaced)
+        candidate.set_up_s = set_up_s
+        candidate.change = "loader = vitmnist.from_dataloader(loader)" if form == "exact" else None
+        return candidate
+
+    if now.warm_up and now.warm_up.waits:
+        # As many workers as make a batch per step, and none.
+        work_s = max(now.warm_up.batch_s - now.warm_up.waiting_s, 1e-6)
+        enough = ceil(max(loader.num_workers, 1) * now.warm_up.batch_s / work_s)
+        for number in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
+            benchmark.add(f"num_workers={number}", partial(with_workers, number))
+    if not isinstance(loader.dataset, DecodedDataset):
+        exact = benchmark.add("from_dataloader", partial(decoded, "exact"))
+        if is_random and not exact.error:
+            benchmark.add('from_dataloader, transforms="tensor"', partial(decoded, "tensor"))
+
+
+def decode_part(loader: DataLoader[Any], form: Form) -> tuple[DataLoader[Any], float]:
+    """What `from_dataloader` makes of the samples that there is time for, and its seconds for all samples.
+
+    Raises:
+        UserError: it refuses the loader, or all samples do not fit in memory.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or loader.batch_sampler is None or not len(dataset):
+        from_dataloader(loader, "ram")  # raises
+    size, batch_size = len(dataset), loader.batch_size or ceil(len(dataset) / len(loader))
+
+    def decode(count: int) -> tuple[DataLoader[Any], float]:
+        part = loader
+        if count < size:
+            # A sampler of the script's own, and a generator, keep the workers.
+            is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
+            changed: dict[str, Any] = {
+                "batch_size": batch_size,
+                "batch_sampler": None,
+                "sampler": None,
+                "shuffle": True,
+            }
+            changed["generator"] = None if is_plain and loader.generator is None else torch.Generator()
+            part = copy_of(loader, dataset=Part(dataset, range(count)), **changed)
+        began = time.perf_counter()
+        return from_dataloader(part, "ram", transforms=form), time.perf_counter() - began
+
+    began = time.perf_counter()
+    dataset[0]
+    count = min(size, max(8 * batch_size, int(DECODE_S / max(time.perf_counter() - began, 1e-6))))
+    few_s = decode(count // 4)[1] if count < size else 0.0
+    replaced, seconds = decode(count)
+    needed = int(getattr(replaced.dataset, "sample_nbytes", 0) * size)
+    check_fits("ram", Memory(host=needed), torch.device("cpu"))
+    # Checks read some samples again, so the time of a part is no multiple; the bounds are for noise.
+    each_s = min(max((seconds - few_s) / (count - count // 4), seconds / count / 2), seconds / count)
+    return replaced, seconds + (size - count) * each_s
+
+
+def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
+    """The table of a loop of a script, with an imitated step, and where the time of a sample goes."""
+    loader = loop.copy
+    if loader is None:
+        return [Row(AS_IT_IS, error=f"a {loop.kind.__name__} cannot be built again")], {}
+    length: float = loop.batches / len(loop.passes)
+    with suppress(TypeError):
+        length = len(loader)
+    step = ImitatedStep(loop.step_s, loop.cores)
+
+    def as_candidate(loader: DataLoader[Any]) -> Candidate:
+        if loader.num_workers:  # forked ones lack the threads of a pool of the script
+            loader.timeout = loader.timeout or LATE_S
+        return Candidate("", loader, step=step)
+
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # such as torch's of more workers than cores
+        for redirect in (redirect_stdout, redirect_stderr):  # the samples may print
+            stack.enter_context(redirect(StringIO()))
+        parts, is_random = time_parts(loader)
+        benchmark = Benchmark(stack)
+        now = benchmark.add(AS_IT_IS, lambda _: as_candidate(copy_of(loader)))
+        add_candidates(benchmark, loader, now, as_candidate, is_random)
+        benchmark.run(TRY_BATCHES, TRY_S)
+        return rows_of(benchmark.candidates, length), parts
+
+
+def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
+    """The change that saves most of the time of so many epochs, if it is noticeable."""
+
+    def seconds(row: Row) -> float:
+        return row.epoch_s.median + (row.set_up_s or 0.0) / epochs if row.epoch_s else inf
+
+    best = min((row for row in rows if row.change), key=seconds, default=None)
+    return best.change if best and seconds(best) <= (1 - GAIN) * seconds(rows[0]) < inf else None
+
+
+def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
+    """Seconds per sample of reading, of each transform of a `Compose`, and of collating; whether samples are random."""
+    dataset: Any = loader.dataset
+    compose = _compose_of(dataset)
+    transforms = compose and compose.transforms
+    states = torch.get_rng_state(), random.getstate()
+    times: dict[str, float] = {}
+    parts: dict[str, float] = {}
+    with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
+        began = time.perf_counter()
+        dataset[0]
+        count = min(ASKED, len(dataset), max(2, int(ASKED_S / (time.perf_counter() - began))))
+        try:
+            if compose is not None:
+                compose.transforms = [partial(_timed, times, one) for one in transforms]
+            began = time.perf_counter()
+            samples = [dataset[index] for index in range(count)]
+            read_s = time.perf_counter() - began - sum(times.values())
+        finally:
+            if compose is not None:
+                compose.transforms = transforms
+        began = time.perf_counter()
+        (loader.collate_fn or list)(samples)
+        name = "decoding and reading" if compose else "reading and transforms"
+        parts = {name: read_s, **times, "collating": time.perf_counter() - began}
+        parts = {name: seconds / count for name, seconds in parts.items()}
+    return parts, not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate()
+
+
+def _compose_of(dataset: Any) -> Any:
+    """The `Compose` of a dataset, or of the one in a `Subset`; None if there is none."""
+    while dataset is not None:
+        for name in ("transform", "transforms"):
+            if isinstance(getattr(getattr(dataset, name, None), "transforms", None), list):
+                return getattr(dataset, name)
+        dataset = getattr(dataset, "dataset", None)
+    return None
+
+
+def _timed(times: dict[str, float], transform: Any, *inputs: Any, **named: Any) -> Any:
+    began = time.perf_counter()
+    result = transform(*inputs, **named)
+    name = getattr(transform, "__name__", type(transform).__name__)
+    times[name] = times.get(name, 0.0) + time.perf_counter() - began
+    return result

@@ -1,0 +1,223 @@
+"""The report on a user's script: dataclasses, which `--json` writes as they are, and text that is made of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+from math import inf
+
+from vitmnist.diagnosis.observation import LoaderInfo, Loop, Unmeasured
+from vitmnist.diagnosis.observer import Observer
+from vitmnist.runtime.cpu import NOTICEABLE, Cores
+from vitmnist.timing.bottleneck import COMPUTE_BOUND_PCT, Bottleneck, format_bottleneck, format_ms, format_s
+from vitmnist.timing.table import Row, format_rows
+
+
+class Incomplete(str, Enum):
+    """Why the script was not observed as asked for."""
+
+    NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
+    OTHER_THREAD = "a loader is iterated in another thread, so how long the script waits for batches is not known"
+    TOO_FEW_BATCHES = "there were no batches after the warm-up; lower --warm-up"
+    ENDED_EARLY = "the script ended before --steps batches"
+
+
+@dataclass(frozen=True)
+class LoopReport:
+    """A loop over a loader; times in seconds.
+
+    Args:
+        num_loaders: how many in turn the script has built.
+        seconds: of all passes; `waiting_s` of them are spent inside `iter()` and `next()`.
+        waiting_pct: None if `unmeasured` says why.
+        step_s: the median time between two requests for batches, with `step_cores` in use by this process.
+        parts: seconds of a sample: reading, each transform, collating.
+        rows: the loader as it is and others, timed after the script with an imitated step.
+    """
+
+    loader: LoaderInfo
+    num_loaders: int
+    passes: int
+    batches: int
+    seconds: float
+    waiting_s: float
+    waiting_pct: float | None
+    step_s: float
+    step_cores: float
+    unmeasured: Unmeasured | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    change: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A script; times in seconds, percentages 0 to 100, None for what is not known.
+
+    Args:
+        warm_up: batches that were not observed.
+        steps: batches of the loader that gave most after that.
+        seconds: of all passes, where overlapping ones count once.
+        before_s: before the first pass; `between_s` between passes, `after_s` after the last.
+        not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
+    """
+
+    exit_code: int
+    stopped: bool
+    rank: int | None
+    warm_up: int
+    steps: int
+    incomplete: Incomplete | None
+    not_observed: list[str]
+    seconds: float
+    waiting_s: float
+    waiting_pct: float | None
+    before_s: float
+    between_s: float
+    after_s: float
+    cores: Cores
+    bottleneck: Bottleneck | None
+    loops: list[LoopReport]
+
+
+def describe_script(observer: Observer, exit_code: int) -> Report:
+    """What was observed of a script, and its loaders and others tried with an imitated step."""
+    loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
+    steps = max((loop.batches for loop in loops), default=0)
+    incomplete = _why_incomplete(observer, loops, steps)
+    measured = [loop for loop in loops if not loop.unmeasured]
+    passes, merged = (_merge(those, observer.ended or inf) for those in (measured, loops))
+    seconds, waiting_s = sum(end - begin for begin, end in passes), sum(loop.waiting_s for loop in measured)
+    waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
+    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps, observer.cores.compete)
+    reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
+    if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
+        longest_s = max(loop.waiting_s for loop in measured)
+        for number, (loop, one) in enumerate(zip(loops, reports, strict=True)):
+            if one.waiting_s >= longest_s / 2 and (one.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
+                reports[number] = _tried(loop, one, inf if observer.is_stopped else one.passes)
+    is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"  # As torchrun and others set them
+    return Report(
+        exit_code=exit_code,
+        stopped=observer.is_stopped,
+        rank=int(os.environ["RANK"]) if is_rank else None,
+        warm_up=observer.limits.warm_up,
+        steps=steps,
+        incomplete=incomplete,
+        not_observed=[] if observer.loops else _other_loaders(),
+        seconds=seconds,
+        waiting_s=waiting_s,
+        waiting_pct=waiting_pct,
+        before_s=(observer.first_iter or observer.started) - observer.started,
+        between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(merged)), 0.0),
+        after_s=(observer.ended or inf) - merged[-1][1] if merged else 0.0,
+        cores=observer.cores,
+        bottleneck=bottleneck,
+        loops=reports,
+    )
+
+
+def _merge(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
+    """Begin and end of the passes in order, where overlapping ones are one."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(interval for loop in loops for interval in loop.intervals(ended)):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _describe_loop(loop: Loop, ended: float) -> LoopReport:
+    seconds = sum(end - begin for begin, end in loop.intervals(ended))
+    waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
+    figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.cores)
+    return LoopReport(loop.info, loop.num_loaders, *figures, loop.unmeasured)
+
+
+def _tried(loop: Loop, report: LoopReport, epochs: float) -> LoopReport:
+    """The report with the table, for a script of so many epochs."""
+    from vitmnist.diagnosis.candidates import best_change, try_loaders  # loads what the script may never need
+
+    rows, parts = try_loaders(loop)
+    change = best_change(rows, epochs)
+    if change and loop.has_own_iteration:
+        change += f"  # of the plain DataLoader, before it becomes a {loop.kind.__name__}"
+    return replace(report, rows=rows, parts=parts, change=change)
+
+
+def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomplete | None:
+    if not observer.loops:
+        return Incomplete.NO_LOADER
+    if any(loop.unmeasured is Unmeasured.OTHER_THREAD for loop in loops):
+        return Incomplete.OTHER_THREAD
+    if not steps:
+        return Incomplete.TOO_FEW_BATCHES
+    return Incomplete.ENDED_EARLY if steps < (observer.limits.steps or 0) else None
+
+
+def _other_loaders() -> list[str]:
+    """The classes of loaders that exist and are not observed."""
+    kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
+    loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))  # As TfmdDL
+    names = (f"{kind.__module__}.{kind.__name__}" for kind in loaders)
+    return sorted(name for name in names if not name.startswith("torch."))
+
+
+def why_failed(report: Report, limit: float) -> str | None:
+    """Why `--fail-above` fails: the script waits for more than `limit` percent of its time, or that is not known."""
+    if report.waiting_pct is None:
+        return f"failed: nothing was measured to compare with --fail-above {limit:g}%"
+    if report.waiting_pct <= limit:
+        return None
+    return f"failed: waiting takes {report.waiting_pct:.1f}% of the time, which exceeds --fail-above {limit:g}%"
+
+
+def format_report(report: Report) -> str:
+    """The report as it is printed."""
+    rank = "" if report.rank is None else f", rank {report.rank}"
+    ended = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
+    lines = [f"\nvitmnist diagnose{rank}: the script {ended}"]
+    if report.incomplete:
+        lines.append(f"incomplete: {report.incomplete.value}")
+    if report.not_observed:
+        lines.append(f"not observed: {', '.join(report.not_observed)}, which is none of torch.utils.data")
+    if report.seconds:
+        steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
+        times = [(report.before_s, "before"), (report.between_s, "between"), (report.after_s, "after")]
+        others = [f"{format_s(seconds)} {where}" for seconds, where in times if seconds > NOTICEABLE * report.seconds]
+        not_counted = f"; not counted: {', '.join(others)} the passes over the loaders" if others else ""
+        lines.append(f"script: {steps} in {format_s(report.seconds)}{not_counted}")
+    if report.bottleneck and report.waiting_pct is not None:
+        text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps, report.cores)
+        lines.append(f"verdict: {text}")
+    for number, loop in enumerate(report.loops, 1):
+        lines += ["", *_format_loop(number, loop)]
+    return "\n".join(lines)
+
+
+def _format_loop(number: int, loop: LoopReport) -> list[str]:
+    loader = loop.loader
+    size = f"batch size {loader.batch_size or 'unknown'}, num_workers={loader.num_workers}"
+    samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
+    waiting = f"waiting {loop.waiting_pct or 0.0:.0f}% of {format_s(loop.seconds)}, a step {format_ms(loop.step_s)}"
+    if loop.unmeasured:
+        waiting = f"{loop.unmeasured.value}; {format_s(loop.waiting_s)} for them"
+    passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
+    alike = "" if loop.num_loaders == 1 else f" over {loop.num_loaders} loaders alike in turn"
+    lines = [
+        f"loader {number}: {loader.dataset},{samples} {size} ({loader.where})",
+        f"  {loop.batches} batches in {passes}{alike}: {waiting}",
+    ]
+    if total_s := sum(loop.parts.values()):
+        shares = sorted(((seconds / total_s, name) for name, seconds in loop.parts.items()), reverse=True)
+        shown = [f"{name} {share:.0%}" for share, name in shares if share > NOTICEABLE]
+        lines.append(f"  a sample: {', '.join(shown)}")
+    if loop.rows:
+        lines += [f"  {line}" for line in format_rows(loop.rows).splitlines()]
+        lines += [f"  change  {loader.where}   {loop.change}"] if loop.change else []
+        lines.append("  (expected, with an imitated step)")
+    return lines

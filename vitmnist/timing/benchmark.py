@@ -1,0 +1,258 @@
+"""Candidates, each a way to load batches, are timed with a training step in blocks that take turns."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import count, islice
+from math import ceil
+from statistics import median
+from traceback import clear_frames
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from vitmnist.errors import UserError, first_line
+from vitmnist.runtime.cpu import NOTICEABLE
+from vitmnist.runtime.timer import EpochTimer
+from vitmnist.timing.table import Figure, Row
+
+BLOCKS = 5  # Timed blocks of each candidate; their range is the noise
+WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, memory is touched first
+
+CPU = torch.device("cpu")
+Item = TypeVar("Item")
+Step = Callable[..., object]
+"""A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The start of an epoch; times in seconds, each with its step.
+
+    Args:
+        first_s: from the start of the epoch to the end of the first step.
+        batch_s: per batch after that, of which `waiting_s` are spent waiting.
+    """
+
+    first_s: float
+    first_waiting_s: float
+    batch_s: float
+    waiting_s: float
+
+    @property
+    def waits(self) -> bool:
+        """Whether the step waits noticeably for data."""
+        return self.waiting_s > NOTICEABLE * self.batch_s
+
+    def epoch_s(self, batches: float) -> float:
+        """Seconds of an epoch of so many batches."""
+        return self.first_s + self.batch_s * (batches - 1)
+
+    def waiting_pct(self, batches: float) -> float:
+        """The percentage of such an epoch that is spent waiting."""
+        return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A way to load batches, with its row of the table.
+
+    Args:
+        source: a `DataLoader`, a loader of this project, or any iterable of batches. A generator has a single epoch.
+        device: whose clock is used.
+        step: trains on a batch; None to time loading alone.
+        epoch: the iterable of epoch n; by default `source.epoch`, or the source itself if it can be iterated.
+        length: batches in an epoch; None if unknown. By default that of the source.
+        set_up_s: seconds before the first epoch.
+        change: the line that puts this candidate into a script.
+        is_required: an error is raised, instead of being the reason why this candidate cannot be used.
+        error: that reason.
+        warm_up: the first block, which is not counted.
+    """
+
+    name: str
+    source: Any = None
+    device: torch.device = CPU
+    step: Callable[[Any], object] | None = None
+    epoch: Callable[[int], Iterable[Any]] | None = None
+    length: int | None = None
+    set_up_s: float | None = None
+    change: str | None = None
+    is_required: bool = False
+    error: str | None = None
+    warm_up: Block | None = None
+    blocks: list[Block] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._epochs = count()
+        self.taken = 0
+        """Batches so far."""
+        if self.epoch is None:
+            can_iterate = hasattr(self.source, "__iter__")
+            self.epoch = (lambda _: self.source) if can_iterate else getattr(self.source, "epoch", None)
+        if self.length is None:
+            with suppress(TypeError):  # a DataLoader has `__len__`, but its sampler may not
+                self.length = len(self.source) if isinstance(self.source, Sized) else None
+
+    def time_block(self, size: int = WARM_UP) -> Block | None:
+        """Add a block of `size` batches of a new epoch; None if this candidate failed, or has no batch left."""
+        if self.error:
+            return None
+        try:
+            block = self._time(size)
+        except Exception as error:
+            if self.is_required:
+                raise
+            # torch's wrapper of a worker's error refers to its own frame, so that the frames would keep the workers.
+            clear_frames(error.__traceback__)
+            self.error = reason(error)
+            return None
+        if block and self.warm_up:
+            self.blocks.append(block)
+        self.warm_up = self.warm_up or block
+        return block
+
+    def _time(self, size: int) -> Block | None:
+        """Time a block; the batches that may be ready ahead at the start of an epoch are not part of `size`."""
+        workers = getattr(self.source, "num_workers", 0)
+        ahead = getattr(self.source, "buffered", 0)
+        if isinstance(self.source, DataLoader):
+            ahead = workers * (self.source.prefetch_factor or 0)
+        if workers:  # they deliver in turn: each is to make as many batches
+            size = -(-size // workers) * workers
+        if self.length is not None:
+            ahead = max(0, min(ahead, self.length - 1 - size))
+            size = min(size, self.length - 1 - ahead)
+        assert self.epoch is not None
+        batches = iter(self.epoch(next(self._epochs)))
+        first_s, first_waiting_s, taken = self._time_batches(islice(batches, 1))
+        if not taken:
+            return None
+        before = self._time_batches(islice(batches, ahead))
+        timed = self._time_batches(islice(batches, size))
+        # An epoch may be shorter than that.
+        seconds, waiting_s, taken = next(part for part in (timed, before, (first_s, first_waiting_s, 1)) if part[2])
+        return Block(first_s, first_waiting_s, seconds / taken, waiting_s / taken)
+
+    def _time_batches(self, batches: Iterable[Any]) -> tuple[float, float, int]:
+        """Seconds over these batches, how many of them are spent waiting, and the number of batches."""
+        timer, before = EpochTimer(self.device), self.taken
+        for batch in timer.waiting(batches):
+            self.taken += 1
+            if self.step:
+                self.step(batch)
+        timer.stop()
+        seconds = timer.seconds()
+        return sum(seconds.values()), seconds["waiting"], self.taken - before
+
+
+class Benchmark:
+    """Candidates that are built next to each other; one that fails has a row that says why.
+
+    Args:
+        stack: closes what is built.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.candidates: list[Candidate] = []
+
+    def add(self, name: str, build: Callable[[ExitStack], Candidate]) -> Candidate:
+        """Build a candidate, and time its first block.
+
+        Args:
+            build: adds to the stack what must be closed.
+        """
+        with ExitStack() as built:
+            try:
+                candidate = build(built)
+                candidate.name = name
+            except Exception as error:  # a sample that the loop never reads may be broken
+                candidate = Candidate(name, error=reason(error))
+            candidate.time_block()
+            if not candidate.error:
+                self.stack.push(built.pop_all())
+        self.candidates.append(candidate)
+        return candidate
+
+    def run(self, batches: int, seconds: float) -> int:
+        """Time further blocks of each candidate, and return how many rounds there was time for, up to `BLOCKS`.
+
+        Args:
+            batches: how many of each in all; fewer if `seconds` would not be enough.
+        """
+        deadline = time.perf_counter() + seconds
+        live = [one for one in self.candidates if not one.error]
+        firsts_s = sum(one.warm_up.first_s for one in live if one.warm_up)
+        batches_s = sum(one.warm_up.batch_s for one in live if one.warm_up)
+        affordable = int((seconds / BLOCKS - firsts_s) / batches_s) if batches_s else batches
+        size = min(max(affordable, 1), -(-batches // BLOCKS))
+        rounds = 0
+        for candidates in tqdm(in_turns(live, BLOCKS), "timing", BLOCKS, leave=False, disable=None):
+            if rounds and time.perf_counter() > deadline:
+                break
+            for candidate in candidates:
+                candidate.time_block(size)
+            rounds += 1
+        return rounds
+
+
+def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
+    """The candidates for each round; every round starts with another one, so that none is always first."""
+    for number in range(rounds):
+        start = number % max(len(candidates), 1)
+        yield [*candidates[start:], *candidates[:start]]
+
+
+def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: bool = True) -> list[Row]:
+    """The rows of a table, for epochs of so many batches; None: not known.
+
+    Args:
+        is_compared: the first candidate is what is used now, and `pays_from` compares the others with it.
+    """
+    rows: list[Row] = []
+    for one in candidates:
+        if one.error or not one.blocks:
+            rows.append(Row(one.name, error=one.error or "it gave no batch"))
+            continue
+        epoch_s = None if length is None else Figure.of(block.epoch_s(length) for block in one.blocks)
+        waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in one.blocks)
+        now = rows[0].epoch_s if rows and is_compared else None
+        saved_s = now.median - epoch_s.median if now and epoch_s else 0.0
+        rows.append(
+            Row(
+                one.name,
+                Figure.of(block.batch_s for block in one.blocks),
+                epoch_s,
+                waiting_pct if one.step else None,
+                one.set_up_s,
+                max(1, ceil((one.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None,
+                one.change,
+            )
+        )
+    return rows
+
+
+def as_one_argument_step(step: Step) -> Callable[[Any], object]:
+    """A function of one batch: `step(batch)`, or `step(*batch)` if the step has several required arguments."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return step
+    required = [one for one in parameters if one.kind in POSITIONAL and one.default is one.empty]
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    if len(required) < 2 and not takes_any:
+        return step
+    return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+
+
+def reason(error: Exception) -> str:
+    """Why a candidate cannot be used, in one line."""
+    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,69 @@
+"""The table of a benchmark: a row for each candidate. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from vitmnist.timing.bottleneck import format_ms, format_s
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value: the median over blocks of batches, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Figure:
+        """The figure of the values of all blocks."""
+        values = list(values)
+        return cls(median(values), min(values), max(values))
+
+    def text(self, write: Callable[[float], str] = "{:.3g}".format) -> str:
+        """`median (low–high)`; without the range if it is a single value."""
+        return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: times in seconds, medians over blocks. `error` says why a candidate could not be timed.
+
+    Args:
+        waiting_pct: of an epoch.
+        set_up_s: before the first epoch.
+        pays_from: the epoch in which the set-up has been saved, compared with the first row; None if never.
+        change: the line that puts this candidate into a script.
+    """
+
+    name: str
+    batch_s: Figure | None = None
+    epoch_s: Figure | None = None
+    waiting_pct: float | None = None
+    set_up_s: float | None = None
+    pays_from: int | None = None
+    change: str | None = None
+    error: str | None = None
+
+
+def format_rows(rows: Sequence[Row]) -> str:
+    """The table as text; a row that could not be timed says why."""
+    width = max((len(row.name) for row in rows), default=0) + 2
+    lines = [" " * width + "".join(f"{title:>11}" for title in ("waiting", "epoch", "set-up", "pays from"))]
+    for row in rows:
+        if row.error or not row.batch_s:
+            lines.append(f"{row.name:<{width}}{row.error}")
+            continue
+        cells = (
+            "" if row.waiting_pct is None else f"{row.waiting_pct:.0f}%",
+            format_s(row.epoch_s.median) if row.epoch_s else f"{format_ms(row.batch_s.median)}*",
+            "" if row.set_up_s is None else format_s(row.set_up_s),
+            "" if row.pays_from is None else f"epoch {row.pays_from}",
+        )
+        lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
+    if any(row.batch_s and not row.epoch_s for row in rows):
+        lines.append("* a batch; the length of an epoch is not known")
+    return "\n".join(lines)
