@@ -26,7 +26,7 @@ from vitmnist import from_dataloader
 from vitmnist.data.seeding import generator_states, preserved_generators, seed_generators
 from vitmnist.errors import DataError
 from vitmnist.replacement import random_samples
-from vitmnist.replacement.drawn_samples import DrawnDataset
+from vitmnist.replacement.drawn_transforms import DrawnDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:transforms='tensor'")
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]

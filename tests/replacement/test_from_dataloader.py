@@ -35,7 +35,7 @@ from tests.support.pictures import Pictures, assert_same, run
 from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement import keep_decoded
+from vitmnist.replacement import decoded_dataset
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset
 from vitmnist.replacement.fixed_samples import GatheredDataset
 from vitmnist.runtime import memory
@@ -244,8 +244,8 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
     import datasets  # takes 2 s
 
     decoded = []
-    read_once = keep_decoded.read_once
-    monkeypatch.setattr(keep_decoded, "read_once", lambda *parts: decoded.append(1) or read_once(*parts))
+    read_once = decoded_dataset.read_once
+    monkeypatch.setattr(decoded_dataset, "read_once", lambda *parts: decoded.append(1) or read_once(*parts))
 
     def in_cache(dataloader: DataLoader[Any], **options: Any) -> DataLoader[Any]:
         return from_dataloader(dataloader, "cache", folder=str(tmp_path), **options)

@@ -22,7 +22,7 @@ from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import randomness
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement import keep_decoded
+from vitmnist.replacement import decoded_dataset
 from vitmnist.store import read_once
 from vitmnist.store.difference import find_difference
 from vitmnist.store.sample_bytes import IMAGE_MODES
@@ -306,8 +306,8 @@ class Doubled:
 def test_later_replacements_find_the_files_by_their_fingerprint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, read = [], keep_decoded.read_once
-    monkeypatch.setattr(keep_decoded, "read_once", lambda *parts: decoded.append(1) or read(*parts))
+    decoded, read = [], decoded_dataset.read_once
+    monkeypatch.setattr(decoded_dataset, "read_once", lambda *parts: decoded.append(1) or read(*parts))
     stored: dict[str, Any] = {"loader": "cache", "folder": str(tmp_path), "fingerprint": "pictures"}
     for _ in range(2):
         dataset = Pictures(folder, v1.Compose([Doubled(), FLIP]))

@@ -19,7 +19,7 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.pinned import PinnedBuffers
-from vitmnist.replacement.batch_rows import BatchRows
+from vitmnist.replacement.decoded_dataset import BatchRows
 from vitmnist.runtime import backend as backend_module
 from vitmnist.runtime.device import choose_device
 from vitmnist.store.rows import Rows

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from vitmnist.data.image_io import to_tensor
 from vitmnist.store.tree import tree_map
@@ -24,7 +23,11 @@ def collate_samples(samples: Sequence[Any]) -> Any:
         TypeError: samples that torch cannot batch.
         RuntimeError: tensors of different shapes.
     """
-    batch = collate(samples, collate_fn_map=_COLLATE)
+    # Private, and used by this function alone: how `default_collate` is extended, as its documentation shows.
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    ours: dict[Any, Callable[..., Any]] = {Image.Image: _collate_images, type(None): _collate_none}
+    batch = collate(samples, collate_fn_map={**default_collate_fn_map, **ours})
     return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
 
 
@@ -35,13 +38,6 @@ def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = N
 def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:
     if any(value is not None for value in values):
         raise TypeError("some samples have None where others have a value; give them all one or none of them")
-
-
-_COLLATE: dict[type | tuple[type, ...], Callable[..., Any]] = {
-    **default_collate_fn_map,
-    Image.Image: _collate_images,
-    type(None): _collate_none,
-}
 
 
 def copied(samples: Any) -> Any:

@@ -1,16 +1,28 @@
-"""The datasets of the DataLoaders that `from_dataloader` returns."""
+"""Samples of a user's dataset that are read once and kept, and the datasets that deliver them to a DataLoader."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitmnist.errors import ConfigError, naming
-from vitmnist.replacement.batch_rows import BatchRows
+from vitmnist.data.randomness import refusing_random
+from vitmnist.errors import ConfigError, DataError, naming
 from vitmnist.replacement.split_transforms import TransformGuard
-from vitmnist.store.samples import Samples
+from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.store.cache_file import decode_once
+from vitmnist.store.read_once import read_once, reading_workers
+from vitmnist.store.rows import Rows, load_rows
+from vitmnist.store.samples import EncodedSamples, Samples, encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.tree import Structure, flatten, named_leaves, unflatten
 
 
 class DecodedDataset(Dataset[Any]):
@@ -109,9 +121,14 @@ class TransformedDataset(DecodedDataset):
         transform: Callable[[Any], Any],
         unfinished: Callable[[Any], Any] | None = None,
     ) -> None:
-        nbytes = samples.nbytes / len(samples)
-        parts = {"_samples": samples, "_transform": transform, "_unfinished": unfinished}
-        super().__init__(original, nbytes, _guard=guard, **parts)
+        super().__init__(
+            original,
+            samples.nbytes / len(samples),
+            _guard=guard,
+            _samples=samples,
+            _transform=transform,
+            _unfinished=unfinished,
+        )
 
     def __getitem__(self, index: int) -> Any:
         return self._transform(self._samples[index])
@@ -123,3 +140,197 @@ class TransformedDataset(DecodedDataset):
             with naming(f"sample {index}"):
                 samples.append(transform(self._samples[index]))
         return FetchedBatch(samples) if self._unfinished else samples
+
+
+class NoRowsError(DataError):
+    """The batch is not a tree of tensors with one row per sample."""
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The tensors of a batch, their names, such as `batch['image']`, and how they are nested in it."""
+
+    rows: Rows
+    names: tuple[str, ...]
+    structure: Structure
+
+    @classmethod
+    def of(cls, batch: Any, size: int) -> BatchRows:
+        """The tensors of a batch of `size` samples.
+
+        Raises:
+            NoRowsError: the batch has something other than tensors whose first dimension is that of the samples.
+        """
+        leaves, structure = flatten(batch)
+        if not leaves:
+            raise NoRowsError("the batch has no tensor")
+        names = tuple(f"batch{path}" for path, _ in named_leaves(batch))
+        for name, leaf in zip(names, leaves, strict=True):
+            if type(leaf) is not Tensor:  # a subclass would not be delivered as one
+                raise NoRowsError(f"{name} is a {type(leaf).__name__}")
+            if leaf.layout != torch.strided or leaf.is_nested or leaf.requires_grad:
+                raise NoRowsError(f"{name} is sparse, nested or requires a gradient")
+            if not leaf.dim() or len(leaf) != size:
+                raise NoRowsError(f"{name} has shape {list(leaf.shape)}, which has no row per sample ({size})")
+        return cls(Rows(tuple(leaves)), names, structure)
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Dtype and shape per sample of each tensor."""
+        pairs = zip(self.names, self.rows.tensors, strict=True)
+        return {name: f"{tensor.dtype} {list(tensor.shape[1:])}" for name, tensor in pairs}
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Bytes of a sample."""
+        return sum(tensor[0].nbytes for tensor in self.rows.tensors)
+
+    def check_same(self, other: BatchRows) -> None:
+        """Raise `NoRowsError` if another batch has another structure, dtype or shape per sample."""
+        if other.structure != self.structure:
+            raise NoRowsError("the batches differ in their structure")
+        for name, signature in self.signature.items():
+            if other.signature[name] != signature:
+                raise NoRowsError(
+                    f"{name} is {other.signature[name]} per sample in one batch, and {signature} in another"
+                )
+
+    def gather(self, indices: Sequence[int]) -> Any:
+        """The batch of some of the samples; raises `DataError` for an invalid index."""
+        try:
+            # A third of the time of torch.tensor, for 256 numbers.
+            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
+            are_valid = bool(rows.min() >= 0 and rows.max() < len(self.rows))
+        except (TypeError, ValueError, OverflowError):
+            are_valid = False
+        if not are_valid:  # checked on the host, because an index error on a GPU ends the process
+            shown = ", ".join(map(str, list(indices)[:3]))
+            raise DataError(f"the sampler gives {shown}, …; decoded samples have the indices 0 to {len(self.rows) - 1}")
+        backend = backend_of(self.rows.tensors[0].device)
+        if backend.is_async:  # out of pageable memory the host would wait for the copy, and for all work before it
+            rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
+        return unflatten(self.rows.gather(rows), self.structure)
+
+
+Chunk = TypeVar("Chunk")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where decoded samples are kept; see `from_dataloader`."""
+
+    loader: str
+    device: torch.device
+    folder: Path
+    fingerprint: str | None
+
+
+def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location, fingerprint: str | None) -> BatchRows:
+    """All samples of a dataset as rows of tensors.
+
+    Args:
+        first: some of them.
+        fingerprint: identifies them in a file for other processes.
+
+    Raises:
+        DataError: a sample cannot be read.
+        DoesNotFitError: memory or disk is too small.
+        NoRowsError: a batch is not like `first`.
+    """
+    size = len(dataloader.dataset)  # type: ignore[arg-type]
+    read = partial(_read_rows, dataloader.dataset, dataloader.collate_fn, first)
+    chunks = partial(_read_once, dataloader, dataloader.dataset, read, first.sample_nbytes)
+    if location.loader == "cache":
+        contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
+        files = [str(index) for index in range(len(first.names))]
+        entry = decode_once(location.folder, contents, size, chunks, names=files)
+        return BatchRows(Rows(entry.tensors, entry.checksums), first.names, first.structure)
+    needed = first.sample_nbytes * size
+    on_device = location.loader == "gpu_slice"
+    is_cuda = on_device and location.device.type == "cuda"
+    check_fits(location.loader, Memory(needed, needed if is_cuda else 0), location.device)
+    rows = load_rows(chunks(), size)
+    if on_device:
+        rows = Rows(tuple(tensor.to(location.device) for tensor in rows.tensors))
+    return BatchRows(rows, first.names, first.structure)
+
+
+def keep_samples(source: Any, probes: Sequence[Any], dataloader: DataLoader[Any], location: Location) -> Samples:
+    """All samples of `source`, of any structure.
+
+    Args:
+        probes: some of them, by which the memory is estimated.
+        dataloader: whose settings for workers are used.
+
+    Raises:
+        DataError: a sample cannot be read or kept; names it.
+        DoesNotFitError: memory or disk is too small.
+    """
+    size, structure = len(source), flatten(probes[0])[1] if location.loader == "cache" else None
+    sample_nbytes = len(encode_samples(probes, structure).content) / len(probes)
+    chunks = partial(_read_once, dataloader, source, partial(_read_samples, source, structure), sample_nbytes)
+    if structure:
+        contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
+        return samples_in_file(chunks, size, structure, location.folder, contents)
+    return samples_in_memory(chunks(), int(sample_nbytes * size))
+
+
+def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+    """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
+    named = NamedCollate(collate, f"samples {', '.join(map(str, indices[:3]))}, …")
+    if hasattr(dataset, "__getitems__"):
+        return named(dataset.__getitems__(list(indices)))
+    samples = []
+    for index in indices:
+        with naming(f"sample {index}"):
+            samples.append(dataset[index])
+    return named(samples)
+
+
+@dataclass(frozen=True)
+class NamedCollate:
+    """A collate function whose errors say that it has failed, and for which samples."""
+
+    collate: Callable[[list[Any]], Any]
+    samples: str
+
+    def __call__(self, samples: list[Any]) -> Any:
+        try:
+            with naming(f"the collate function, for {self.samples}"):
+                return self.collate(samples)
+        except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
+            raise NoRowsError(str(error)) from error
+
+
+def _read_once(
+    dataloader: DataLoader[Any], source: Any, read: Callable[[range], Chunk], sample_nbytes: float
+) -> Iterator[Chunk]:
+    """What `read` makes of all samples of `source`; raises `RandomSampleError` if one of them is random."""
+    return read_once(
+        dataloader.dataset,
+        partial(_read_fixed, source, read),
+        sample_nbytes,
+        reading_workers(dataloader.dataset, dataloader.num_workers),
+        dataloader.multiprocessing_context,
+        dataloader.worker_init_fn,
+    )
+
+
+def _read_fixed(source: Any, read: Callable[[range], Chunk], indices: range) -> Chunk:
+    with refusing_random(source.__getitem__, indices, source):
+        return read(indices)
+
+
+def _read_rows(dataset: Any, collate: Callable[[Any], Any], first: BatchRows, indices: range) -> tuple[Tensor, ...]:
+    chunk = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
+    first.check_same(chunk)
+    return chunk.rows.tensors
+
+
+def _read_samples(source: Any, structure: Structure | None, indices: range) -> EncodedSamples:
+    def samples() -> Iterator[Any]:
+        for index in indices:
+            with naming(f"sample {index}"):
+                yield source[index]
+
+    return encode_samples(samples(), structure)

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import FetchedBatch
-from vitmnist.replacement.drawn_samples import DrawnSamples
+from vitmnist.replacement.drawn_transforms import DrawnSamples
 from vitmnist.replacement.split_transforms import Transform, apply
 from vitmnist.store.difference import find_difference
 from vitmnist.store.tree import flatten, named_leaves, unflatten

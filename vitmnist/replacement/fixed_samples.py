@@ -7,11 +7,16 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.errors import ConfigError
-from vitmnist.replacement.decoded_dataset import CollateGathered, DecodedDataLoader, GatheredDataset
-from vitmnist.replacement.keep_decoded import Location, keep_rows
+from vitmnist.replacement.decoded_dataset import (
+    CollateGathered,
+    DecodedDataLoader,
+    GatheredDataset,
+    Location,
+    NamedCollate,
+    keep_rows,
+)
 from vitmnist.replacement.original import (
     EagerDataLoader,
-    NamedCollate,
     check_rows,
     check_same_batches,
     rebuilt,

@@ -13,10 +13,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
-from vitmnist.replacement.batch_rows import NoRowsError
-from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
+from vitmnist.replacement.decoded_dataset import DecodedDataset, Location, NoRowsError, TransformedDataset
 from vitmnist.replacement.fixed_samples import replace_fixed
-from vitmnist.replacement.keep_decoded import Location
 from vitmnist.replacement.original import check_replaceable, find_random, rebuilt
 from vitmnist.replacement.random_samples import UserDecodeTransform, replace_random
 from vitmnist.replacement.split_transforms import SplitDataset, Transform

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -24,8 +23,7 @@ from vitmnist.data.collate import copied
 from vitmnist.data.randomness import RandomSampleError, call_watched, preserved_random_state, read_probes
 from vitmnist.data.seeding import preserved_generators, seed_generators
 from vitmnist.errors import ConfigError, DataError, naming
-from vitmnist.replacement.batch_rows import BatchRows, NoRowsError
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader
+from vitmnist.replacement.decoded_dataset import BatchRows, DecodedDataLoader, NamedCollate, NoRowsError, read_batch
 from vitmnist.store.difference import find_difference
 
 COMPARED = 3
@@ -118,33 +116,6 @@ def workers_needed(dataloader: DataLoader[Any]) -> int:
         return workers
     # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
     return workers if dataloader.persistent_workers else 0
-
-
-def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
-    """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
-    named = NamedCollate(collate, f"samples {', '.join(map(str, indices[:3]))}, …")
-    if hasattr(dataset, "__getitems__"):
-        return named(dataset.__getitems__(list(indices)))
-    samples = []
-    for index in indices:
-        with naming(f"sample {index}"):
-            samples.append(dataset[index])
-    return named(samples)
-
-
-@dataclass(frozen=True)
-class NamedCollate:
-    """A collate function whose errors say that it has failed, and for which samples."""
-
-    collate: Callable[[list[Any]], Any]
-    samples: str
-
-    def __call__(self, samples: list[Any]) -> Any:
-        try:
-            with naming(f"the collate function, for {self.samples}"):
-                return self.collate(samples)
-        except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
-            raise NoRowsError(str(error)) from error
 
 
 def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[list[Any], str | None]:

@@ -19,12 +19,16 @@ from torch.utils.data import DataLoader, Dataset
 from vitmnist.data.randomness import preserved_random_state, read_probes
 from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, described, naming
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, TransformedDataset
+from vitmnist.replacement.decoded_dataset import (
+    DecodedDataLoader,
+    Location,
+    TransformedDataset,
+    keep_samples,
+    read_batch,
+)
 from vitmnist.replacement.deferred_transforms import BATCH_DIMS, DeferredCollate, DeferredTransforms, make_deferred
-from vitmnist.replacement.drawn_samples import DrawnDataset
-from vitmnist.replacement.drawn_transforms import can_be_drawn
-from vitmnist.replacement.keep_decoded import Location, keep_samples
-from vitmnist.replacement.original import check_same_batches, read_batch, rebuilt, seeded_batch
+from vitmnist.replacement.drawn_transforms import DrawnDataset, can_be_drawn
+from vitmnist.replacement.original import check_same_batches, rebuilt, seeded_batch
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, transform_parts
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.replacement.tensor_transforms import picture_difference, split_trailing

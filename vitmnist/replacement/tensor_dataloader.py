@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader
-from vitmnist.replacement.drawn_samples import DrawnDataset
+from vitmnist.replacement.drawn_transforms import DrawnDataset
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 
