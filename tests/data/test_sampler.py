@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.rank_sampler import RankSampler
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, RankSampler
 
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 

@@ -23,8 +23,7 @@ from vitmnist.auditing import left_since, running
 from vitmnist.diagnosis.measure import Diagnosis
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.timing.benchmark import Candidate
-from vitmnist.timing.bottleneck import Bottleneck
-from vitmnist.timing.table import Figure, Row, format_rows
+from vitmnist.timing.table import Bottleneck, Figure, Row, format_rows
 
 SLOW_S = 0.005
 ENOUGH_S = 600.0  # that the time is over for no measurement, however busy the machine is

@@ -28,8 +28,8 @@ from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
-from vitmnist.store.checksums import Checksums, crc32
-from vitmnist.store.difference import find_difference
+from vitmnist.store.rows import Checksums, crc32
+from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import Block, Candidate
 
 CPU = torch.device("cpu")

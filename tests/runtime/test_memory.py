@@ -15,7 +15,7 @@ from vitmnist.loaders.gpu_slice import INDEX_NBYTES, GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
-from vitmnist.store.checksums import Checksums, crc32
+from vitmnist.store.rows import Checksums, crc32
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from tests.conftest import REPOSITORY
 from vitmnist import from_dataloader
 from vitmnist.data.seeding import seed_generators
-from vitmnist.store.difference import find_difference
+from vitmnist.store.tree import find_difference
 
 COUNT = 18
 PHOTOS = REPOSITORY / "docs" / "examples" / "photos.py"

@@ -23,7 +23,7 @@ import torch
 
 from vitmnist.data.seeding import changed_generators, generator_states, preserved_generators
 from vitmnist.errors import ConfigError
-from vitmnist.store.difference import find_difference
+from vitmnist.store.tree import find_difference
 
 PROBES = 16
 """Number of samples that are read to find out whether a dataset is random."""

@@ -15,8 +15,7 @@ from torch import Tensor
 from vitmnist.data.channels import channel_statistics
 from vitmnist.errors import DataError
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.checksums import Checksums
-from vitmnist.store.rows import Rows
+from vitmnist.store.rows import Checksums, Rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK = 1024  # samples of a set of tensors that are written at a time

@@ -23,8 +23,7 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.device import choose_device
 from vitmnist.timing.benchmark import BLOCKS, Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.bottleneck import Bottleneck, format_few_steps, format_ms
-from vitmnist.timing.table import Figure, Row, format_rows
+from vitmnist.timing.table import Bottleneck, Figure, Row, format_few_steps, format_ms, format_rows
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader

@@ -12,8 +12,15 @@ from math import inf
 from vitmnist.diagnosis.observation import LoaderInfo, Loop, Unmeasured
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.runtime.cpu import NOTICEABLE, Cores
-from vitmnist.timing.bottleneck import COMPUTE_BOUND_PCT, Bottleneck, format_bottleneck, format_ms, format_s
-from vitmnist.timing.table import Row, format_rows
+from vitmnist.timing.table import (
+    COMPUTE_BOUND_PCT,
+    Bottleneck,
+    Row,
+    format_bottleneck,
+    format_ms,
+    format_rows,
+    format_s,
+)
 
 
 class Incomplete(str, Enum):

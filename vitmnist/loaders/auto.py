@@ -28,8 +28,7 @@ from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.timing.benchmark import Benchmark, Block, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.bottleneck import format_s
-from vitmnist.timing.table import Figure, Row, format_rows
+from vitmnist.timing.table import Figure, Row, format_rows, format_s
 
 WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)  # Tried up to the number of cores
 

@@ -9,7 +9,7 @@ import torch
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import SampleSource
 from vitmnist.loaders.base import LOADERS, Place
-from vitmnist.loaders.pinned import HostLoader
+from vitmnist.loaders.ram import HostLoader
 from vitmnist.runtime.files import home_expanded
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 

@@ -8,7 +8,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
-from vitmnist.loaders.pinned import gather
+from vitmnist.loaders.ram import gather
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.memory import Memory, check_fits

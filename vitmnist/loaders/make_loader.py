@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from vitmnist.data.decoding import DatasetSource
-from vitmnist.data.rank_sampler import RankSampler
-from vitmnist.data.sampler import EpochSampler, whole_number
+from vitmnist.data.sampler import EpochSampler, RankSampler, whole_number
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader

@@ -14,8 +14,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import FetchedBatch
 from vitmnist.replacement.drawn_transforms import DrawnSamples
 from vitmnist.replacement.split_transforms import Transform, apply
-from vitmnist.store.difference import find_difference
-from vitmnist.store.tree import flatten, named_leaves, unflatten
+from vitmnist.store.tree import find_difference, flatten, named_leaves, unflatten
 
 BATCH_DIMS = 4
 """Dimensions of a batch of pictures, [B, C, H, W]."""

@@ -24,7 +24,7 @@ from vitmnist.data.randomness import RandomSampleError, call_watched, preserved_
 from vitmnist.data.seeding import preserved_generators, seed_generators
 from vitmnist.errors import ConfigError, DataError, naming
 from vitmnist.replacement.decoded_dataset import BatchRows, DecodedDataLoader, NamedCollate, NoRowsError, read_batch
-from vitmnist.store.difference import find_difference
+from vitmnist.store.tree import find_difference
 
 COMPARED = 3
 """Number of batches that are compared with the original before a replacement is returned."""

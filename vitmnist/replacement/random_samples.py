@@ -32,10 +32,9 @@ from vitmnist.replacement.original import check_same_batches, rebuilt, seeded_ba
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, transform_parts
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.replacement.tensor_transforms import picture_difference, split_trailing
-from vitmnist.store.difference import find_difference
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.samples import BYTE_MODES, Samples
-from vitmnist.store.tree import flatten
+from vitmnist.store.tree import find_difference, flatten
 
 
 class UserDecodeTransform(Dataset[Any]):

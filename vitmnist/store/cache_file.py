@@ -35,7 +35,7 @@ from vitmnist.errors import DataError
 from vitmnist.runtime.files import home_expanded, recorded_root, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
 from vitmnist.runtime.records import read_json
-from vitmnist.store.checksums import RECORD, Checksums, crc32
+from vitmnist.store.rows import RECORD, Checksums, crc32
 from vitmnist.store.source_files import STAMPS, SourceFiles
 
 log = logging.getLogger(__name__)

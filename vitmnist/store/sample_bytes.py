@@ -16,8 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.errors import DataError, described
-from vitmnist.store.difference import stride_order
-from vitmnist.store.tree import Structure, flatten, unflatten
+from vitmnist.store.tree import Structure, flatten, stride_order, unflatten
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Any]

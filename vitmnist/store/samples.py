@@ -15,7 +15,7 @@ from torch import Tensor
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.checksums import Checksums
+from vitmnist.store.rows import Checksums
 from vitmnist.store.sample_bytes import (
     Buffer,
     LoadImage,

@@ -16,7 +16,7 @@ from vitmnist.errors import printable
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
-from vitmnist.timing.bottleneck import Bottleneck, format_bottleneck
+from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summarize, summary_metrics
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run

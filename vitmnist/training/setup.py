@@ -21,8 +21,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.preparation import given_statistics
-from vitmnist.data.rank_sampler import RankSampler
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, RankSampler
 from vitmnist.errors import ConfigError, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
