@@ -1,4 +1,4 @@
-"""Samples that are rows of tensors, in memory, in a mapped file or on a device: gathered by index, checked if in a file."""
+"""Samples that are rows of tensors in memory, in a mapped file or on a device, gathered by their indices."""
 
 from __future__ import annotations
 
