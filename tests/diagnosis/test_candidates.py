@@ -72,7 +72,7 @@ def loop_over(dataset: Any, **options: Any) -> Loop:
 @pytest.mark.parametrize(
     ("dataset", "reason"),
     [
-        (Made(lambda index: torch.rand(3)), "is random apart from the transforms"),
+        (Made(lambda index: torch.rand(3)), "(it draws from torch) apart from the transforms"),
         (Epochs(ones), "set_epoch"),
         (Stream(), "IterableDataset"),
     ],
