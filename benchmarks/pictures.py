@@ -44,7 +44,7 @@ from vitmnist import Preprocess, from_dataloader, keep_memory, load_dataset, mak
 from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.image_io import Mode, PictureReader
+from vitmnist.data.images import ImageReader, Mode
 from vitmnist.data.threads import map_in_threads
 from vitmnist.tracking.environment import describe_environment
 
@@ -157,7 +157,7 @@ def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Ep
     """Candidates for the time from files to a first batch, and decoding alone."""
 
     def decode(threads: int, _: Path) -> Epoch:
-        read = PictureReader((side, side), Mode.rgb, draft=True)
+        read = ImageReader((side, side), Mode.rgb, draft=True)
         return lambda _: [deque(map_in_threads(read, [Path(path) for path, _ in files(folder).samples], threads), 0)]
 
     def ram(root: Path) -> Epoch:

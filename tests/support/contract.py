@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vitmnist.data.difference import find_difference
 
 from vitmnist.auditing import left_since, running
 from vitmnist.augment.preprocess import Preprocess
@@ -18,6 +17,7 @@ from vitmnist.data.seeding import changed_generators, generator_states
 from vitmnist.data.tensors import SampleSource
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import Data, loadable, make_loader
+from vitmnist.store.difference import find_difference
 
 BATCH_SIZE, SIZE, SEED = 5, 23, 7
 Batch = tuple[Tensor, Tensor]

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from vitmnist.data.image_io import to_tensor
+from vitmnist.data.images import to_tensor
 
 
 def collate_samples(samples: Sequence[Any]) -> Any:

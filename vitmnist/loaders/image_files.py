@@ -1,4 +1,4 @@
-"""Batches of picture files, which threads of this process read, decode and resize."""
+"""Batches of image files, which threads of this process read, decode and resize."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import closing
 import numpy as np
 from torch import Tensor
 
-from vitmnist.data.channels import empty_images
 from vitmnist.data.datasets.base import Split
+from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.threads import map_in_threads
 from vitmnist.loaders.base import Batches

@@ -1,4 +1,4 @@
-"""Finds the images of a folder, with a subfolder per class or a table of labels, and splits them."""
+"""Lists image files: of files, folders and patterns, and those of a dataset with their classes and splits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 
-from vitmnist.data.image_io import list_images, log_left_out, visible_folders
 from vitmnist.errors import ConfigError, DataError, printable
+
+# The same with every build of Pillow: what it cannot read is reported as unreadable.
+JPEG = ".jpg", ".jpeg", ".jfif"
+EXTENSIONS = (*JPEG, ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2")
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,63 @@ Pictures = list[tuple[Path, str]]
 """Files with their classes, in the order of the split."""
 Samples = list[tuple[Path, int]]
 """Files with their labels, likewise."""
+
+
+def find_images(names: Sequence[str]) -> list[Path]:
+    """The image files that files, folders and glob patterns name, each once, in this order.
+
+    Raises:
+        DataError: a folder without images, or a pattern without a match; names it.
+    """
+    found: list[Path] = []
+    left_out: Counter[str] = Counter()
+    for name in names:
+        matches = [name] if not has_magic(name) or Path(name).exists() else sorted(glob(name, recursive=True))
+        if not matches:
+            raise DataError(f"{printable(name)}: matches no file")
+        for path in map(Path, matches):
+            # A file that does not exist is named when it is read.
+            inside = list_images(path, left_out) if path.is_dir() else [path]
+            if not inside:
+                raise DataError(f"{printable(path)}: holds no picture ({', '.join(EXTENSIONS)})")
+            found += inside
+    log_left_out(left_out)
+    return list(dict.fromkeys(found))
+
+
+def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
+    """Subfolders, sorted, but hidden ones and links to a folder above, which are warned about: it has other classes."""
+    visible = sorted(name for name in names if not name.startswith("."))
+    upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
+    if upward:
+        log.warning("%s: links to a parent folder are left out: %s", printable(parent), printable(", ".join(upward)))
+    return [name for name in visible if name not in upward]
+
+
+def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
+    """The pictures in a folder and its subfolders, sorted; counts the other files by their endings in `left_out`.
+
+    Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
+    followed, each folder once: links that form a loop would never end. Hidden ones are not.
+    """
+    found, seen = [], set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(parent))
+        folders[:] = visible_folders(Path(parent), folders)
+        folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):  # as the `._NAME` of macOS
+            if not path.name.lower().endswith(EXTENSIONS):
+                left_out[path.suffix.lower()] += 1
+            elif os.path.isfile(path) or not os.path.exists(path):
+                found.append(path)
+    return sorted(found)
+
+
+def log_left_out(left_out: Counter[str]) -> None:
+    """Log how many files are no pictures by their names."""
+    if left_out:
+        counts = ", ".join(f"{count} {printable(ending) or 'without'}" for ending, count in sorted(left_out.items()))
+        log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The channels of uint8 images: their place in memory, their mean and standard deviation."""
+"""Mean and standard deviation of the channels of uint8 images `[N, C, H, W]`, and the check of this layout."""
 
 from __future__ import annotations
 
@@ -12,20 +12,9 @@ import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.store.rows import is_large
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
 CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
-
-
-def empty_images(number: int, channels: int, height: int, width: int, *, pin_memory: bool = False) -> Tensor:
-    """Uninitialised uint8 `[N, C, H, W]` on the host; large images have their channels last in memory.
-
-    Decoders deliver them so, and torch resizes and mirrors bytes with vector code only then.
-    """
-    layout = torch.channels_last if is_large((height, width)) else torch.contiguous_format
-    shape = number, channels, height, width
-    return torch.empty(shape, dtype=torch.uint8, device="cpu", memory_format=layout, pin_memory=pin_memory)
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
