@@ -3,8 +3,9 @@
     python benchmarks/pictures.py --output benchmarks/results/pictures-cpu.md
 
 The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All candidates crop, flip and normalise, with 2
-workers or threads. They decode in every epoch, or start from the same squares in memory, or replace the DataLoader of a
-script. FFCV and simplejpeg are left out if they are not installed: benchmarks/README.md has the commands.
+workers or threads, except in "Bytes ready for the device", where the rest is the device's work. They decode in every
+epoch, or start from the same squares in memory, or replace the DataLoader of a script. FFCV and simplejpeg are left out
+if they are not installed: benchmarks/README.md has the commands.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from vitmnist.tracking.environment import describe_environment
 LEAST_S = 0.5  # shortest turn; epochs of small pictures take milliseconds
 TABLES = {
     "First batch, nothing prepared": "s",
+    "Bytes ready for the device": "pictures/s",
     "Decoding in each epoch": "pictures/s",
     "Decoded once": "pictures/s",
     "The random transforms of a script": "pictures/s",
@@ -107,6 +109,20 @@ def first_batch_s(start: Callable[[Path], Epoch], _round: int) -> float:
         started = time.perf_counter()
         next(iter(start(Path(folder))(0)))
         return time.perf_counter() - started
+
+
+def host_bytes(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
+    """Candidates that deliver uint8 batches on the host; FFCV and torchvision crop at random where ours resize."""
+    epochs = {
+        "torchvision, 2 workers": epochs_of(torchvision(folder, side, len(train), normalise=False)),
+        **{
+            f"`{name}`": make_loader(name, train, batch_size=BATCH_SIZE, device="cpu", seed=0).epoch
+            for name in ("disk", "ram")
+        },
+    }
+    if find_spec("ffcv"):
+        epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "jpg", normalise=False)
+    return epochs
 
 
 def decoding(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
@@ -187,7 +203,7 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
     if find_spec("ffcv"):  # once: its code is compiled for long
         once = first_batch_s(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
-    for candidates in (decoding, decoded, of_a_script):
+    for candidates in (host_bytes, decoding, decoded, of_a_script):
         epochs = candidates(folder, side, train, root)
         speeds = {name: partial(pictures_per_second, epoch, count()) for name, epoch in epochs.items()}
         tables.append(rows(speeds, side, arguments.rounds, 0))
