@@ -19,14 +19,16 @@ CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
     """Raise `DataError` if images of this shape are not `[B, C, H, W]` with `channels` channels (None: any number)."""
-    found = f"images: must be [B, C, H, W], found {list(shape)}"
+    problem = f"images: must be [B, C, H, W], found {list(shape)}"
     if len(shape) == 3:
-        raise DataError(f"{found}; images.unsqueeze(1) adds the channels, images.unsqueeze(0) makes one image a batch")
+        raise DataError(
+            f"{problem}; images.unsqueeze(1) adds the channels, images.unsqueeze(0) makes one image a batch"
+        )
     if len(shape) != 4:
-        raise DataError(found)
+        raise DataError(problem)
     plausible = CHANNELS if channels is None else (channels,)
     if shape[1] not in plausible and shape[3] in plausible:
-        raise DataError(f"{found}, with the channels last; images.permute(0, 3, 1, 2) puts them first")
+        raise DataError(f"{problem}, with the channels last; images.permute(0, 3, 1, 2) puts them first")
     if channels is not None and shape[1] != channels:
         raise DataError(
             f"images: {shape[1]} channel(s) {list(shape)}, but the mean and std are of {channels}; "

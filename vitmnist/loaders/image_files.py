@@ -22,7 +22,7 @@ Job = tuple[Tensor, Tensor, range]
 
 
 def read_batches(
-    source: Split, sampler: EpochSampler, number: int, start: int, *, threads: int, ahead: int, pin_memory: bool
+    source: Split, sampler: EpochSampler, epoch: int, start: int, *, threads: int, ahead: int, pin_memory: bool
 ) -> Batches:
     """The batches of an epoch on the host: uint8 images as the decoded set has them, and their labels.
 
@@ -36,7 +36,7 @@ def read_batches(
     size = 1 if is_large(source.images.shape) else GROUP
 
     def jobs() -> Iterator[Job]:
-        for indices in sampler.batches(number, start):
+        for indices in sampler.batches(epoch, start):
             rows = as_tensor(indices)
             images = empty_images(len(rows), *source.images.shape[1:], pin_memory=pin_memory)
             for first in range(0, len(rows), size):

@@ -64,14 +64,14 @@ class Split(TensorSet):
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise DataError(f"images: must be uint8 [N, C, H, W], found {images.dtype} {list(images.shape)}")
         if labels.dtype != torch.int64 or labels.dim() != 1:
-            found = f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}"
+            problem = f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}"
             if labels.dim() > 1 or labels.is_floating_point():
-                found += (
+                problem += (
                     "; the trainer is for one label per image: type labels.argmax(1) if they are one-hot; for several "
                     "labels or masks keep your own training loop, with vitmnist.from_dataloader or make_loader, which "
                     "deliver labels of any shape"
                 )
-            raise DataError(found)
+            raise DataError(problem)
         least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
         if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
@@ -88,10 +88,10 @@ class Split(TensorSet):
     def taken(self, rows: Tensor, **changes: Any) -> Split:
         """The samples at these indices, int64 `[N]`, copied into memory."""
         images, labels = self.read(rows)
-        numbers = rows.tolist()
+        indices = rows.tolist()
         fields = {
-            "reader": Subset(self.reader, numbers) if self.reader else None,
-            "files": [self.files[number] for number in numbers] if self.files else None,
+            "reader": Subset(self.reader, indices) if self.reader else None,
+            "files": [self.files[index] for index in indices] if self.files else None,
         }
         return replace(self, images=images, labels=labels, checksums=None, sha256=None, **{**fields, **changes})
 

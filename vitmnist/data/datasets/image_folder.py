@@ -30,7 +30,6 @@ from vitmnist.data.images import (
     file_warnings,
     is_colour,
     pixel_range,
-    to_tensor,
 )
 from vitmnist.data.threads import map_in_threads
 from vitmnist.errors import ConfigError, DataError, printable
@@ -168,8 +167,8 @@ def _readable_classes(
         log.warning("%s; left out", message)
         classes = [name for name in classes if name not in empty]
         labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
-    for split, numbers in zip(rows, counts.tolist(), strict=True):
-        if few := [f"{name} ({count})" for name, count in zip(classes, numbers, strict=True) if count < FEW]:
+    for split, sizes in zip(rows, counts.tolist(), strict=True):
+        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
             log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, shorten(few))
     return classes, labels
 
@@ -280,8 +279,8 @@ class FolderDecoder:
         mean, std = self.sums[0].statistics()
         checksums = [checksum.hexdigest() for checksum in self.checksums]
         warned = [f"{printable(path)}: {message}" for path, message in sorted(self.warned.items())]
-        found = {"unreadable": self.unreadable, "coloured": self.coloured, "warned": warned, **self.depth}
-        return {**found, "mean": mean, "std": std, "sha256": checksums}
+        problems = {"unreadable": self.unreadable, "coloured": self.coloured, "warned": warned, **self.depth}
+        return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
     def _find_depth(self) -> dict[str, Any]:
         """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
@@ -302,7 +301,7 @@ class FolderDecoder:
             path, label = self.samples[index]
             self.sources.take_digest(index)
             try:
-                images[len(labels)] = to_tensor(self.reader(path))
+                images[len(labels)] = torch.from_numpy(self.reader(path)).permute(2, 0, 1)
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
                     coloured += is_colour(path, self.reader)
                 labels.append(label)
