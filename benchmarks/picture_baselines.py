@@ -34,10 +34,12 @@ def files(folder: Path, *transforms: Any) -> ImageFolder:
     return ImageFolder(str(folder / "train"), T.Compose([*transforms]))
 
 
-def torchvision(folder: Path, side: int, pictures: int, workers: int = WORKERS) -> DataLoader[Any]:
-    """A DataLoader as in torchvision's examples."""
-    crop = T.RandomResizedCrop(side), T.RandomHorizontalFlip()
-    dataset = Subset(files(folder, *crop, T.ToTensor(), T.Normalize(MEAN, STD)), range(pictures))
+def torchvision(
+    folder: Path, side: int, pictures: int, workers: int = WORKERS, *, normalise: bool = True
+) -> DataLoader[Any]:
+    """A DataLoader as in torchvision's examples; without normalising, of bytes that are not mirrored either."""
+    finish = [T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)] if normalise else [T.PILToTensor()]
+    dataset = Subset(files(folder, T.RandomResizedCrop(side), *finish), range(pictures))
     return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
 
 
@@ -54,8 +56,11 @@ def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) ->
 
 
 @cache  # the loader's code takes ten seconds to compile
-def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str) -> Epoch:
-    """FFCV, which crops, flips and normalises in its threads; its file of JPEGs or raw squares is written first."""
+def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str, normalise: bool = True) -> Epoch:
+    """FFCV, which crops, flips and normalises in its threads; its file of JPEGs or raw squares is written first.
+
+    Without normalising it only crops.
+    """
     from ffcv import fields, loader, transforms, writer
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
 
@@ -65,7 +70,8 @@ def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str) -> Epoch
         columns = {"image": fields.RGBImageField(mode, jpeg_quality=QUALITY), "label": fields.IntField()}
         writer.DatasetWriter(str(file), columns, num_workers=WORKERS).from_indexed_dataset(dataset)
     to_floats = transforms.NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)
-    crop = [RandomResizedCropRGBImageDecoder((side, side)), transforms.RandomHorizontalFlip(), to_floats]
+    crop = [RandomResizedCropRGBImageDecoder((side, side))]
+    crop += [transforms.RandomHorizontalFlip(), to_floats] if normalise else []
     pipelines = {
         "image": [*crop, transforms.ToTensor(), transforms.ToTorchImage(convert_back_int16=False)],
         "label": [IntDecoder(), transforms.ToTensor(), transforms.Squeeze()],

@@ -4,8 +4,9 @@
     python benchmarks/pictures.py --output benchmarks/results/pictures-cpu.md
 
 The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All candidates crop, flip and normalise, with 2
-workers or threads. They decode in every epoch, or start from the same squares in memory, or replace the DataLoader of a
-script. FFCV and simplejpeg are left out if they are not installed: benchmarks/README.md has the commands.
+workers or threads, except in "Bytes ready for the device", where the rest is the device's work. They decode in every
+epoch, or start from the same squares in memory, or replace the DataLoader of a script. FFCV and simplejpeg are left out
+if they are not installed: benchmarks/README.md has the commands.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
 from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.image_io import Mode, PictureReader
+from vitmnist.data.images import ImageReader, Mode
 from vitmnist.runtime.backend import one_core_each
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.tracking.environment import describe_environment
@@ -53,6 +54,7 @@ from vitmnist.tracking.environment import describe_environment
 LEAST_S = 0.5  # shortest turn; epochs of small pictures take milliseconds
 TABLES = {
     "First batch, nothing prepared": "s",
+    "Bytes ready for the device": "pictures/s",
     "Decoding in each epoch": "pictures/s",
     "Decoded once": "pictures/s",
     "The random transforms of a script": "pictures/s",
@@ -111,6 +113,20 @@ def first_batch_s(start: Callable[[Path], Epoch], _round: int) -> float:
         return time.perf_counter() - started
 
 
+def host_bytes(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
+    """Candidates that deliver uint8 batches on the host; FFCV and torchvision crop at random where ours resize."""
+    epochs = {
+        "torchvision, 2 workers": epochs_of(torchvision(folder, side, len(train), normalise=False)),
+        **{
+            f"`{name}`": make_loader(name, train, batch_size=BATCH_SIZE, device="cpu", seed=0).epoch
+            for name in ("disk", "ram")
+        },
+    }
+    if find_spec("ffcv"):
+        epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "jpg", normalise=False)
+    return epochs
+
+
 def decoding(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
     """Candidates that decode in each epoch."""
     epochs = {
@@ -159,7 +175,7 @@ def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Ep
     """Candidates for the time from files to a first batch, and decoding alone."""
 
     def decode(threads: int, _: Path) -> Epoch:
-        read = PictureReader((side, side), Mode.rgb, draft=True)
+        read = ImageReader((side, side), Mode.rgb, draft=True)
         return lambda _: [
             deque(ordered_map(read, (Path(path) for path, _ in files(folder).samples), threads, 8, one_core_each()), 0)
         ]
@@ -191,7 +207,7 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
     if find_spec("ffcv"):  # once: its code is compiled for long
         once = first_batch_s(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
-    for candidates in (decoding, decoded, of_a_script):
+    for candidates in (host_bytes, decoding, decoded, of_a_script):
         epochs = candidates(folder, side, train, root)
         speeds = {name: partial(pictures_per_second, epoch, count()) for name, epoch in epochs.items()}
         tables.append(rows(speeds, side, arguments.rounds, 0))

@@ -17,9 +17,8 @@ from torch.export import ExportedProgram
 
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel
-from vitmnist.data import picture
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.image_io import PictureReader
+from vitmnist.data.images import ImageReader, fitted, is_32_bit, resized, stored_size, to_8_bit, to_pixels
 from vitmnist.errors import ConfigError, ExportError
 
 
@@ -64,11 +63,18 @@ def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
 
 
 FILE_USAGE = """\
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import ExifTags, Image
+
+
 {source}
 
 opened = Image.open("picture.jpg")  # your picture
-pixels = np.array(to_image(opened, {arguments}))
-images = pixels.reshape(1, {height}, {width}, {channels}).transpose(0, 3, 1, 2)"""
+images = to_pixels(opened, {arguments}).transpose(2, 0, 1)[np.newaxis]"""
 IMAGES_USAGE = """\
 import numpy as np
 
@@ -134,7 +140,7 @@ def _describe_files(trained: InferenceModel) -> tuple[str, str]:
         reader = trained.reader()
     except ConfigError:  # such images are not pictures
         reader = None
-    if not isinstance(reader, PictureReader):
+    if not isinstance(reader, ImageReader):
         return f"as the dataset {trained.dataset.get('name')} reads them", IMAGES_USAGE.format(shape=(1, *shape))
     draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
     framing = {"stretch": "", "crop": ": the shorter side and its centre", "pad": ": the longer side, on black"}
@@ -144,8 +150,9 @@ def _describe_files(trained: InferenceModel) -> tuple[str, str]:
     )
     options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    code = inspect.getsource(picture).strip()
-    return words, FILE_USAGE.format(source=code, arguments=arguments, height=height, width=width, channels=channels)
+    quoted = to_pixels, stored_size, fitted, resized, to_8_bit, is_32_bit
+    code = "\n\n".join(inspect.getsource(function) for function in quoted)
+    return words, FILE_USAGE.format(source=code, arguments=arguments)
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:

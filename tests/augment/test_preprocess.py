@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from torchvision import transforms
 
 from vitmnist.augment.preprocess import PART, Preprocess
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError
 

@@ -25,7 +25,7 @@ from vitmnist.cli.evaluate import class_metrics, evaluate
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
-from vitmnist.data.image_io import find_pictures
+from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.base import METRICS
 
@@ -144,13 +144,13 @@ def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monke
         (["b/2.png", "b", "?"], [folder[1], folder[0], folder[2]]),
         (["[odd].png", "absent.png"], ["[odd].png", "absent.png"]),
     ):
-        assert list(map(str, find_pictures(names))) == expected
+        assert list(map(str, find_images(names))) == expected
     with pytest.raises(DataError, match=r"none: holds no picture \(\.jpg"):
-        find_pictures(["b", "none"])
+        find_images(["b", "none"])
     with pytest.raises(DataError, match=r"x\*: matches no file"):
-        find_pictures(["x*"])
+        find_images(["x*"])
     monkeypatch.setattr("vitmnist.cli.predict.BATCH_SIZE", 2)
-    rows = predict(load_inference_model(trained / "run", CPU), find_pictures(["b"]), CPU)
+    rows = predict(load_inference_model(trained / "run", CPU), find_images(["b"]), CPU)
     assert [row["file"] for row in rows] == folder
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.keys import augment_keys
-from vitmnist.data.channels import check_layout
+from vitmnist.data.channel_statistics import check_layout
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import ImageOps
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run
-from vitmnist.data.image_io import PictureReader, file_warnings, find_pictures, has_alpha, to_tensor
+from vitmnist.data.image_listing import find_images
+from vitmnist.data.images import ImageReader, file_warnings, has_alpha, to_tensor
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 
@@ -45,14 +45,13 @@ def predict(
             rows[path] = {"file": str(path)}
             try:
                 with file_warnings() as warned:
-                    image = read(path)
-                    is_transparent = isinstance(read, PictureReader) and has_alpha(path)
+                    image = to_tensor(read(path))
+                    is_transparent = isinstance(read, ImageReader) and has_alpha(path)
                 if warning := "; ".join([*warned.values()] + [TRANSPARENT] * is_transparent):
                     rows[path]["warning"] = warning
-                images[path] = to_tensor(ImageOps.invert(image) if invert else image)
-                if (found := tuple(images[path].shape)) != trained.shape:  # a custom reader may differ
-                    del images[path]
-                    raise DataError(f"{printable(path)}: is read as {found}, and the model takes {trained.shape}")
+                if (shape := tuple(image.shape)) != trained.shape:  # a custom reader may differ
+                    raise DataError(f"{printable(path)}: is read as {shape}, and the model takes {trained.shape}")
+                images[path] = 255 - image if invert else image
             except DataError as error:
                 rows[path]["error"] = str(error)
         if images:
@@ -78,7 +77,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
 def main(options: Namespace) -> None:
     device = choose_device(options.device)
     trained = load_inference_model(options.run, device, options.weights)
-    rows = list(predict(trained, find_pictures(options.images), device, options.invert))
+    rows = list(predict(trained, find_images(options.images), device, options.invert))
     if options.json:
         print(json.dumps(rows))
     for row in rows:

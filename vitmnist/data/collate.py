@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.image_io import to_tensor
+from vitmnist.data.images import to_tensor
 from vitmnist.store.tree import tree_map
 
 

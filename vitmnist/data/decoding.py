@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.collate import collate_samples
 from vitmnist.data.randomness import RandomSampleError, preserved_random_state, read_probes, refusing_random
 from vitmnist.data.sampler import as_tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import validate
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.memory import Memory, check_fits

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.errors import DataError
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import Checksums, Rows

@@ -22,7 +22,7 @@ from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError, LoadingError, UserError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
-from vitmnist.loaders.picture_files import read_batches
+from vitmnist.loaders.image_files import read_batches
 from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.cpu import cores_per_rank
 from vitmnist.runtime.failures import worker_error

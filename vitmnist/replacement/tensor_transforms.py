@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.image_io import to_tensor
+from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, DataError

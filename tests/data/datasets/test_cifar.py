@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from torchvision import datasets as torchvision_datasets
-from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.cifar import write_cifar
 from vitmnist.data.datasets.base import load_dataset
+from vitmnist.data.images import to_tensor
 from vitmnist.errors import DataError
 
 SOURCES = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}
@@ -47,7 +47,7 @@ def test_the_images_are_those_that_torchvision_reads(
         assert split.labels.tolist() == reference.targets
         assert list(split.classes) == reference.classes
         reader = split.reader
-        assert all(torch.equal(pil_to_tensor(reader[index]), split.images[index]) for index in range(len(split)))
+        assert all(torch.equal(to_tensor(reader[index]), split.images[index]) for index in range(len(split)))
 
 
 class Attack:

@@ -20,9 +20,10 @@ from tests.support.pictures import smooth
 from vitmnist import load_dataset, make_loader
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.image_io import Mode, PictureReader, find_pictures, to_tensor
+from vitmnist.data.image_listing import find_images
+from vitmnist.data.images import ImageReader, Mode, to_tensor
 from vitmnist.data.tensors import digest
 from vitmnist.errors import DataError
 from vitmnist.store import source_files
@@ -223,7 +224,7 @@ def test_pictures_of_32_bits_have_one_scale_in_the_whole_set(folder: Path, dtype
         assert {split.range_32_bit for split in pets.splits.values()} == {(low, high)}
         for split in pets.splits.values():
             for row, name in enumerate(split.files):
-                assert np.array_equal(split.images[row, 0], split.reader[row]), "as disk reads it"
+                assert np.array_equal(split.images[row, 0], split.reader[row][..., 0]), "as disk reads it"
                 if name in ramps or name.endswith("deep.png"):
                     scaled = 33 if name not in ramps else (ramps[name][0, 0] - low) * 255 / (high - low)
                     assert (split.images[row] == min(255, round(scaled))).all()
@@ -379,6 +380,6 @@ def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_o
     assert (list(found.train.files), found.skipped) == (names, 0)
     for warning in ("pictures: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
         assert warning in caplog.text
-    assert len(find_pictures([str(folder / "cat")])) == 10
+    assert len(find_images([str(folder / "cat")])) == 10
     with pytest.raises(DataError, match=r"link\.png: cannot be read as a picture: not a regular file"):
-        PictureReader((8, 8), Mode.grey)(folder / "cat" / "link.png")
+        ImageReader((8, 8), Mode.grey)(folder / "cat" / "link.png")

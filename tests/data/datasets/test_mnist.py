@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from torchvision import datasets as torchvision_datasets
-from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import write_idx, write_mnist_like
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.idx import read_idx
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
+from vitmnist.data.images import to_tensor
 from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
@@ -67,7 +67,7 @@ def test_an_existing_folder_is_used_as_it_is(tmp_path: Path, layout: str, packed
     found = kmnist(tmp_path)
     assert torch.equal(found.train.images, tiny.train.images)
     assert found.sha256 == tiny.sha256
-    assert torch.equal(pil_to_tensor(found.test.reader[3]), tiny.test.images[3])
+    assert torch.equal(to_tensor(found.test.reader[3]), tiny.test.images[3])
     assert sorted(folder.rglob("*")) == before
 
 
@@ -183,7 +183,7 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
     for split in (apart.train, apart.validation):
         pictures = split.reader
         for index in (0, len(split) - 1):
-            assert torch.equal(pil_to_tensor(pictures[index]), split.images[index])
+            assert torch.equal(to_tensor(pictures[index]), split.images[index])
     for size in (23, 100):
         with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
             held_out(tiny, size, seed=0)

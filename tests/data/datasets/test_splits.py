@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchvision.transforms.functional import pil_to_tensor
 
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load, overrides
 from vitmnist.cli.evaluate import main as evaluate_main
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.images import to_tensor
 from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
@@ -56,7 +56,7 @@ def assert_as_drawn(dataset: Dataset, folder: Path) -> None:
         assert {Path(file).parts[0] for file in split.files} == {"val" if name == "validation" else name}
         assert [dataset.train.classes[label] for label in split.labels] == [Path(one).parts[1] for one in split.files]
         for index in (0, len(split) - 1):
-            assert torch.equal(pil_to_tensor(split.reader[index]), split.images[index])
+            assert torch.equal(to_tensor(split.reader[index]), split.images[index])
         assert (split.mean, split.std) == channel_statistics(dataset.train.images)
 
 
@@ -220,7 +220,7 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     for split in (apart.train, apart.validation):
         for index, name in enumerate(split.files):
             assert torch.equal(split.images[index], by_name[name])
-            assert torch.equal(pil_to_tensor(split.reader[index]), by_name[name])
+            assert torch.equal(to_tensor(split.reader[index]), by_name[name])
     for split in apart.splits.values():
         assert (split.mean, split.std) == channel_statistics(apart.train.images)
     check_loaders(apart.train.part(slice(24)))

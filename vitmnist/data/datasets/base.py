@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.channels import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.decoding import DatasetSource
-from vitmnist.data.image_io import Mode, PictureReader
+from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.tensors import SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
@@ -39,8 +39,8 @@ class Split(TensorSet):
         mean: per channel, of the training images, scaled to 0…1.
         std: per channel, likewise; population standard deviation.
         classes: the name of each label.
-        reader: reads single images from disk, for `disk`: `reader[i]` is image i as a PIL image; can be pickled, and
-            with `files` be used by several threads.
+        reader: reads single images from disk, for `disk`: `reader[i]` is image i as uint8 `[H, W, C]`, an array or a
+            PIL image; can be pickled, and with `files` be used by several threads.
         sha256: checksum of `images`, if it is already known.
         files: the file of each image, relative to the folder of the dataset; None if images have no files.
         range_32_bit: the values of int32 and float files, in all splits, that became 0 and 255; None: there are none.
@@ -64,14 +64,14 @@ class Split(TensorSet):
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise DataError(f"images: must be uint8 [N, C, H, W], found {images.dtype} {list(images.shape)}")
         if labels.dtype != torch.int64 or labels.dim() != 1:
-            found = f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}"
+            problem = f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}"
             if labels.dim() > 1 or labels.is_floating_point():
-                found += (
+                problem += (
                     "; the trainer is for one label per image: type labels.argmax(1) if they are one-hot; for several "
                     "labels or masks keep your own training loop, with vitmnist.from_dataloader or make_loader, which "
                     "deliver labels of any shape"
                 )
-            raise DataError(found)
+            raise DataError(problem)
         least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
         if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
@@ -88,10 +88,10 @@ class Split(TensorSet):
     def taken(self, rows: Tensor, **changes: Any) -> Split:
         """The samples at these indices, int64 `[N]`, copied into memory."""
         images, labels = self.read(rows)
-        numbers = rows.tolist()
+        indices = rows.tolist()
         fields = {
-            "reader": Subset(self.reader, numbers) if self.reader else None,
-            "files": [self.files[number] for number in numbers] if self.files else None,
+            "reader": Subset(self.reader, indices) if self.reader else None,
+            "files": [self.files[index] for index in indices] if self.files else None,
         }
         return replace(self, images=images, labels=labels, checksums=None, sha256=None, **{**fields, **changes})
 
@@ -168,10 +168,10 @@ DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
-They may have `reader`, a function that turns a file into an image as the dataset does, or raises `DataError`; `predict`
-and the model card then use it.
+They may have `reader`, a function that turns a file into uint8 `[H, W, C]` or a PIL image as the dataset does, or
+raises `DataError`; `predict` and the model card then use it.
 """
-FileReader = Callable[[Path], Image.Image]
+FileReader = Callable[[Path], Pixels | Image.Image]
 
 
 @dataclass
@@ -212,8 +212,8 @@ class ImagesInMemory:
     def __init__(self, images: Tensor) -> None:
         self.images = images
 
-    def __getitem__(self, index: int) -> Image.Image:
-        return Image.fromarray(self.images[index].permute(1, 2, 0).squeeze(2).numpy())
+    def __getitem__(self, index: int) -> Pixels:
+        return self.images[index].permute(1, 2, 0).numpy()
 
 
 def dataset_in_memory(
@@ -245,7 +245,7 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
     if channels not in (1, 3):
         raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
     mode = Mode.grey if channels == 1 else Mode.rgb
-    return PictureReader((width, height), mode)
+    return ImageReader((width, height), mode)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:

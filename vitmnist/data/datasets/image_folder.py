@@ -14,15 +14,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, described, section
-from vitmnist.data.channels import ChannelSums, channel_statistics, empty_images
+from vitmnist.data.channel_statistics import ChannelSums, channel_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
-from vitmnist.data.datasets.class_folders import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
-from vitmnist.data.image_io import JPEG, Mode, PictureReader, Resize, file_warnings, is_colour, pixel_range, to_tensor
+from vitmnist.data.image_listing import JPEG, SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
+from vitmnist.data.images import (
+    ImageReader,
+    Mode,
+    Pixels,
+    Resize,
+    empty_images,
+    file_warnings,
+    is_colour,
+    pixel_range,
+)
 from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.runtime.backend import one_core_each
 from vitmnist.runtime.cpu import available_cores
@@ -35,7 +43,7 @@ from vitmnist.store.source_files import SourceFiles
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-VERSION = 4  # of the decoded pixels and the notes about them; another one makes caches decode again
+VERSION = 5  # of the decoded pixels and the notes about them; another one makes caches decode again
 CAMERAS = 1023, 4095  # highest values of cameras of 10 and 12 bits, whose files have 16
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 COLOUR_SAMPLES = 100  # pictures checked for colour
@@ -66,10 +74,10 @@ class ImageFolderOptions(SizeOptions):
         return (1 if self.mode == Mode.grey else 3), self.size, self.size
 
     @property
-    def reader(self) -> PictureReader:
-        """How a file becomes an image."""
+    def reader(self) -> ImageReader:
+        """How a file becomes pixels."""
         values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf makes it a list
-        return PictureReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
+        return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
 
 
 @dataclass
@@ -77,9 +85,9 @@ class FolderImageReader:
     """Reads image i of a list of files."""
 
     paths: list[Path]
-    reader: PictureReader
+    reader: ImageReader
 
-    def __getitem__(self, index: int) -> Image.Image:
+    def __getitem__(self, index: int) -> Pixels:
         return self.reader(self.paths[index])
 
 
@@ -160,8 +168,8 @@ def _readable_classes(
         log.warning("%s; left out", message)
         classes = [name for name in classes if name not in empty]
         labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
-    for split, numbers in zip(rows, counts.tolist(), strict=True):
-        if few := [f"{name} ({count})" for name, count in zip(classes, numbers, strict=True) if count < FEW]:
+    for split, sizes in zip(rows, counts.tolist(), strict=True):
+        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
             log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, shorten(few))
     return classes, labels
 
@@ -273,8 +281,8 @@ class FolderDecoder:
         mean, std = self.sums[0].statistics()
         checksums = [checksum.hexdigest() for checksum in self.checksums]
         warned = [f"{printable(path)}: {message}" for path, message in sorted(self.warned.items())]
-        found = {"unreadable": self.unreadable, "coloured": self.coloured, "warned": warned, **self.depth}
-        return {**found, "mean": mean, "std": std, "sha256": checksums}
+        problems = {"unreadable": self.unreadable, "coloured": self.coloured, "warned": warned, **self.depth}
+        return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
     def _find_depth(self) -> dict[str, Any]:
         """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
@@ -296,7 +304,7 @@ class FolderDecoder:
             path, label = self.samples[index]
             self.sources.take_digest(index)
             try:
-                images[len(labels)] = to_tensor(self.reader(path))
+                images[len(labels)] = torch.from_numpy(self.reader(path)).permute(2, 0, 1)
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
                     coloured += is_colour(path, self.reader)
                 labels.append(label)

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torchvision
 from PIL import Image, ImageFile, ImageOps
 from torchvision import transforms
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.pictures import smooth
-from vitmnist.data import image_io
-from vitmnist.data.image_io import EXTENSIONS, PictureReader, Resize, file_warnings, has_alpha
-from vitmnist.data.picture import fitted, to_image
+from vitmnist.data import images
+from vitmnist.data.image_listing import EXTENSIONS
+from vitmnist.data.images import ImageReader, Pixels, Resize, file_warnings, fitted, has_alpha, to_pixels
 from vitmnist.errors import DataError
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
 
 
+def as_image(pixels: Pixels) -> Image.Image:
+    assert pixels.flags.c_contiguous
+    return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+
+
 def read_picture(path: Path, *options: Any, **named: Any) -> Image.Image:
-    return PictureReader(*options, **named)(path)
+    return as_image(ImageReader(*options, **named)(path))
 
 
 def save(path: Path, image: Image.Image, **options: object) -> None:
@@ -92,7 +99,7 @@ def test_pillows_warnings_are_collected_by_file_in_all_threads(tmp_path: Path, m
 
     def read() -> dict[Path, str]:
         with file_warnings() as warned, ThreadPoolExecutor(3) as threads:
-            assert len([*threads.map(PictureReader((9, 9), "grey"), paths)]) == 6
+            assert len([*threads.map(ImageReader((9, 9), "grey"), paths)]) == 6
             warnings.warn("of something else", stacklevel=1)
         return warned
 
@@ -110,6 +117,7 @@ STORED = {
     "photo.webp": {},
     "photo.avif": {},
     "raw.tif": {},
+    "grey.tif": {},
     "lzw.tif": {"compression": "tiff_lzw"},
     "jpeg.tif": {"compression": "jpeg"},
 }
@@ -122,9 +130,9 @@ def test_pictures_are_upright_however_they_are_stored_decoded_and_resized(
     tmp_path: Path, name: str, orientation: int
 ) -> None:
     """Their sides are no multiples of a JPEG's scales; Pillow turns a TIFF file while it is loaded."""
-    mode, target = {"grey.jpg": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"), (40, 30)
+    mode, target = {"grey.jpg": "L", "grey.tif": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"), (40, 30)
     save(tmp_path / name, smooth(0, (371, 243)).convert(mode), exif=turned(orientation), **STORED[name])
-    with Image.open(tmp_path / name) as image:
+    with Image.open(BytesIO((tmp_path / name).read_bytes())) as image:  # Pillow maps a raw file, and does not turn it
         upright = ImageOps.exif_transpose(image).convert("RGB")
     assert upright.size == ((371, 243) if orientation < 5 else (243, 371))
     for resize, read in product(Resize, (read_picture, read_by_pillow)):
@@ -142,8 +150,8 @@ def test_pictures_are_upright_however_they_are_stored_decoded_and_resized(
 
 def read_by_pillow(path: Path, size: tuple[int, int], mode: str, resize: str, draft: bool = False) -> Image.Image:
     """As the code in a model card does."""
-    with Image.open(path) as opened:
-        return to_image(opened, size, mode, resize, draft)
+    with Image.open(BytesIO(path.read_bytes())) as opened:
+        return as_image(to_pixels(opened, size, mode, resize, draft))
 
 
 @pytest.mark.parametrize(
@@ -211,12 +219,12 @@ def test_both_decoders_of_jpegs_give_the_same_pixels(
     tmp_path: Path, mode: str, options: dict[str, int], draft: bool
 ) -> None:
     """A model card has Pillow's alone."""
-    assert image_io._jpeg_decoder() is not None, "this torchvision has no decoder, or one that differs"
+    assert images._jpeg_decoder() is not None, "this torchvision has no decoder, or one that differs"
     for number, side in enumerate([(64, 64), (37, 83), (161, 120), (1, 9)]):
         save(tmp_path / "photo.jpg", noisy(side, mode), exif=turned(1 + (number + 5) % 8), **options)
         for target, channels in (((30, 20), "rgb"), ((200, 200), "rgb"), ((30, 20), "grey")):
             with Image.open(tmp_path / "photo.jpg") as opened:
-                expected = to_image(opened, target, channels, "stretch", draft)
+                expected = as_image(to_pixels(opened, target, channels, "stretch", draft))
             assert read_picture(tmp_path / "photo.jpg", target, channels, draft=draft) == expected
 
 
@@ -239,23 +247,21 @@ def test_without_torchvisions_decoder_or_if_it_fails_or_differs_pillow_decodes(
     save(tmp_path / "photo.jpg", noisy((90, 60)))
     expected = read_picture(tmp_path / "photo.jpg", (90, 60), "rgb")
 
-    def inverted(content: object, *_: object) -> object:
-        return 255 - decode(content, 3, False)
+    def inverted(content: object, mode: object) -> object:
+        return 255 - decode(content, mode)
 
     def not_built(*_: object) -> object:
         raise RuntimeError("decode_jpeg: torchvision not compiled with libjpeg support")
 
-    decode = image_io.torch.ops.image.decode_jpeg.default
-    for other in (inverted, not_built):
-        image_io._jpeg_decoder.cache_clear()
-        monkeypatch.setattr(image_io.torch.ops.image.decode_jpeg, "default", other)
-        assert image_io._jpeg_decoder() is None
+    decode = torchvision.io.decode_jpeg
+    for other in (inverted, not_built, None):
+        images._jpeg_decoder.cache_clear()
+        monkeypatch.setattr(torchvision.io, "decode_jpeg", other)
+        if not other:
+            monkeypatch.delattr(torchvision.io, "decode_jpeg")
+        assert images._jpeg_decoder() is None
         assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
-    image_io._jpeg_decoder.cache_clear()
-    monkeypatch.setattr(image_io, "find_spec", lambda name: None)
-    assert image_io._jpeg_decoder() is None
-    assert read_picture(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
-    image_io._jpeg_decoder.cache_clear()
+    images._jpeg_decoder.cache_clear()
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_either_of_both(

@@ -1,4 +1,4 @@
-"""Batches of picture files, which threads of this process read, decode and resize."""
+"""Batches of image files, which threads of this process read, decode and resize."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import closing
 import numpy as np
 from torch import Tensor
 
-from vitmnist.data.channels import empty_images
 from vitmnist.data.datasets.base import Split
+from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.loaders.base import Batches
 from vitmnist.runtime.backend import one_core_each
@@ -23,7 +23,7 @@ Job = tuple[Tensor, Tensor, range]
 
 
 def read_batches(
-    source: Split, sampler: EpochSampler, number: int, start: int, *, threads: int, ahead: int, pin_memory: bool
+    source: Split, sampler: EpochSampler, epoch: int, start: int, *, threads: int, ahead: int, pin_memory: bool
 ) -> Batches:
     """The batches of an epoch on the host: uint8 images as the decoded set has them, and their labels.
 
@@ -37,7 +37,7 @@ def read_batches(
     size = 1 if is_large(source.images.shape) else GROUP
 
     def jobs() -> Iterator[Job]:
-        for indices in sampler.batches(number, start):
+        for indices in sampler.batches(epoch, start):
             rows = as_tensor(indices)
             images = empty_images(len(rows), *source.images.shape[1:], pin_memory=pin_memory)
             for first in range(0, len(rows), size):

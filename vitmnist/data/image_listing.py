@@ -1,4 +1,4 @@
-"""Finds the images of a folder, with a subfolder per class or a table of labels, and splits them."""
+"""Lists image files: of files, folders and patterns, and those of a dataset with their classes and splits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 
-from vitmnist.data.image_io import list_images, log_left_out, visible_folders
 from vitmnist.errors import ConfigError, DataError, printable
+
+# The same with every build of Pillow: what it cannot read is reported as unreadable.
+JPEG = ".jpg", ".jpeg", ".jfif"
+EXTENSIONS = (*JPEG, ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2")
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,63 @@ Pictures = list[tuple[Path, str]]
 """Files with their classes, in the order of the split."""
 Samples = list[tuple[Path, int]]
 """Files with their labels, likewise."""
+
+
+def find_images(names: Sequence[str]) -> list[Path]:
+    """The image files that files, folders and glob patterns name, each once, in this order.
+
+    Raises:
+        DataError: a folder without images, or a pattern without a match; names it.
+    """
+    images: list[Path] = []
+    left_out: Counter[str] = Counter()
+    for name in names:
+        matches = [name] if not has_magic(name) or Path(name).exists() else sorted(glob(name, recursive=True))
+        if not matches:
+            raise DataError(f"{printable(name)}: matches no file")
+        for path in map(Path, matches):
+            # A file that does not exist is named when it is read.
+            inside = list_images(path, left_out) if path.is_dir() else [path]
+            if not inside:
+                raise DataError(f"{printable(path)}: holds no picture ({', '.join(EXTENSIONS)})")
+            images += inside
+    log_left_out(left_out)
+    return list(dict.fromkeys(images))
+
+
+def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
+    """Subfolders, sorted, but hidden ones and links to a folder above, which are warned about: it has other classes."""
+    visible = sorted(name for name in names if not name.startswith("."))
+    upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
+    if upward:
+        log.warning("%s: links to a parent folder are left out: %s", printable(parent), printable(", ".join(upward)))
+    return [name for name in visible if name not in upward]
+
+
+def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
+    """The pictures in a folder and its subfolders, sorted; counts the other files by their endings in `left_out`.
+
+    Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
+    followed, each folder once: links that form a loop would never end. Hidden ones are not.
+    """
+    images, seen = [], set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(parent))
+        folders[:] = visible_folders(Path(parent), folders)
+        folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):  # as the `._NAME` of macOS
+            if not path.name.lower().endswith(EXTENSIONS):
+                left_out[path.suffix.lower()] += 1
+            elif os.path.isfile(path) or not os.path.exists(path):
+                images.append(path)
+    return sorted(images)
+
+
+def log_left_out(left_out: Counter[str]) -> None:
+    """Log how many files are no pictures by their names."""
+    if left_out:
+        counts = ", ".join(f"{count} {printable(ending) or 'without'}" for ending, count in sorted(left_out.items()))
+        log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))
 
 
 @dataclass
@@ -70,13 +131,13 @@ def find_samples(
     if alike := [name for name in classes if folded[name.casefold()] > 1]:
         log.warning("%s: classes that differ only in upper and lower case are different: %s", source, shorten(alike))
     for split, pictures in splits.items():
-        found = {name for _, name in pictures}
-        if unknown := sorted(found.difference(classes)):
+        in_split = {name for _, name in pictures}
+        if unknown := sorted(in_split.difference(classes)):
             raise DataError(
                 f"{source}: the {split} split has classes without training pictures: {shorten(unknown)}; those of the "
                 f"training split are {shorten(classes)}; rename or remove them"
             )
-        if (missing := sorted(set(classes) - found)) and not skip_unreadable:
+        if (missing := sorted(set(classes) - in_split)) and not skip_unreadable:
             raise DataError(
                 f"{source}: the {split} split lacks classes of the training split: {shorten(missing)}; add pictures of "
                 "them, or type data.dataset.skip_unreadable=true"
@@ -104,18 +165,18 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     if several := [paths for paths in named.values() if len(paths) > 1]:
         names = " and ".join(path.name for path in several[0])
         raise ConfigError(f"data.dataset.path={folder}: has {names}, which are the same split; remove or rename one")
-    found = {split: paths[0] for split, paths in named.items() if paths}
-    others = [path.name for path in subfolders if path not in found.values()]
-    if others and len(found) == 1:
-        train = found["train"]
+    folders = {split: paths[0] for split, paths in named.items() if paths}
+    others = [path.name for path in subfolders if path not in folders.values()]
+    if others and len(folders) == 1:
+        train = folders["train"]
         raise ConfigError(
             f"data.dataset.path={folder}: has a folder {train.name} with classes, but none for the test; add "
             f"{folder / 'test'}, or type data.dataset.path={train}, of which a part is then used for the test"
         )
-    log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in found.items()))
+    log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     if others:
         log.warning("%s: not used: %s", folder, shorten(others))
-    return found
+    return folders
 
 
 def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictures:
@@ -132,7 +193,7 @@ def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictur
         name = classes.setdefault(os.path.realpath(folder / parent), parent.parts[0])
         if name != parent.parts[0]:
             raise DataError(f"{folder}: the classes {name} and {parent.parts[0]} have the same folder; remove a link")
-    pictures = mixed([(folder / path, nfc(path.parts[0])) for path in paths], folder)
+    pictures = in_hash_order([(folder / path, nfc(path.parts[0])) for path in paths], folder)
     names = sorted(set(map(nfc, names)))
     if empty := sorted(set(names) - {name for _, name in pictures}):
         message = no_pictures(folder, empty, len(names))
@@ -147,9 +208,11 @@ def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
     return f"{source}: no picture in {len(empty)} of its {size} classes: {shorten(empty)}"
 
 
-def mixed(pictures: Pictures, folder: Path) -> Pictures:
+def in_hash_order(pictures: Pictures, folder: Path) -> Pictures:
     """Pictures in the order of a hash of their names, which mixes the classes and stays when others are added."""
-    return sorted(pictures, key=lambda one: hashlib.sha256(os.fsencode(nfc(str(one[0].relative_to(folder))))).digest())
+    return sorted(
+        pictures, key=lambda pair: hashlib.sha256(os.fsencode(nfc(str(pair[0].relative_to(folder))))).digest()
+    )
 
 
 def _divide(pictures: Pictures, test_share: float) -> tuple[Pictures, Pictures]:
@@ -205,7 +268,7 @@ def read_labels(
                 name, label, typed = row[names.file], row[names.label], str(row.get(names.split, "train"))
                 path = _locate(f"{name}{suffix}", folder)
                 is_below = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
-                split = next((split for split, folders in FOLDERS.items() if typed.lower() in folders), None)
+                split = next((split for split, spellings in FOLDERS.items() if typed.lower() in spellings), None)
                 problems = {
                     f"the column {names.file} is empty": not name,
                     f"the column {names.label} is empty": not label,
@@ -222,4 +285,4 @@ def read_labels(
         raise DataError(f"data.dataset.labels={labels}: cannot be read: {error}") from error
     if len({name for _, name in splits["train"]}) < 2:
         raise DataError(f"{labels}: two or more labels of training pictures are expected")
-    return {split: mixed(pictures, folder) for split, pictures in splits.items() if pictures}
+    return {split: in_hash_order(pictures, folder) for split, pictures in splits.items() if pictures}

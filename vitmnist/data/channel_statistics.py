@@ -1,4 +1,4 @@
-"""The channels of uint8 images: their place in memory, their mean and standard deviation."""
+"""Mean and standard deviation of the channels of uint8 images `[N, C, H, W]`, and the check of this layout."""
 
 from __future__ import annotations
 
@@ -12,32 +12,23 @@ import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.store.rows import is_large
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
 CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
 
 
-def empty_images(number: int, channels: int, height: int, width: int, *, pin_memory: bool = False) -> Tensor:
-    """Uninitialised uint8 `[N, C, H, W]` on the host; large images have their channels last in memory.
-
-    Decoders deliver them so, and torch resizes and mirrors bytes with vector code only then.
-    """
-    layout = torch.channels_last if is_large((height, width)) else torch.contiguous_format
-    shape = number, channels, height, width
-    return torch.empty(shape, dtype=torch.uint8, device="cpu", memory_format=layout, pin_memory=pin_memory)
-
-
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
     """Raise `DataError` if images of this shape are not `[B, C, H, W]` with `channels` channels (None: any number)."""
-    found = f"images: must be [B, C, H, W], found {list(shape)}"
+    problem = f"images: must be [B, C, H, W], found {list(shape)}"
     if len(shape) == 3:
-        raise DataError(f"{found}; images.unsqueeze(1) adds the channels, images.unsqueeze(0) makes one image a batch")
+        raise DataError(
+            f"{problem}; images.unsqueeze(1) adds the channels, images.unsqueeze(0) makes one image a batch"
+        )
     if len(shape) != 4:
-        raise DataError(found)
+        raise DataError(problem)
     plausible = CHANNELS if channels is None else (channels,)
     if shape[1] not in plausible and shape[3] in plausible:
-        raise DataError(f"{found}, with the channels last; images.permute(0, 3, 1, 2) puts them first")
+        raise DataError(f"{problem}, with the channels last; images.permute(0, 3, 1, 2) puts them first")
     if channels is not None and shape[1] != channels:
         raise DataError(
             f"images: {shape[1]} channel(s) {list(shape)}, but the mean and std are of {channels}; "

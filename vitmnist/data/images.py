@@ -1,0 +1,274 @@
+"""From an image file of any format, size and mode to uint8 pixels `[H, W, C]` of one size.
+
+Model cards quote the functions from `to_pixels` on, so these use nothing else of this project.
+"""
+
+from __future__ import annotations
+
+import stat
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+from torch import Tensor
+
+from vitmnist.errors import DataError, printable
+from vitmnist.store.rows import is_large
+
+COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
+
+_reading = threading.local()  # `path`: the file that a thread reads
+
+Pixels = NDArray[np.uint8]
+
+
+class Mode(str, Enum):
+    """The channels that images are converted to."""
+
+    grey = "grey"
+    rgb = "rgb"
+
+
+class Resize(str, Enum):
+    """How an image of any shape becomes square; see `to_pixels`."""
+
+    stretch = "stretch"
+    crop = "crop"
+    pad = "pad"
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Reads a file of any size and mode as uint8 `[H, W, C]`, by `to_pixels`, whose arguments these are."""
+
+    size: tuple[int, int]
+    mode: Mode
+    resize: Resize = Resize.stretch
+    draft: bool = False
+    max_16_bit: int = 65_535
+    range_32_bit: tuple[float, float] | None = None
+
+    def __call__(self, path: Path) -> Pixels:
+        """Raises `DataError` if the file cannot be read."""
+        with open_image(path) as (opened, content):
+
+            def decode(image: Image.Image) -> Pixels:
+                if image.format == "JPEG" and image.mode == "RGB" and (decode_jpeg := _jpeg_decoder()):
+                    with suppress(RuntimeError):  # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES
+                        return decode_jpeg(content)
+                return np.array(image)
+
+            return to_pixels(opened, **vars(self), decode=decode)
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[tuple[Image.Image, Pixels]]:
+    """An image, to be decoded inside the context, and the bytes of its file; raises `DataError` if reading fails."""
+    _reading.path = path
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
+        content = np.fromfile(path, np.uint8)
+        with Image.open(BytesIO(content.data)) as opened:
+            yield opened, content
+    except Exception as error:  # Pillow's decoders raise the errors of many libraries
+        reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
+        raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
+    finally:
+        _reading.path = None
+
+
+@contextmanager
+def file_warnings() -> Iterator[dict[Path, str]]:
+    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
+    collected: dict[Path, str] = {}
+
+    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
+        if path := getattr(_reading, "path", None):
+            collected[path] = str(message)
+        else:
+            show(message, *parts, **options)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", module="PIL", append=True)  # after filters of the user
+        show, warnings.showwarning = warnings.showwarning, collect
+        yield collected
+
+
+@cache
+def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
+    """torchvision's decoder: bytes of a file to `[H, W, 3]`; None without it, or if its pixels are not Pillow's.
+
+    It takes two thirds of Pillow's time, and does not hold Python's lock.
+    """
+    written = BytesIO()  # builds of libjpeg differ in how they round, and enlarge the colours
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)).save(written, "JPEG")
+    try:
+        from torchvision.io import decode_jpeg  # takes 1.4 s, or 0.1 s where there is an optimizer
+
+        def decode(content: Pixels) -> Pixels:
+            pixels: Tensor = decode_jpeg(torch.from_numpy(content), "RGB")
+            return pixels.permute(1, 2, 0).numpy()
+
+        is_equal = np.array_equal(decode(np.frombuffer(written.getbuffer(), np.uint8)), np.array(Image.open(written)))
+    # torchvision 0.29 says that a later release lacks the function; RuntimeError: it was built without libjpeg.
+    except (ImportError, RuntimeError, DeprecationWarning):
+        return None
+    return decode if is_equal else None
+
+
+def has_alpha(path: Path) -> bool:
+    """Whether an image has transparent pixels, which become white; raises `DataError` if it cannot be read."""
+    with open_image(path) as (image, _):
+        if image.mode[0] == "I" and "transparency" in image.info:  # Pillow makes these pixels opaque in RGBA
+            return bool((np.asarray(image) == image.info["transparency"]).any())
+        least, _ = image.convert("RGBA").getchannel("A").getextrema()
+        return image.has_transparency_data and least != 255
+
+
+def pixel_range(path: Path) -> tuple[int, float, float] | None:
+    """16 or 32 bits, and the lowest and highest value; None if an image has 8 bits or is unreadable."""
+    with suppress(DataError), open_image(path) as (image, _):  # reported when it is decoded
+        if image.mode[0] in "IF" and np.isfinite(pixels := np.asarray(image)).all():
+            return 32 if is_32_bit(image) else 16, float(pixels.min()), float(pixels.max())
+    return None
+
+
+def is_colour(path: Path, reader: ImageReader) -> bool:
+    """Whether an image shows colour; many grey ones are stored with three channels."""
+    pixels = replace(reader, size=(64, 64), mode=Mode.rgb, resize=Resize.stretch, draft=True)(path)
+    return bool(np.ptp(pixels, axis=2).max() > COLOUR_THRESHOLD)
+
+
+def to_tensor(image: Image.Image | Pixels) -> Tensor:
+    """The pixels `[C, H, W]` of an image or of an array `[H, W]` or `[H, W, C]`, a copy; uint8 for 8-bit modes."""
+    pixels = np.array(image)  # as torchvision's pil_to_tensor; importing that takes 1.4 s
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+def empty_images(count: int, channels: int, height: int, width: int, *, pin_memory: bool = False) -> Tensor:
+    """Uninitialised uint8 `[N, C, H, W]` on the host; large images have their channels last in memory.
+
+    Decoders deliver them so, and torch resizes and mirrors bytes with vector code only then.
+    """
+    layout = torch.channels_last if is_large((height, width)) else torch.contiguous_format
+    shape = count, channels, height, width
+    return torch.empty(shape, dtype=torch.uint8, device="cpu", memory_format=layout, pin_memory=pin_memory)
+
+
+def to_pixels(
+    opened: Image.Image,
+    size: tuple[int, int],
+    mode: str,
+    resize: str,
+    draft: bool,
+    max_16_bit: int = 65_535,
+    range_32_bit: tuple[float, float] | None = None,
+    decode: Callable[[Image.Image], NDArray[np.uint8]] = np.array,
+) -> NDArray[np.uint8]:
+    """The pixels of an opened image, upright, uint8 `[H, W, C]` of (width, height); transparent ones become white.
+
+    Args:
+        mode: grey or rgb.
+        resize: stretch; crop: the shorter side fits, the centre is taken; pad: the longer side fits, the rest is black.
+        draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
+        max_16_bit: the value of 16-bit pixels that becomes white.
+        range_32_bit: the values of int32 and float pixels that become black and white; None: they are refused.
+        decode: makes uint8 `[H, W]` or `[H, W, C]` of an image at scale 1; the same pixels as `np.array`.
+    """
+    (orientation, to_size), full_size = stored_size(opened, size, resize), opened.size
+    drafted = opened.draft(None, (2 * to_size[0], 2 * to_size[1])) if draft else None
+    if opened.size != full_size:
+        decode = np.array
+    image: Image.Image = opened
+    if image.mode[0] in "IF":
+        image = to_8_bit(image, max_16_bit, range_32_bit)
+    if image.has_transparency_data:
+        background = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(background, image.convert("RGBA"))
+    target = "L" if mode == "grey" else "RGB"
+    if image.mode != target:  # a copy holds Python's lock, for which other threads wait
+        image = image.convert(target)
+    # Half of 375 rows is 187.5, stored as 188. Resized from all 188, images of 500×375 differ from full
+    # decoding by 1.2 at 64×64, instead of 0.3.
+    if drafted and drafted[1] != (0, 0, *image.size):
+        pixels = np.array(image.resize(to_size, Image.Resampling.BILINEAR, drafted[1]))
+        pixels = pixels.reshape(*pixels.shape[:2], -1)
+    else:
+        pixels = decode(image)
+        orientation, to_size = stored_size(opened, size, resize)  # by now Pillow's TIFF reader has turned it upright
+        pixels = resized(pixels, to_size)
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    top, left = (round((side - to) / 2) for side, to in zip(pixels.shape[:2], size[::-1], strict=True))
+    if resize == "crop":
+        pixels = pixels[top : top + size[1], left : left + size[0]]
+    if resize == "pad":
+        bottom, right = (to - side for side, to in zip(pixels.shape[:2], size[::-1], strict=True))
+        pixels = np.pad(pixels, ((-top, bottom + top), (-left, right + left), (0, 0)))
+    return np.ascontiguousarray(pixels)
+
+
+def stored_size(opened: Image.Image, size: tuple[int, int], resize: str) -> tuple[int, tuple[int, int]]:
+    """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
+    orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
+    to_size = fitted(opened.size, size[::-1] if orientation in (5, 6, 7, 8) else size, resize)
+    if max(*opened.size, *to_size) > 65_535:  # as of a JPEG file; to resize a longer side takes seconds
+        raise ValueError(f"{opened.width}×{opened.height} pixels are more than 65535 on a side")
+    return orientation, to_size
+
+
+def fitted(size: tuple[int, int], to: tuple[int, int], resize: str) -> tuple[int, int]:
+    """The (width, height) to which an image is resized: `to`, or as large as it covers `to` or fits into it."""
+    if resize == "stretch":
+        return to
+    (width, height), (to_width, to_height) = size, to
+    if (height * to_width >= width * to_height) == (resize == "crop"):
+        return to_width, max(1, height * to_width // width)
+    return max(1, width * to_height // height), to_height
+
+
+def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Pixels uint8 `[H, W]` or `[H, W, C]`, resized to (width, height) by torch, in a third of Pillow's time.
+
+    Pillow's own `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
+    """
+    # First a batch, then channels first: the other way round torch does not see that the channels are last in memory,
+    # and takes two to three times as long.
+    images = torch.from_numpy(pixels).view(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
+    return F.interpolate(images, size[::-1], mode="bilinear", antialias=True)[0].permute(1, 2, 0).numpy()
+
+
+def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, float] | None) -> Image.Image:
+    """A grey image of 16 or 32 bits, which Pillow would clip at 255; white where a 16-bit PNG is transparent."""
+    pixels = np.asarray(image).astype(np.float64)
+    if not np.isfinite(pixels).all():
+        raise ValueError("some of its pixels are not finite")
+    if not (limits := range_32_bit if is_32_bit(image) else (0, max_16_bit)):
+        raise ValueError("int32 and float pixels need data.dataset.range_32_bit=[BLACK,WHITE] in training")
+    low, high = limits
+    scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)
+    scaled[pixels == image.info.get("transparency", np.nan)] = 255
+    return Image.fromarray(scaled.astype(np.uint8))
+
+
+def is_32_bit(image: Image.Image) -> bool:
+    """Whether an image has int32 or float pixels; Pillow gives those of 16-bit PGM files as int32, up to 65,535."""
+    return image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
