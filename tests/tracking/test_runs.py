@@ -13,12 +13,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from vitmnist.report.grouping import compare
+from vitmnist.report.table import as_csv
 
 from tests.support.records import compared, epoch, rows, run
 from vitmnist.cli import status
 from vitmnist.errors import DataError
-from vitmnist.report.grouping import compare
-from vitmnist.report.table import as_csv
 from vitmnist.report.write import as_markdown, as_text
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import Run, find_runs, read_run

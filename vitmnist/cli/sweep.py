@@ -29,7 +29,7 @@ from vitmnist.cli.start import RECORDS, Start, import_run
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
-from vitmnist.errors import ConfigError, ExitCode, MissingExtraError, TrainingError
+from vitmnist.errors import ConfigError, DataError, ExitCode, MissingExtraError, TrainingError
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
@@ -158,8 +158,6 @@ class Job:
             log.info("job %s: %s", job.job.num, error)
         except Exception as error:
             self._record(error, composed, folder, overrides)
-        finally:
-            _write_report(Path(job.runtime.cwd, job.sweep.dir), with_chart=False)
         if stop.is_orphan:
             os._exit(ExitCode.UNFINISHED)  # a process of joblib waits for further jobs for five minutes
         return None
@@ -201,14 +199,14 @@ def _reported(folder: Path, job: Job) -> Iterator[None]:
     stop: Any = job.stop
     try:
         yield
-    except Exception as error:
-        if stop.request:  # the signal ends a process of joblib that has no job yet
-            raise interruption(stop.request) from error
-        raise
+    except (Exception, RunInterrupted) as error:
+        if not stop.request:
+            raise
+        _write_report(folder)
+        raise interruption(stop.request) from error  # the signal ends a process of joblib that has no job yet
+    _write_report(folder)
     if stop.request:
         raise interruption(stop.request)
-    if text := _write_report(folder, with_chart=True):
-        log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
     jobs = [read_run(job) for job in (begun | {job.resolve(): job for job in find_runs([folder])}).values()]
     failed = {
@@ -234,15 +232,14 @@ def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     return [key for key, value in recorded.items() if key in now and key != "resume" and now[key] != value]
 
 
-def _write_report(folder: Path, with_chart: bool) -> str | None:
-    """Write the report of a sweep so far; returns it as text, or None if it could not be written.
-
-    The chart is drawn once, at the end: importing matplotlib can take longer than a short job.
-    """
-    from vitmnist.report.write import as_text, write_report
+def _write_report(folder: Path) -> None:
+    """Write the report of a sweep, and log it as text; an error is logged too."""
+    from vitmnist.report.write import as_text, write_report  # imports matplotlib, which takes a second
 
     try:
-        return as_text(write_report([folder], folder, with_chart=with_chart))
+        text = as_text(write_report([folder], folder))
+        log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
+    except DataError:
+        log.info("no job has begun, so there is no report")
     except Exception as error:  # `vitmnist report` can write it later
         log.error("the report could not be written: %s", error)
-        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
@@ -53,9 +54,14 @@ def value_text(value: Any) -> str:
 def trainer_label(values: Mapping[str, Any]) -> str:
     """A short name of a `trainer` section: the closest member of the group and what differs, as `plain, fused=true`."""
     labels = []
-    for file in sorted((CONF / "trainer").glob("*.yaml")):
-        member: Any = OmegaConf.to_container(OmegaConf.load(file))
+    for name, member in _trainers().items():
         changed = {key: value for key, value in values.items() if value != member.get(key)}
         changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
-        labels.append((len(changes), ", ".join([file.stem, *changes])))
+        labels.append((len(changes), ", ".join([name, *changes])))
     return min(labels)[1]
+
+
+@cache
+def _trainers() -> dict[str, Any]:
+    """The members of the group `trainer`, by name."""
+    return {file.stem: OmegaConf.load(file) for file in sorted((CONF / "trainer").glob("*.yaml"))}
