@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import CallHere, Printed, Train
 from tests.support.pictures import write_pictures
 from vitmnist.cli import evaluate, export, report, status
-from vitmnist.cli.invocation import parse
+from vitmnist.cli.arguments import parse
 
 
 def popen(marker: Path) -> str:

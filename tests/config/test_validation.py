@@ -27,7 +27,7 @@ from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models.base import MODELS
-from vitmnist.optim.base import SCHEDULES
+from vitmnist.optim.schedules import SCHEDULES
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in registries())
@@ -112,14 +112,7 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
         (["optimizer.lr=0.0010912345678", "epochs=123456789"], "lr0.00109-epochs123456789"),
         (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-basedisk"),
         (["data.root=/some/where", "model.x=a b/c", "~model"], "xa_b_c-no_model"),
-        (
-            [f"+option{number}={'y' * 20}" for number in range(8)] + ["optimizer.lr=0.0010912345678", "seed=12"],
-            "op_yyyy-" * 8 + "lr0.00109-seed12",
-        ),
-        (
-            ["data.dataset.path=/data/pictures/of/flowers/and/of/many/trees", "model=cnn", f"+x={'y' * 40}", "seed=7"],
-            "path_data_p_wers_and_of_many_trees-cnn-xyyyyyyyyyy_yyyyyyyyyyyyyyyyyyyyyy-seed7",
-        ),
+        (["init=" + "y" * 90], "init" + "y" * 76),
     ],
 )
 def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:

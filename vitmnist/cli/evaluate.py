@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
+from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
-from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset

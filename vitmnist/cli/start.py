@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from vitmnist.cli.arguments import check_name
 from vitmnist.cli.command import end
 from vitmnist.cli.messages import describe
-from vitmnist.cli.overrides import check_name
 from vitmnist.errors import ConfigError, described
 from vitmnist.runtime.failures import Failure
 from vitmnist.runtime.files import display_path, locked

@@ -10,8 +10,8 @@ import logging
 import multiprocessing
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -21,10 +21,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from vitmnist.cli.arguments import Arguments, quoted, without_keys
 from vitmnist.cli.command import program
-from vitmnist.cli.invocation import Invocation
 from vitmnist.cli.messages import describe
-from vitmnist.cli.overrides import key_of, quoted
 from vitmnist.cli.start import RECORDS, Start, import_run
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -42,19 +41,16 @@ log = logging.getLogger(__name__)
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_rounds.RoundsSweeper"
 
 
-def prepare_sweep(
-    start: Start, composed: DictConfig, invocation: Invocation, multirun: Callable[..., object]
-) -> Callable[[], object] | None:
-    """Check a sweep and lock its folder; report on it when `start` ends.
+def run_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun: Callable[..., object]) -> None:
+    """Lock the folder of a sweep, run its jobs, and report on them.
 
     Args:
         multirun: of Hydra, which gets the jobs and the overrides.
 
-    Returns:
-        What runs the jobs; None if nothing is left to do.
-
     Raises:
         ConfigError: the command line or the folder cannot be used.
+        TrainingError: names the jobs that failed, with the exit code that they have in common, or 1.
+        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
     if launched():
         raise ConfigError(
@@ -62,36 +58,46 @@ def prepare_sweep(
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     searched_metric(composed)  # raises an error for another name
-    folder, given = Path(composed.hydra.sweep.dir), _repeats(composed)
-    overrides = [*invocation.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
+    folder, repeats = Path(composed.hydra.sweep.dir), _repeats(composed)
+    overrides = [*arguments.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
     if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
         raise MissingExtraError("hydra/sweeper=optuna", "search")
-    if given > 1:
+    if repeats > 1:
         if _is_search(composed.hydra):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
-        overrides = [f"repeat={','.join(map(str, range(1, given + 1)))}", *overrides, ROUNDS]
+        overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
     refused = () if composed.resume == "auto" else (JOURNAL, *(f"**/{pattern}" for pattern in RECORDS))
     start.hold(folder, "hydra.sweep.dir", refused)
-    start.hint = partial(_hint, folder, invocation.arguments)
+    start.hint = partial(_hint, folder, arguments.typed)
     if _is_parallel(composed.hydra):
         start.stop.lead()
     job = Job(start.stop)
-    start.held.enter_context(_reported(folder, job))
-    return partial(multirun, job, overrides)
+    try:
+        multirun(job, overrides)
+    except (Exception, RunInterrupted) as error:
+        if not start.stop.request:
+            raise
+        _write_report(folder)
+        raise interruption(start.stop.request) from error  # the signal ends a process of joblib that has no job yet
+    _write_report(folder)
+    if start.stop.request:
+        raise interruption(start.stop.request)
+    _check_jobs(folder, job.unrecorded)
 
 
 def _repeats(composed: DictConfig) -> int:
     """How many rounds were typed; raises `ConfigError` if that is not one positive number."""
-    given = [one.partition("=")[2] for one in composed.hydra.overrides.task if one.startswith("repeats=")]
-    if composed.repeats < 1 or (given and given[-1] != str(composed.repeats)):
-        raise ConfigError(f"repeats={given[-1] if given else composed.repeats}: must be one whole number, at least 1")
+    typed = [text.partition("=")[2] for text in composed.hydra.overrides.task if text.startswith("repeats=")]
+    value = typed[-1] if typed else str(composed.repeats)
+    if composed.repeats < 1 or value != str(composed.repeats):
+        raise ConfigError(f"repeats={value}: must be one whole number, at least 1")
     return int(composed.repeats)
 
 
 def _hint(folder: Path, typed: list[str]) -> str:
     """The end of a message about an interruption: how the same command continues."""
     shown = display_path(folder)
-    kept = [one for one in typed if key_of(one) not in ("resume", "hydra.sweep.dir")]
+    kept = without_keys(typed, ["resume", "hydra.sweep.dir"])
     same = shlex.join([*kept, f"hydra.sweep.dir={shown}", "resume=auto"])
     return f"; results: {shown}, resume with\n    {program()} {same}"
 
@@ -135,7 +141,7 @@ class Job:
             return before.quality(searched_metric(composed).name)
         if before.status == "failed" and not differing and _is_search(job):  # so does its trial, which counts
             return None
-        overrides = [one for one in job.overrides.task if key_of(one) != "resume"]
+        overrides = without_keys(list(job.overrides.task), ["resume"])
         try:
             gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
             if stop.request:  # received too late to stop the previous job
@@ -188,38 +194,21 @@ def _stop_signal_of_launcher() -> StopSignal:
     return stop
 
 
-@contextmanager
-def _reported(folder: Path, job: Job) -> Iterator[None]:
-    """Report on a sweep at the end of the block.
-
-    Raises:
-        TrainingError: names the jobs that failed, with the exit code that they have in common, or 1.
-        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
-    """
-    stop: Any = job.stop
-    try:
-        yield
-    except (Exception, RunInterrupted) as error:
-        if not stop.request:
-            raise
-        _write_report(folder)
-        raise interruption(stop.request) from error  # the signal ends a process of joblib that has no job yet
-    _write_report(folder)
-    if stop.request:
-        raise interruption(stop.request)
+def _check_jobs(folder: Path, unrecorded: list[str]) -> None:
+    """Raise `TrainingError` for the jobs of a sweep that failed, or `RunInterrupted` for those that are unfinished."""
     begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
-    jobs = [read_run(job) for job in (begun | {job.resolve(): job for job in find_runs([folder])}).values()]
+    runs = [read_run(job) for job in (begun | {job.resolve(): job for job in find_runs([folder])}).values()]
     failed = {
-        one.folder.name: one.result.get("exit_code") or ExitCode.FAILED
-        for one in jobs
-        if one.status not in ("completed", "interrupted", "running")
-    } | dict.fromkeys(job.unrecorded, ExitCode.FAILED)
+        run.folder.name: run.result.get("exit_code") or ExitCode.FAILED
+        for run in runs
+        if run.status not in ("completed", "interrupted", "running")
+    } | dict.fromkeys(unrecorded, ExitCode.FAILED)
     if failed:
-        failure = TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
+        failure = TrainingError(f"{len(failed)} of {len(runs)} jobs failed: {', '.join(failed)}")
         failure.exit_code = min(failed.values()) if len(set(failed.values())) == 1 else ExitCode.FAILED
         raise failure
-    if unfinished := [one.folder.name for one in jobs if one.status in ("interrupted", "running")]:
-        raise RunInterrupted(f"{len(unfinished)} of {len(jobs)} jobs are unfinished: {', '.join(unfinished)}")
+    if unfinished := [run.folder.name for run in runs if run.status in ("interrupted", "running")]:
+        raise RunInterrupted(f"{len(unfinished)} of {len(runs)} jobs are unfinished: {', '.join(unfinished)}")
 
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:

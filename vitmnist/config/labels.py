@@ -10,38 +10,25 @@ from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 
-from vitmnist.config import CONF
+from vitmnist.config import CONF, is_group
 
 
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
     """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
 
-    In a name above 80 characters the longest parts lose their middles, so that it still has every key and number.
+    It is cut to 80 characters; the folder's number or token tells jobs apart.
     """
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
     parts = []
     for override in overrides:
         name, _, value = override.lstrip("+~").partition("=")
-        is_group = "/" in name or (CONF / name).is_dir()
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats", "resume"):
-            parts.append(value if is_group and "@" not in name else f"{short}{value_text(value)}")
-    parts = [re.sub(r"[^\w.+-]+", "_", part) for part in parts]
-    longest = max(map(len, parts), default=0)
-    while len(label := "-".join(_shortened(part, longest) for part in parts)) > 80 and longest > 3:
-        longest -= 1
-    return label[:80] or "defaults"
-
-
-def _shortened(part: str, length: int) -> str:
-    """A part cut to `length` characters, of which most are its end, where values differ; but a number is not cut."""
-    number = re.search(r"[-+\d.e]*$", part)[0]  # type: ignore[index]  # it may be empty
-    head = length // 3
-    short = f"{part[:head]}_{part[-max(length - head - 1, len(number)) :]}"
-    return short if len(short) < len(part) else part
+            parts.append(value if is_group(name) and "@" not in name else f"{short}{value_text(value)}")
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 
 
 def value_text(value: Any) -> str:
