@@ -22,11 +22,11 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses.base import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
-from vitmnist.training.compilation import compile_step
+from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.schedules import build_schedule
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import IGNORED, TrainStep
+from vitmnist.training.step import IGNORED, TrainStep, compile_step
 from vitmnist.training.step_options import StepConfig
 
 CPU = torch.device("cpu")

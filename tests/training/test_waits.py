@@ -14,8 +14,8 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.losses.base import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.base import OPTIMIZERS
 from vitmnist.optim.ema import EMA
+from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig

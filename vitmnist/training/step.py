@@ -1,10 +1,13 @@
-"""One training step: forward, backward, optimizer, averaged weights, schedule."""
+"""One training step, eager or compiled: forward, backward, optimizer, averaged weights, schedule."""
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +18,16 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
+from vitmnist.data.seeding import preserved_generators
+from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses.base import Loss
 from vitmnist.metrics.base import batch_metrics
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.step_options import StepConfig
+
+log = logging.getLogger(__name__)
 
 IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
 
@@ -84,7 +91,7 @@ class TrainStep:
         """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes."""
         self.eager = ModelAndLoss(model, preprocess, config.precision, loss)
         self.forward: nn.Module = self.eager
-        """Model and loss: eager or compiled (`vitmnist.training.compilation`), with several ranks wrapped by DDP."""
+        """Model and loss: eager or compiled (`compile_step`), with several ranks wrapped by DDP."""
         self.mixed = preprocess.mixed_on_floats
         """Eager or compiled, if the augmentation mixes images."""
         self._batch_size, self._clip_norm = batch_size, clip_norm
@@ -225,6 +232,66 @@ class ModelAndLoss(nn.Module):
         loss = self._loss(logits, labels if targets is None else targets)
         logits = logits.detach()
         return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
+
+
+def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepConfig:
+    """Compile a step if configured, for what the loader delivers: uint8 or float32.
+
+    Drops the step's gradients, and restores the model's buffers and the random generators.
+
+    Returns:
+        The options: with `compile=False` if it was `auto` and failed. The step is then eager.
+
+    Raises:
+        ConfigError: `trainer.compile=true` failed.
+    """
+    if not config.compile:
+        return config
+    if not step.compile_s:
+        log.info("compiling the step, which may take a minute")
+    keys = next(step.preprocess.keys(loader.sampler, 0))
+    with closing(loader.epoch(0)) as batches:
+        images, labels = next(batches)
+    batch = images, labels, keys, len(labels)
+    started = time.perf_counter()
+    with preserved_generators(step.device), preserved_buffers(step.model):
+        if step.forward is step.eager:
+            # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
+            step.forward_backward(*batch)
+            step.forward = torch.compile(step.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            step.mixed = torch.compile(step.mixed, fullgraph=True, dynamic=False)
+            step.pad = True
+        try:
+            try:
+                step.forward_backward(*batch)  # reuses what earlier jobs of a sweep have compiled
+            except Exception:
+                torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
+                step.forward_backward(*batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # dynamo and inductor raise many types
+            step.forward, step.mixed, step.pad = step.eager, step.preprocess.mixed_on_floats, False
+            reason = f"failed: {first_line(error)}"
+            if "compile" not in config.reasons:
+                raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error
+            log.info("trainer.compile=false: %s", reason)
+            return replace(config, compile=False, reasons={**config.reasons, "compile": reason})
+        finally:
+            step.model.zero_grad()
+    step.compile_s += time.perf_counter() - started
+    return config
+
+
+@contextmanager
+def preserved_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model on exit, such as the statistics of batch normalisation."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), before, strict=True):
+                buffer.copy_(value)
 
 
 def _padded(tensor: Tensor, missing: int, fill: int = 0) -> Tensor:

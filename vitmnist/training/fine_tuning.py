@@ -1,4 +1,4 @@
-"""Loads the weights that `init` names into a model that is built."""
+"""Fine-tuning: the weights that `init` names, and other learning rates for the parameters that `lr_scale` names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from vitmnist.errors import ConfigError, listed
 
 log = logging.getLogger(__name__)
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 PREFIXES = ({"module"}, {"_orig_mod"}, {"model"}, {"backbone"})
 """The first part of all names of a network within DataParallel, `torch.compile`, Lightning's modules and others."""
 
@@ -62,3 +64,54 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> str:
     return str(list(weights[name].shape)) if name in weights else "missing"
+
+
+def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float]) -> list[nn.Module]:
+    """Multiply the learning rates of an optimizer that has done no step, and freeze the parameters of factor 0.
+
+    The optimizer's groups are divided, so that their other options, such as weight decay, stay as they are.
+
+    Args:
+        factors: by pattern of the parameters' names; the last one that fits counts, and without one 1.
+
+    Returns:
+        The batch normalisations that are frozen, whose statistics must not move either.
+
+    Raises:
+        ConfigError: a pattern fits no parameter, or all are frozen.
+    """
+    if not factors:
+        return []
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for pattern in factors:
+        if not any(fnmatchcase(name, pattern) for name in names.values()):
+            raise ConfigError(
+                f"lr_scale: {pattern!r} fits no parameter; those of the model are {listed(names.values())}"
+            )
+
+    def factor_of(name: str) -> float:
+        return next((one for pattern, one in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)
+
+    def is_frozen(name: str, norm: nn.Module) -> bool:
+        own = [one for one, _ in norm.named_parameters()] or ["running_mean"]  # without parameters, by its statistics
+        return not any(factor_of(f"{name}.{one}") for one in own)
+
+    groups = []
+    for group in optimizer.param_groups:
+        by_factor: dict[float, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_factor.setdefault(factor_of(names[parameter]), []).append(parameter)
+        groups += [
+            {**group, "params": parameters, "lr": factor * group["lr"]}
+            for factor, parameters in by_factor.items()
+            if factor
+        ]
+    if not groups:
+        raise ConfigError(f"lr_scale={dict(factors)}: freezes all parameters; leave some of them to train")
+    optimizer.param_groups[:] = groups
+    for parameter, name in names.items():
+        if not factor_of(name):
+            parameter.requires_grad_(False)
+    return [
+        module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS) and is_frozen(name, module)
+    ]
