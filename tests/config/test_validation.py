@@ -27,7 +27,6 @@ from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models.base import MODELS
-from vitmnist.optim.schedules import SCHEDULES
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in registries())
@@ -61,12 +60,11 @@ def test_a_module_is_found_by_being_in_its_package(tmp_path: Path) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "vitmnist"]:
             del sys.modules[name]
         sys.path.insert(0, str(tmp_path))
-        for registry in (OPERATIONS, *REGISTRIES):
-            copied = vars(import_module(f"{registry.package}.base")).values()
-            (copy,) = [one for one in copied if getattr(one, "group", None) == registry.group]
-            assert f"{registry.package}.added" not in sys.modules or registry is SCHEDULES  # imported when asked for
+        copies = [registry for _, registry in import_module("vitmnist.config.schema").registries()]
+        for copy in (import_module("vitmnist.augment.base").OPERATIONS, *copies):
+            assert f"{copy.package}.added" not in sys.modules or copy.group == "schedule"  # imported when asked for
             copy.names()
-            assert f"{registry.package}.added" in sys.modules
+            assert f"{copy.package}.added" in sys.modules
 
     process = fork(import_copy)
     process.join()

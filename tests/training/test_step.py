@@ -238,8 +238,7 @@ def test_gradients_are_clipped_before_the_optimizer_and_after_they_are_logged(ti
     norms = {}
     for clip_norm in (None, 1e-3):
         step = make_step(tiny, clip_norm=clip_norm, **options)
-        step.on_gradients = lambda step: norms.__setitem__("logged", norm_of(step.model))
-        step(*batch_of(tiny, step, BATCH), BATCH)
+        step(*batch_of(tiny, step, BATCH), BATCH, lambda step: norms.__setitem__("logged", norm_of(step.model)))
         norms[clip_norm] = norm_of(step.model)
     assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
     assert norms["logged"] == norms[None] > 1e-2

@@ -50,9 +50,9 @@ def predict(
                 if warning := "; ".join([*warned.values()] + [TRANSPARENT] * is_transparent):
                     rows[path]["warning"] = warning
                 images[path] = to_tensor(ImageOps.invert(image) if invert else image)
-                if (found := tuple(images[path].shape)) != trained.shape:  # a custom reader may differ
+                if (shape := tuple(images[path].shape)) != trained.shape:  # a custom reader may differ
                     del images[path]
-                    raise DataError(f"{printable(path)}: is read as {found}, and the model takes {trained.shape}")
+                    raise DataError(f"{printable(path)}: is read as {shape}, and the model takes {trained.shape}")
             except DataError as error:
                 rows[path]["error"] = str(error)
         if images:

@@ -101,18 +101,18 @@ class Differences(Generic[T]):
             {name: {key: math.log(time) for key, time in row.items() if time > 0} for name, row in times.items()}
         )
 
-    def get(self, one: T, other: T) -> Difference | None:
+    def get(self, first: T, second: T) -> Difference | None:
         """The difference of two configurations; None if they are the same, unknown, or have no common block."""
-        if one is other or one not in self._index or other not in self._index:
+        if first is second or first not in self._index or second not in self._index:
             return None
-        pair = self._index[one], self._index[other]
+        pair = self._index[first], self._index[second]
         mean, margin, count = float(self._means[pair]), float(self._margins[pair]), int(self._counts[pair])
         interval = (mean - margin, mean + margin) if math.isfinite(margin) else (None, None)
         return Difference(mean, count, *interval) if count else None
 
-    def ratio(self, one: T, other: T) -> Ratio | None:
+    def ratio(self, first: T, second: T) -> Ratio | None:
         """As `get`, of logarithms."""
-        if not (logs := self.get(one, other)):
+        if not (logs := self.get(first, second)):
             return None
         low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
         return Ratio(math.exp(logs.mean), logs.blocks, low, high)

@@ -91,7 +91,7 @@ def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, wh
     elif all(ratio and ratio.low is not None for ratio in pairs):
         verdict = f"No difference between {noun}s is distinguishable from noise{where}"
     ratios = {row: ratio for row in others if (ratio := comparison.ratio(row, best))}
-    is_fastest = len(ratios) == len(others) and all(one.is_difference and one.mean > 1 for one in ratios.values())
+    is_fastest = len(ratios) == len(others) and all(ratio.is_difference and ratio.mean > 1 for ratio in ratios.values())
     name, *names = loader_names([best, *ratios])
     relative = ", ".join(f"{other} {ratio}" for other, ratio in zip(names, ratios.values(), strict=True))
     if noun == "configuration":

@@ -30,21 +30,21 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
     Raises:
         ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
     """
-    own = model.state_dict()
-    while not own.keys() & weights.keys() and {name.partition(".")[0] for name in weights} in PREFIXES:
+    state = model.state_dict()
+    while not state.keys() & weights.keys() and {name.partition(".")[0] for name in weights} in PREFIXES:
         log.info("init: all names begin with %s., which is left out", next(iter(weights)).partition(".")[0])
         weights = {name.partition(".")[2]: value for name, value in weights.items()}
-    if not own.keys() & weights.keys():
+    if not state.keys() & weights.keys():
         parts = [f"{name}." for name, _ in model.named_children()]
-        part = next((part for part in parts if any(part + name in own for name in weights)), "")
+        part = next((part for part in parts if any(part + name in state for name in weights)), "")
         weights = {part + name: value for name, value in weights.items()}
-    every = own.keys() | weights.keys()
+    every = state.keys() | weights.keys()
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in every):
-            raise ConfigError(f"init_skip: {pattern!r} fits no weight; those of the model are {listed(own)}")
-    same = {name: value for name, value in weights.items() if name in own and value.shape == own[name].shape}
+            raise ConfigError(f"init_skip: {pattern!r} fits no weight; those of the model are {listed(state)}")
+    same = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
     differing = [
-        f"{name} ({_shape(weights, name)} in init, {_shape(own, name)} in the model)"
+        f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
         for name in sorted(every - same.keys())
         if not any(fnmatchcase(name, pattern) for pattern in skip)
     ]
@@ -59,7 +59,7 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
             "set init=null, or name other weights"
         )
     model.load_state_dict(same, strict=False)
-    log.info("started from %d of %d weights of init; the model has %d", len(same), len(weights), len(own))
+    log.info("started from %d of %d weights of init; the model has %d", len(same), len(weights), len(state))
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> str:
@@ -90,11 +90,12 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
             )
 
     def factor_of(name: str) -> float:
-        return next((one for pattern, one in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)
+        return next((factor for pattern, factor in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)
 
     def is_frozen(name: str, norm: nn.Module) -> bool:
-        own = [one for one, _ in norm.named_parameters()] or ["running_mean"]  # without parameters, by its statistics
-        return not any(factor_of(f"{name}.{one}") for one in own)
+        # One without parameters is frozen by the name of its statistics.
+        parts = [part for part, _ in norm.named_parameters()] or ["running_mean"]
+        return not any(factor_of(f"{name}.{part}") for part in parts)
 
     groups = []
     for group in optimizer.param_groups:

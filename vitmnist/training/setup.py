@@ -184,7 +184,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
     """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
     try:
         with torch.no_grad():
-            found = model.eval()(images)  # in this mode, no state changes and no random number is drawn
+            logits = model.eval()(images)  # in this mode, no state changes and no random number is drawn
     except Exception as error:  # of any type: the model's code
         if classify(error).is_user_error:
             raise
@@ -193,8 +193,8 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
         ) from error
     model.train()
-    if not isinstance(found, Tensor) or found.shape != (len(images), classes):
-        shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
+        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
             f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
             f"[{len(images)}, {classes}]"

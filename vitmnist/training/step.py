@@ -77,14 +77,12 @@ class TrainStep:
         self._frozen_norms = frozen_norms
         self.train_mode()  # the mode in which the step is compiled
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self.steps = 0
+        """Steps done since the beginning of the run."""
         self._begin_step(0)
         self.device = preprocess.mean.device
         # The fewest microbatches of at most micro_batch images, all of nearly the same size.
         self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
-        self.on_gradients: Callable[[TrainStep], object] = lambda step: None
-        """Called in each step, once the gradients are complete."""
-        self.steps: int
-        """Steps done since the beginning of the run."""
         self.compile_s = 0.0
         """Seconds spent on compilation."""
         self.pad = False
@@ -126,10 +124,21 @@ class TrainStep:
             for number, ((images, labels), keys) in enumerate(batches, start)
         )
 
-    def __call__(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> Sums:
-        """Train on a batch, without waiting for the device; the arguments are those of `forward_backward`."""
+    def __call__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        keys: Tensor | None,
+        size: int,
+        on_gradients: Callable[[TrainStep], object] = lambda step: None,
+    ) -> Sums:
+        """Train on a batch, without waiting for the device; the arguments are those of `forward_backward`.
+
+        Args:
+            on_gradients: called once the gradients are complete.
+        """
         sums = self.forward_backward(images, labels, keys, size)
-        self.on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
+        on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
@@ -169,7 +178,7 @@ class TrainStep:
         for start in range(0, number, self.microbatch_size):
             rows = slice(start, start + self.microbatch_size)
             with no_sync() if rows.stop < number else nullcontext():  # all-reduce once, with the last one
-                inputs, input_keys, *others = (None if one is None else one[rows] for one in tensors)
+                inputs, input_keys, *others = (None if tensor is None else tensor[rows] for tensor in tensors)
                 part = self.forward(*self.preprocess.on_bytes(inputs, input_keys), *others)  # type: ignore[arg-type]
                 loss = part["loss"] / size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
@@ -199,11 +208,11 @@ class TrainStep:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()  # creates the optimizer's state, to check the saved one against
         self.model.zero_grad()
-        own, saved = self.optimizer.state_dict(), state["optimizer"]
-        _check_optimizer_state(saved["state"], own["state"])
+        current, saved = self.optimizer.state_dict(), state["optimizer"]
+        _check_optimizer_state(saved["state"], current["state"])
         self.model.load_state_dict(state["model"])
         # The options of the groups follow from the configuration, and their learning rates from the step.
-        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
+        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": current["param_groups"]})
         self._begin_step(int(state["schedule"]["last_epoch"]))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
@@ -298,12 +307,12 @@ def _padded(tensor: Tensor, missing: int, fill: int = 0) -> Tensor:
     return F.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, missing], value=fill)
 
 
-def _check_optimizer_state(saved: dict[int, dict[str, Any]], own: dict[int, dict[str, Any]]) -> None:
+def _check_optimizer_state(saved: dict[int, dict[str, Any]], current: dict[int, dict[str, Any]]) -> None:
     """Raise `ValueError` for a tensor of another shape or dtype: torch loads it, and fused AdamW ends with SIGSEGV.
 
     What was saved lacks parameters that never had a gradient.
     """
     for key, state in saved.items():
-        for name, value in own[key].items():
+        for name, value in current[key].items():
             if isinstance(value, Tensor) and (state[name].shape, state[name].dtype) != (value.shape, value.dtype):
                 raise ValueError(f"optimizer state {key}, {name}: {list(state[name].shape)} of {state[name].dtype}")

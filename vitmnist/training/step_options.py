@@ -44,8 +44,8 @@ class StepConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StepConfig:
         """From `to_dict()`, also that of an earlier version with more options."""
-        known = {name: values[name] for name in cls.__dataclass_fields__}
-        return cls(**{**known, "precision": Precision(values["precision"])})
+        options = {name: values[name] for name in cls.__dataclass_fields__}
+        return cls(**{**options, "precision": Precision(values["precision"])})
 
     def describe(self) -> str:
         """A line for each value that was `auto`."""
@@ -83,9 +83,9 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
             + (" (as a CPU measured it)" if is_cuda else ""),
         ),
     }
-    given = {key: getattr(config, key) for key in rules}
-    resolved = {key: rules[key][0] if value == "auto" else value for key, value in given.items()}
-    return StepConfig(**resolved, reasons={key: rules[key][1] for key, value in given.items() if value == "auto"})
+    configured = {key: getattr(config, key) for key in rules}
+    resolved = {key: rules[key][0] if value == "auto" else value for key, value in configured.items()}
+    return StepConfig(**resolved, reasons={key: rules[key][1] for key, value in configured.items() if value == "auto"})
 
 
 def _has_bf16(device: torch.device) -> bool:
