@@ -76,7 +76,20 @@ def run(
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             # From here on a signal stops the run after a step, when it can be saved. Before, there is nothing to lose.
             until_recorded.enter_context(stop.listening(deadline))
-            trainer.fit()
+            setup, step = trainer.setup, trainer.setup.step
+            while not trainer.is_done():
+                progress = trainer.start_epoch()
+                with trainer.instrument(progress, is_training=True) as after_step:
+                    train = train_epoch(step, setup.train_loader, progress, after_step)
+                with trainer.instrument(progress, is_training=False) as after_step:
+                    evaluation, predictions = evaluate(
+                        step.eval_model, setup.eval_loader, step.preprocess, after_step, world
+                    )
+                trainer.finish_epoch(progress, train, evaluation, predictions)
+            result.stopped_early = len(result.epochs) < config.epochs
+            log_early_stop(result, trainer.monitor)
+            trainer.checkpoints.save_final_weights()
+            trainer.evaluate_on_test()
         log_verdict(result)
     return result
 
@@ -144,29 +157,16 @@ class Trainer:
         }
         result.environment = describe_environment(device) if self.world.is_main else None
 
-    def fit(self) -> None:
-        """Train and evaluate each epoch, then evaluate on the test split."""
-        setup, step = self.setup, self.setup.step
-        while not self.is_done():
-            resumed, self.resumed_progress = self.resumed_progress, None
-            progress = resumed or self.checkpoints.new_progress(len(self.result.epochs))
-            with self.instrument(progress, is_training=True) as after_step:
-                train = train_epoch(step, setup.train_loader, progress, after_step)
-            with self.instrument(progress, is_training=False) as after_step:
-                evaluation, predictions = evaluate(
-                    step.eval_model, setup.eval_loader, step.preprocess, after_step, self.world
-                )
-            self.finish_epoch(progress, train, evaluation, predictions)
-        self.result.stopped_early = len(self.result.epochs) < self.config.epochs
-        log_early_stop(self.result, self.monitor)
-        self.checkpoints.save_final_weights()
-        self.evaluate_on_test()
-
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
         epochs = self.result.epochs
         must_train = self.is_first_epoch and self.must_train
         return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
+
+    def start_epoch(self) -> EpochProgress:
+        """The progress of the next epoch: that of the checkpoint if it was saved in the middle, else a new one."""
+        progress, self.resumed_progress = self.resumed_progress, None
+        return progress or self.checkpoints.new_progress(len(self.result.epochs))
 
     @contextmanager
     def instrument(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:

@@ -10,9 +10,9 @@ import logging
 import multiprocessing
 import os
 import shlex
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,16 +41,11 @@ log = logging.getLogger(__name__)
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_rounds.RoundsSweeper"
 
 
-def run_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun: Callable[..., object]) -> None:
-    """Lock the folder of a sweep, run its jobs, and report on them.
-
-    Args:
-        multirun: of Hydra, which gets the jobs and the overrides.
+def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun: Callable[..., object]) -> Sweep:
+    """Check a sweep and lock its folder; report on it when `start` ends.
 
     Raises:
         ConfigError: the command line or the folder cannot be used.
-        TrainingError: names the jobs that failed, with the exit code that they have in common, or 1.
-        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
     if launched():
         raise ConfigError(
@@ -72,17 +67,8 @@ def run_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun
     if _is_parallel(composed.hydra):
         start.stop.lead()
     job = Job(start.stop)
-    try:
-        multirun(job, overrides)
-    except (Exception, RunInterrupted) as error:
-        if not start.stop.request:
-            raise
-        _write_report(folder)
-        raise interruption(start.stop.request) from error  # the signal ends a process of joblib that has no job yet
-    _write_report(folder)
-    if start.stop.request:
-        raise interruption(start.stop.request)
-    _check_jobs(folder, job.unrecorded)
+    start.held.enter_context(_reported(folder, job, start.stop))
+    return Sweep(multirun, job, overrides)
 
 
 def _repeats(composed: DictConfig) -> int:
@@ -185,6 +171,15 @@ class Job:
                 refused.write(folder)
 
 
+@dataclass
+class Sweep:
+    """A sweep in a locked folder: `multirun` of Hydra, and its arguments."""
+
+    multirun: Callable[..., object]
+    job: Job
+    overrides: list[str]
+
+
 @cache
 def _stop_signal_of_launcher() -> StopSignal:
     """That of a process of a launcher, for all of its jobs."""
@@ -194,15 +189,31 @@ def _stop_signal_of_launcher() -> StopSignal:
     return stop
 
 
-def _check_jobs(folder: Path, unrecorded: list[str]) -> None:
-    """Raise `TrainingError` for the jobs of a sweep that failed, or `RunInterrupted` for those that are unfinished."""
+@contextmanager
+def _reported(folder: Path, job: Job, stop: StopSignal) -> Iterator[None]:
+    """Report on a sweep at the end of the block, and when it is stopped.
+
+    Raises:
+        TrainingError: names the jobs that failed, with the exit code that they have in common, or 1.
+        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
+    """
+    try:
+        yield
+    except (Exception, RunInterrupted) as error:
+        if not stop.request:
+            raise
+        _write_report(folder)
+        raise interruption(stop.request) from error  # the signal ends a process of joblib that has no job yet
+    _write_report(folder)
+    if stop.request:
+        raise interruption(stop.request)
     begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
-    runs = [read_run(job) for job in (begun | {job.resolve(): job for job in find_runs([folder])}).values()]
+    runs = [read_run(path) for path in (begun | {path.resolve(): path for path in find_runs([folder])}).values()]
     failed = {
         run.folder.name: run.result.get("exit_code") or ExitCode.FAILED
         for run in runs
         if run.status not in ("completed", "interrupted", "running")
-    } | dict.fromkeys(unrecorded, ExitCode.FAILED)
+    } | dict.fromkeys(job.unrecorded, ExitCode.FAILED)
     if failed:
         failure = TrainingError(f"{len(failed)} of {len(runs)} jobs failed: {', '.join(failed)}")
         failure.exit_code = min(failed.values()) if len(set(failed.values())) == 1 else ExitCode.FAILED

@@ -24,7 +24,7 @@ from vitmnist.cli.arguments import Arguments, key_of, parse, without_keys
 from vitmnist.cli.command import program
 from vitmnist.cli.resume import SEVERAL, continued, is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.start import RECORDS, Start, ending, import_run
-from vitmnist.cli.sweep import run_sweep
+from vitmnist.cli.sweep import Sweep, prepare_sweep
 from vitmnist.cli.torchrun import check_restarts, connect_ranks, follow_rank_0, start_other_ranks
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
@@ -40,7 +40,10 @@ def main() -> None:
     """Train what the command line says; an exception becomes one message and an exit code."""
     start = Start(sys.argv[1:])
     with ending(start):
-        if prepared := prepare(start):
+        prepared = prepare(start)
+        if isinstance(prepared, Sweep):
+            prepared.multirun(prepared.job, prepared.overrides)
+        elif prepared:
             config, folder, overrides = prepared
             run, shown = import_run(), display_path(folder)
             try:
@@ -55,11 +58,11 @@ def main() -> None:
                 log.info("Results: %s%s", shown, view * ("tensorboard" in config.logger))
 
 
-def prepare(start: Start) -> tuple[Config, Path, list[str]] | None:
-    """Check what was typed, and lock the folder. A sweep is run here.
+def prepare(start: Start) -> tuple[Config, Path, list[str]] | Sweep | None:
+    """Check what was typed, and lock the folder.
 
     Returns:
-        The configuration of a run, its folder, and its overrides; None if nothing is left to do.
+        The configuration of a run, its folder, and its overrides; or a sweep; None if nothing is left to do.
 
     Raises:
         ConfigError: the arguments, the configuration or the folder cannot be used; nothing was written.
@@ -80,7 +83,7 @@ def prepare(start: Start) -> tuple[Config, Path, list[str]] | None:
             hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
         return None
     prepared = _resumed(start, arguments) if arguments.run else _composed(start, arguments)
-    if prepared:
+    if isinstance(prepared, tuple):
         config, folder, _ = prepared
         start_other_ranks(start.world, start.typed, folder.absolute(), config)
         start.hint, start.is_training = partial(_hint, folder, start.world.size), True
@@ -103,8 +106,8 @@ def _resumed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str
     return resumed, folder, [*without_keys(recorded_overrides(folder), [*map(key_of, typed)]), *typed]
 
 
-def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
-    """Compose the configuration of a run that begins, or that `resume=auto` continues; or run a sweep."""
+def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | Sweep | None:
+    """Compose the configuration of a run that begins, or that `resume=auto` continues, or of a sweep."""
     options, overrides = arguments.options, arguments.overrides
     config_path = str(Path(options.config_path or CONF).resolve())
     start.held.enter_context(initialize_config_dir(config_path, job_name="train", version_base="1.3"))
@@ -113,8 +116,7 @@ def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[st
     composed = composer.compose_config(name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     if options.multirun or composed.hydra.mode == RunMode.MULTIRUN:
-        run_sweep(start, composed, arguments, partial(composer.multirun, name))
-        return None
+        return prepare_sweep(start, composed, arguments, partial(composer.multirun, name))
     if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
         composer.compose_config(name, overrides, RunMode.RUN)  # raises an error that explains -m
     if composed.repeats > 1:
