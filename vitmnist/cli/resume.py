@@ -62,7 +62,10 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
 
 def _apply(config: DictConfig, typed: list[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(typed)
-    for override in sorted(overrides, key=_order):  # a member first, then its keys
+    # Members of groups first, those within another member after it, then keys.
+    for override in sorted(
+        overrides, key=lambda override: (not is_group(override.key_or_group), bool(override.package))
+    ):
         key = override.key_or_group
         if re.split("[./]", key)[0] == "hydra":
             continue
@@ -77,11 +80,6 @@ def _apply(config: DictConfig, typed: list[str]) -> None:
                 _set_value(config, override.package or key.replace("/", "."), member, merge=False)
         else:
             _set_value(config, key, override.value())
-
-
-def _order(override: Override) -> tuple[bool, bool]:
-    """Members of groups first, those within another member after it, then keys."""
-    return not is_group(override.key_or_group), override.package is not None
 
 
 def _new_member(recorded: DictConfig, override: Override, typed: list[str]) -> Any:
