@@ -62,10 +62,8 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
 
 def _apply(config: DictConfig, typed: list[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(typed)
-    # Members of groups first, those within another member after it, then keys.
-    for override in sorted(
-        overrides, key=lambda override: (not is_group(override.key_or_group), bool(override.package))
-    ):
+    overrides.sort(key=lambda override: (not is_group(override.key_or_group), override.package is not None))
+    for override in overrides:  # members of groups first, those within another member after it, then keys
         key = override.key_or_group
         if re.split("[./]", key)[0] == "hydra":
             continue
