@@ -22,7 +22,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from vitmnist.cli.overrides import key_of
+from vitmnist.cli.arguments import key_of
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, write_atomic
 from vitmnist.tracking.monitor import searched_metric

@@ -22,10 +22,9 @@ from vitmnist.cli.predict import main as predict_main
 from vitmnist.errors import ConfigError
 from vitmnist.models.base import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
-from vitmnist.optim.base import OPTIMIZERS
-from vitmnist.optim.lr_scale import scale_learning_rates
+from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.registry import NoOptions
-from vitmnist.training.initial_weights import load_initial_weights
+from vitmnist.training.fine_tuning import load_initial_weights, scale_learning_rates
 
 STILL = "optimizer.lr=1e-30"
 FROZEN = ("lr_scale={*:0.1,features.0.*:0}", "optimizer=adamw", "ema_decay=0.9", "trainer.clip_norm=1")

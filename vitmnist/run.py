@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -36,8 +37,7 @@ from vitmnist.tracking.outcome import recording_outcome
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.training.accumulator import Predictions
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
-from vitmnist.training.ranks import agree_on_device
-from vitmnist.training.setup import TrainSetup, build_setup, split_sampler
+from vitmnist.training.setup import agree_on_device, build_setup, split_sampler
 
 log = logging.getLogger(__name__)
 
@@ -71,30 +71,30 @@ def run(
     result = Result(overrides=overrides, choices=choices_of(values), config=values)
     with ExitStack() as until_recorded, recording_outcome(result, config, folder, stop, world):
         with ExitStack() as stack:
-            context = RunContext(config, folder, result, stop, world, stack)
+            trainer = Trainer(config, folder, result, stop, world, stack)
             # `finish_epoch` adds the wait for the first batch.
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             # From here on a signal stops the run after a step, when it can be saved. Before, there is nothing to lose.
             until_recorded.enter_context(stop.listening(deadline))
-            setup = context.setup
-            while not context.is_done():
-                progress = context.start_epoch(len(result.epochs))
-                with context.instrument(progress, is_training=True) as after_step:
-                    train = train_epoch(setup.step, setup.train_loader, progress, after_step)
-                with context.instrument(progress, is_training=False) as after_step:
+            setup, step = trainer.setup, trainer.setup.step
+            while not trainer.is_done():
+                progress = trainer.start_epoch()
+                with trainer.instrument(progress, is_training=True) as after_step:
+                    train = train_epoch(step, setup.train_loader, progress, after_step)
+                with trainer.instrument(progress, is_training=False) as after_step:
                     evaluation, predictions = evaluate(
-                        setup.step.eval_model, setup.eval_loader, setup.step.preprocess, after_step, world
+                        step.eval_model, setup.eval_loader, step.preprocess, after_step, world
                     )
-                context.finish_epoch(progress, train, evaluation, predictions)
+                trainer.finish_epoch(progress, train, evaluation, predictions)
             result.stopped_early = len(result.epochs) < config.epochs
-            log_early_stop(result, context.monitor)
-            context.checkpoints.save_final_weights()
-            context.evaluate_on_test()
+            log_early_stop(result, trainer.monitor)
+            trainer.checkpoints.save_final_weights()
+            trainer.evaluate_on_test()
         log_verdict(result)
     return result
 
 
-class RunContext:
+class Trainer:
     """A run that is set up, with its checkpoints, records and progress bar. Fills in `result` during the run.
 
     Args:
@@ -116,14 +116,14 @@ class RunContext:
         result.batch_size, result.seed, result.device = config.batch_size, config.seed, str(device)
         result.distributed = {"ranks": world.size} if world.size > 1 else None
         checkpoint = load_checkpoint(config, folder, world) if config.resume else None
+        step_config = weights = None
         if checkpoint:
             result.epochs, result.resumed = checkpoint.epochs, True
-        step_config = checkpoint.reusable_step_config(config, device.type, world.size) if checkpoint else None
-        weights = None
-        if config.init and not checkpoint:
+            step_config = checkpoint.reusable_step_config(config, device.type, world.size)
+        elif config.init:
             weights = world.broadcast_object(partial(read_initial_weights, config.init))
         self.setup = setup = build_setup(config, device, stack, world, step_config, weights)
-        record_setup(result, setup, device, world)
+        self.record_setup(device)
         self.checkpoints = CheckpointManager(folder, config, setup, result, stop, world, self.monitor)
         self.resumed_progress = self.checkpoints.restore(checkpoint) if checkpoint else None
         # A run that had stopped early trains on if it may train longer than before.
@@ -131,12 +131,31 @@ class RunContext:
             checkpoint and (checkpoint.progress or may_train_longer(checkpoint.config, to_plain_dict(config)))
         )
         self.hardware = HardwareFigures(device)  # after set-up, whose memory and GPU time it must not count
-        result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
         log_setup(config, setup, result, device, world)
         self.loggers: list[Logger] = []
         if world.is_main:
-            self.loggers = [stack.enter_context(LOGGERS.build(one, folder, result)) for one in loggers]
-            prepare_folder(folder, result)
+            self.loggers = [stack.enter_context(LOGGERS.build(values, folder, result)) for values in loggers]
+            result.write_config(folder)
+            result.write_epochs(folder)  # drops what was recorded after the checkpoint, and a row that was cut off
+            for earlier in ("result.json", f"{storage.FOLDER}/final.safetensors"):
+                (folder / earlier).unlink(missing_ok=True)
+
+    def record_setup(self, device: torch.device) -> None:
+        """Record dataset, loader choice, options of the step and environment."""
+        result, setup, dataset = self.result, self.setup, self.setup.dataset
+        if setup.selection:
+            result.choices["loader"] = setup.selection.values["name"]
+            result.auto = setup.selection.record()
+        result.loader, result.eval_split = {**setup.train_loader.settings}, dataset.eval_split
+        result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
+        result.dataset = {
+            "name": dataset.name,
+            **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
+            "skipped": dataset.skipped,
+            "sha256": self.world.broadcast_object(lambda: dataset.sha256),
+            **({"folds_of": dataset.folds_of} if dataset.folds_of else {}),
+        }
+        result.environment = describe_environment(device) if self.world.is_main else None
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
@@ -144,29 +163,25 @@ class RunContext:
         must_train = self.is_first_epoch and self.must_train
         return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
 
-    def start_epoch(self, epoch: int) -> EpochProgress:
-        """The progress of an epoch: that of the checkpoint if it was saved in the middle, else a new one."""
+    def start_epoch(self) -> EpochProgress:
+        """The progress of the next epoch: that of the checkpoint if it was saved in the middle, else a new one."""
         progress, self.resumed_progress = self.resumed_progress, None
-        return progress or self.checkpoints.new_progress(epoch)
+        return progress or self.checkpoints.new_progress(len(self.result.epochs))
 
     @contextmanager
     def instrument(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
         """Set up progress bar, profiler and checkpoints around a pass; yields what to call after each step."""
-        loader, name, done = self.setup.eval_loader, self.setup.dataset.eval_split, 0
+        setup = self.setup
         profiler: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+        loader, name, done = setup.eval_loader, setup.dataset.eval_split, 0
         if is_training:
-            loader, name, done = self.setup.train_loader, "train", progress.metrics.steps
+            loader, name, done = setup.train_loader, "train", progress.metrics.steps
             if self.config.profile and self.is_first_epoch and self.world.is_main:
-                profiler = profiled(self.folder, len(loader) - done, self.setup.step.device)
-        label = f"epoch {progress.epoch + 1} {name}"
-        disable = None if self.world.is_main else True  # None: show it only if stderr is a terminal
-        with (
-            self.checkpoints.proving(),
-            profiler as next_step,
-            tqdm(
-                total=len(loader), initial=done, desc=label, unit="batch", mininterval=0.5, leave=False, disable=disable
-            ) as bar,
-        ):
+                profiler = profiled(self.folder, len(loader) - done, setup.step.device)
+        look: dict[str, Any] = {"desc": f"epoch {progress.epoch + 1} {name}", "unit": "batch", "leave": False}
+        look["disable"] = None if self.world.is_main else True  # None: show it only if stderr is a terminal
+        bar = tqdm(total=len(loader), initial=done, mininterval=0.5, **look)
+        with self.checkpoints.proving(), profiler as next_step, bar:
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()
@@ -249,30 +264,3 @@ class RunContext:
             images = epoch_images(self.setup, predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)
-
-
-def record_setup(result: Result, setup: TrainSetup, device: torch.device, world: World) -> None:
-    """Record dataset, loader choice and environment."""
-    if setup.selection:
-        result.choices["loader"] = setup.selection.values["name"]
-        result.auto = setup.selection.record()
-    result.loader = {**setup.train_loader.settings}
-    dataset = setup.dataset
-    result.eval_split = dataset.eval_split
-    result.dataset = {
-        "name": dataset.name,
-        **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
-        "skipped": dataset.skipped,
-        "sha256": world.broadcast_object(lambda: dataset.sha256),
-    }
-    if dataset.folds_of:
-        result.dataset["folds_of"] = dataset.folds_of
-    result.environment = describe_environment(device) if world.is_main else None
-
-
-def prepare_folder(folder: Path, result: Result) -> None:
-    """Write what is known at the start, then remove the results of an earlier start."""
-    result.write_config(folder)
-    result.write_epochs(folder)  # drops what was recorded after the checkpoint, and a row that was cut off
-    (folder / "result.json").unlink(missing_ok=True)
-    (folder / storage.FOLDER / "final.safetensors").unlink(missing_ok=True)

@@ -162,7 +162,7 @@ def test_a_failed_job_leaves_no_model(quick: list[str], refuse: Printed, monkeyp
         return build_setup(*arguments)
 
     monkeypatch.setattr("vitmnist.run.build_setup", prepare_and_count)
-    monkeypatch.setattr("vitmnist.cli.sweep._write_report", lambda folder, with_chart: None)
+    monkeypatch.setattr("vitmnist.cli.sweep._write_report", lambda folder: None)
     refuse("-m", *quick, "optimizer.lr=1e30,1e31,1e32")
     assert alive == [alive[0]] * 3
 

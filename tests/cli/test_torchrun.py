@@ -23,7 +23,7 @@ from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
-from vitmnist.training.ranks import agree_on_device
+from vitmnist.training.setup import agree_on_device
 
 ENDS = ExitCode.UNFINISHED
 PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]

@@ -22,8 +22,8 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
-from vitmnist.training.compilation import compile_step
 from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.step import compile_step
 from vitmnist.training.step_options import StepConfig
 
 pytestmark = NEEDS_CUDA

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.base import OPTIMIZERS
+from vitmnist.optim.optimizers import OPTIMIZERS
 
 ADAM = {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
 SGD = {"lr": 0.01, "momentum": 0.0, "nesterov": False, "weight_decay": 0.1}

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from vitmnist.optim.base import build_schedule
+from vitmnist.optim.schedules import build_schedule
 
 ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 0.0001}
 

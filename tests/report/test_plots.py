@@ -78,6 +78,13 @@ def test_a_quality_that_differs_has_a_panel_of_its_own_with_rows_in_the_same_ord
     assert quality.get_title(loc="left").startswith("Accuracy by model.depth")
 
 
+def test_a_chart_shows_the_first_hundred_rows(tmp_path: Path) -> None:
+    """A PNG of all rows of a large sweep would be too high for matplotlib."""
+    for number in range(101):
+        run(tmp_path / str(number), times=(9.0, 1.0 + number), config={"model.depth": number})
+    assert [text.get_text() for text in drawn(tmp_path).texts[::2]] == [str(number) for number in range(100)]
+
+
 @pytest.mark.parametrize("number", [1, 12, 24])
 def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(number: int, tmp_path: Path) -> None:
     for size in range(number):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+from typing import Any
+
 import numpy as np
 import pytest
 
-from vitmnist.report.statistics import Spread, compare_all
+from vitmnist.report.statistics import Differences, Ratio, Spread
 
 
 def simulated(random: np.random.Generator, number: int, rounds: int, noise: list[float]) -> np.ndarray:
@@ -19,6 +22,12 @@ def simulated(random: np.random.Generator, number: int, rounds: int, noise: list
             log_times[one, round_index] = drift + random.normal(0, noise[one])
             drift = 0.9 * drift + random.normal(0, 0.04 * (1 - 0.9**2) ** 0.5)
     return log_times
+
+
+def compare_all(times: dict[Any, dict[int, float]]) -> dict[tuple[Any, Any], Ratio]:
+    """The ratio of each pair that has a round in common."""
+    differences = Differences.of_logarithms(times)
+    return {pair: ratio for pair in permutations(times, 2) if (ratio := differences.ratio(*pair))}
 
 
 def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:

@@ -65,8 +65,6 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
             "to it: disk 2.00 (2.00–2.00).",
             "The loader matters at batch_size=2: ram is the fastest, 2.00 s per epoch (range 2.00–2.00, n=3). Relative "
             "to it: disk 2.00 (2.00–2.00).",
-            "The configuration matters: batch_size=1 data/loader=ram is the fastest, 1.00 s per epoch (range "
-            "1.00–1.00, n=3). Relative to it: 2.00 (2.00–2.00) to 4.00 (4.00–4.00).",
         ],
     ),
 }
@@ -122,7 +120,6 @@ def accuracies(depth: int, *by_seed: float, **record: Any) -> Records:
     ]
 
 
-SAME_ACCURACY = "The same accuracy in 2 of 3 configurations: 90.00%."
 ONE_SEED = "One seed cannot tell whether that is more than noise; type seed=1,2,3."
 BY_LOADER = [
     {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=accuracy)]}
@@ -147,9 +144,8 @@ QUALITY: dict[str, tuple[Records, str]] = {
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
     "all equal": (
         [a(loader, 2.0, seed=seed) for loader in ("disk", "ram", "cache") for seed in (1, 2)],
-        "The same accuracy in 3 of 3 configurations: 90.00%.",
+        "",
     ),
-    "all equal that ended": ([a("disk", 8.0), a("ram", 2.0), BROKEN], SAME_ACCURACY),
     "equal with each loader": (BY_LOADER, f"Best accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
     "the lowest loss is the best": (
         [
@@ -165,7 +161,7 @@ QUALITY: dict[str, tuple[Records, str]] = {
 def test_the_best_is_named_and_whether_that_is_more_than_noise(records: Records, expected: str, tmp_path: Path) -> None:
     comparison = the_only(write(tmp_path, records))
     assert best_quality(comparison) == expected
-    assert (summary(comparison)[0] == expected) == comparison.differs
+    assert (summary(comparison)[0] == expected) == bool(expected)
 
 
 def test_a_busy_machine_is_named(tmp_path: Path) -> None:
@@ -180,7 +176,5 @@ def test_the_summary_consists_of_these_sentences(tmp_path: Path) -> None:
     write(tmp_path, [a("disk", 8.0), a("ram", 2.0), BROKEN])
     assert summary(the_only(tmp_path)) == [
         SINGLE,
-        "Not ranked, for the reason in the column status: 1 of 3 rows.",
         SAME,
-        SAME_ACCURACY,
     ]

@@ -8,9 +8,8 @@ from typing import Any
 
 import yaml
 
-from vitmnist.report.compare import Comparison
-from vitmnist.report.grouping import compare
-from vitmnist.report.table import table
+from vitmnist.report.comparison import Comparison, compare
+from vitmnist.report.write import table
 from vitmnist.tracking.runs import find_runs, read_run
 
 Records = list[dict[str, Any]]  # arguments of `run`

@@ -22,11 +22,11 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses.base import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
-from vitmnist.training.compilation import compile_step
+from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.schedules import build_schedule
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import IGNORED, TrainStep
+from vitmnist.training.step import IGNORED, TrainStep, compile_step
 from vitmnist.training.step_options import StepConfig
 
 CPU = torch.device("cpu")
@@ -231,8 +231,7 @@ def test_gradients_are_clipped_before_the_optimizer_and_after_they_are_logged(ti
     norms = {}
     for clip_norm in (None, 1e-3):
         step = make_step(tiny, clip_norm=clip_norm, **options)
-        step.on_gradients = lambda step: norms.__setitem__("logged", norm_of(step.model))
-        step(*batch_of(tiny, step, BATCH), BATCH)
+        step(*batch_of(tiny, step, BATCH), BATCH, lambda step: norms.__setitem__("logged", norm_of(step.model)))
         norms[clip_norm] = norm_of(step.model)
     assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
     assert norms["logged"] == norms[None] > 1e-2

@@ -14,8 +14,8 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.losses.base import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.base import OPTIMIZERS
 from vitmnist.optim.ema import EMA
+from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig
@@ -47,8 +47,7 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
             progress = EpochProgress(0, sampler, CUDA, log_every=1)
             numbers = torch.zeros(8, dtype=torch.int64)
             images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)
-        step.on_gradients = progress.log_step
         for _ in range(2):
-            sums = step(images, numbers, numbers, 8)
+            sums = step(images, numbers, numbers, 8, progress.log_step)
             progress.metrics.update(sums)
         assert sums["loss"].device == CUDA

@@ -20,7 +20,7 @@ from vitmnist.config.recorded import complete_record
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, TrainingError, printable
-from vitmnist.optim.base import build_schedule
+from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption

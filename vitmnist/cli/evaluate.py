@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tabulate import tabulate
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
+from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
-from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset
@@ -43,6 +44,7 @@ from vitmnist.training import loop
 from vitmnist.training.accumulator import Predictions
 
 SPLITS = ("train", "validation", "test")
+ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}  # options of `tabulate`
 USED = ("data", "device", "batch_size")
 """Keys and sections that an evaluation can override; the model is always that of the run."""
 
@@ -92,12 +94,12 @@ def load_run(
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    if without_effect := [one for one in overrides if not key_of(one).startswith(USED)]:
+    if without_effect := [text for text in overrides if not key_of(text).startswith(USED)]:
         raise ConfigError(
             f"{without_effect[0]}: has no effect on a trained model; only {', '.join(USED)} can be changed"
         )
     config = recorded_config(folder, overrides)
-    typed = {key_of(one) for one in overrides}
+    typed = {key_of(override) for override in overrides}
     if "data.dataset.path" in typed:
         _take_all(config, typed)
     device = choose_device(config.device)
@@ -110,7 +112,7 @@ def load_run(
         if recorded and dataset.train.range_32_bit != tuple(recorded) and not config.data.dataset.get("range_32_bit"):
             dataset = build_dataset({**config.data.dataset, "range_32_bit": recorded}, root)  # other files have another
     dataset = prepare(dataset, config.data)
-    if not any(one.startswith("data") and key_of(one) != "data.root" for one in overrides):
+    if not any(key.startswith("data") and key != "data.root" for key in typed):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset
 
@@ -173,25 +175,25 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
     }
 
 
-def _table(metrics: dict[str, Any]) -> str:
-    names = [printable(row["class"]) for row in metrics["classes"]]
-    width = max(5, *map(len, names))
-    shown = {name: METRICS.options_of(name) for name in METRICS.names() if name != "acc"}  # that is the first line
+def _text(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
-    lines += [
-        f"{name} –" if metrics[name] is None else f"{name} {metrics[name]:.{metric.digits or 2}f}{metric.unit}"
-        for name, metric in shown.items()
+    for name in METRICS.names():
+        value, metric = metrics.get(name), METRICS.options_of(name)
+        if name != "acc":  # which is the first line
+            lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
+    names = [printable(row["class"]) for row in metrics["classes"]]
+    rows = [
+        [
+            name,
+            row["images"],
+            *("–" if row[key] is None else f"{row[key]:.2f}%" for key in ("precision", "recall", "f1")),
+        ]
+        for name, row in zip(names, metrics["classes"], strict=True)
     ]
-    lines.append("")
-    lines.append(f"{'class':{width}}  images  precision  recall      F1")
-    for name, row in zip(names, metrics["classes"], strict=True):
-        shares = ("      –" if row[key] is None else f"{row[key]:6.2f}%" for key in ("precision", "recall", "f1"))
-        lines.append(f"{name:{width}}  {row['images']:6}    " + " ".join(shares))
-    lines += ["", "confusion matrix (rows: true class, columns: predicted class)"]
-    cell = max(len(str(count)) for row in metrics["confusion_matrix"] for count in row)
-    for name, counts in zip(names, metrics["confusion_matrix"], strict=True):
-        lines.append(f"{name:{width}}  " + " ".join(f"{count:{cell}}" for count in counts))
-    return "\n".join(lines)
+    by_class = tabulate(rows, ["class", "images", "precision", "recall", "F1"], **ALIGNED)
+    counts = [[name, *row] for name, row in zip(names, metrics["confusion_matrix"], strict=True)]
+    title = "confusion matrix (rows: true class, columns: predicted class)"
+    return "\n".join([*lines, "", by_class, "", title, tabulate(counts, **ALIGNED)])
 
 
 def add_run(parser: ArgumentParser) -> None:
@@ -234,4 +236,4 @@ def main(options: Namespace) -> None:
             printed["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(printed))
     else:
-        print("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _table(metrics)]))
+        print("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
-from yaml import MarkedYAMLError
+from yaml import YAMLError
 
+from vitmnist.cli.arguments import key_of
 from vitmnist.cli.familiar_keys import FAMILIAR_KEYS
-from vitmnist.cli.overrides import key_of
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
@@ -22,46 +20,38 @@ from vitmnist.config.values import flatten
 from vitmnist.errors import MissingExtraError, UnknownKeyError, allowed_names, first_line
 from vitmnist.runtime.failures import Failure, classify
 
-# Members of Hydra's own groups that come with a plugin, and the extra that installs it.
-PLUGINS = {
-    "hydra/launcher=joblib": "launchers",
-    "hydra/launcher=submitit_local": "launchers",
-    "hydra/launcher=submitit_slurm": "launchers",
-}
+# Hydra's launchers that come with a plugin, which an extra installs.
+PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
 
 
 def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
-    """How an exception, perhaps about the overrides `typed`, is reported: `classify`, and the errors of Hydra."""
+    """How an exception, perhaps about the overrides `typed`, is reported: `classify`, and the errors of Hydra.
+
+    An unknown key, an unknown member and a value of the wrong type get an advice; Hydra's other errors are shown as
+    they are, in one line.
+    """
     text, cause = " ".join(str(error).split()), error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
         return Failure(_unknown_key(error, typed))
-    if isinstance(error, MissingConfigException):
-        return Failure(_unknown_member(error.missing_cfg_file or "", error.options or ()) or text)
-    if isinstance(error, OverrideParseException):
-        return Failure(_unreadable(str(error.override)))
-    if type(error) is ValueError and text.startswith("Config group override"):  # such as model=null
-        return Failure(f"{first_line(error)}; type GROUP=NAME")
-    if "${experiment}_${model}" in text:  # in the defaults of conf/config.yaml
-        return Failure("model is missing; type model=NAME")
     if text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
         return Failure(_unknown_key(UnknownKeyError("data", []), typed))
+    if isinstance(error, MissingConfigException):
+        return Failure(_unknown_member(error.missing_cfg_file or "", error.options or ()) or text)
     if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         file = re.match(r"In '(.+?)'", text)  # that has the key; otherwise it was typed
         return Failure((f"{file[1]}.yaml: " if file else "") + _refused_override(cause, typed))
-    if isinstance(error, HydraException):
-        return Failure(text)
     if isinstance(error, OmegaConfBaseException):
         return Failure(refused_value(error))
-    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
-        return Failure(f"{mark.name}, line {mark.line + 1}: is not valid YAML: {error.problem}")
+    if isinstance(error, HydraException | YAMLError):
+        return Failure(text)
     return classify(error)
 
 
 def _unknown_member(wanted: str, members: Iterable[str]) -> str | None:
     """`data/loader=ran`: no such member of the group; None if the group has none, as of `experiment=a/b`."""
     group, _, wrong = wanted.rpartition("/")
-    if extra := PLUGINS.get(f"{group}={wrong}"):  # typed, or what our own hydra/launcher=parallel builds on
-        return str(MissingExtraError(f"{group}={wrong}", extra))
+    if group == "hydra/launcher" and wrong in PLUGINS:  # typed, or what our own hydra/launcher=parallel builds on
+        return str(MissingExtraError(f"{group}={wrong}", "launchers"))
     return f"{group}={wrong}: there is no such member; {allowed_names(wrong, members)}" if members else None
 
 
@@ -82,17 +72,8 @@ def _unknown_key(unknown: UnknownKeyError, typed: Sequence[str]) -> str:
     """`num_workers=4`, `lr=0.01`: also looks for the last name in other sections of the default configuration."""
     leaf = unknown.key.rpartition(".")[2]
     if advice := FAMILIAR_KEYS.get(leaf):
-        value = next((one.partition("=")[2] for one in reversed(typed) if key_of(one) == unknown.key), "VALUE")
+        value = next((text.partition("=")[2] for text in reversed(typed) if key_of(text) == unknown.key), "VALUE")
         return f"{unknown.key}: {advice.replace('{}', value)}"
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
-    found = [key for key in values if f".{key}".endswith(f".{leaf}") and key != unknown.key]
-    return f"{unknown.key}: there is no such key; did you mean {' or '.join(found[:3])}?" if found else str(unknown)
-
-
-def _unreadable(override: str) -> str:
-    """`data.root=~/mnist`: not in Hydra's grammar."""
-    key, assigned, value = override.partition("=")
-    if not assigned:
-        return f"{override}: cannot be read; write KEY=VALUE"
-    quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
-    return f"{override}: cannot be read; text with characters such as ~ must be quoted, as in {quoted}"
+    near = [key for key in values if f".{key}".endswith(f".{leaf}") and key != unknown.key]
+    return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)

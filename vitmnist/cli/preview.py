@@ -13,8 +13,8 @@ from PIL import Image
 
 from vitmnist.augment.compose import build_augment, input_size
 from vitmnist.augment.preprocess import Preprocess
+from vitmnist.cli.arguments import searchpath
 from vitmnist.cli.command import command
-from vitmnist.cli.overrides import searchpath
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate

@@ -19,7 +19,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeErr
 
 from vitmnist.cli.command import program
 from vitmnist.cli.messages import describe
-from vitmnist.config import CONF
+from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.recorded import complete_record
 from vitmnist.config.schema import Config
@@ -32,7 +32,6 @@ from vitmnist.tracking.monitor import may_train_longer
 from vitmnist.tracking.result import CONFIG, OVERRIDES
 from vitmnist.tracking.runs import read_run
 
-RUNS = Path("outputs/runs")
 SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
 
 
@@ -63,7 +62,8 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
 
 def _apply(config: DictConfig, typed: list[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(typed)
-    for override in sorted(overrides, key=_order):  # a member first, then its keys
+    overrides.sort(key=lambda override: (not is_group(override.key_or_group), override.package is not None))
+    for override in overrides:  # members of groups first, those within another member after it, then keys
         key = override.key_or_group
         if re.split("[./]", key)[0] == "hydra":
             continue
@@ -80,22 +80,12 @@ def _apply(config: DictConfig, typed: list[str]) -> None:
             _set_value(config, key, override.value())
 
 
-def _order(override: Override) -> tuple[bool, bool]:
-    """Members of groups first, those within another member after it, then keys."""
-    return not is_group(override.key_or_group), override.package is not None
-
-
-def is_group(key: str) -> bool:
-    """Whether an override of this key chooses a member of a config group."""
-    return "/" in key or (CONF / key).is_dir()
-
-
 def _new_member(recorded: DictConfig, override: Override, typed: list[str]) -> Any:
     """The keys of the member that an override chooses; None if it is the recorded one."""
     section = override.key_or_group.replace("/", ".")
     if OmegaConf.select(recorded, f"{override.package or section}.name") == override.value():
         return None
-    searchpath = [one for one in typed if one.startswith("hydra.")]
+    searchpath = [text for text in typed if text.startswith("hydra.")]
     return OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={override.value()}"]), section)
 
 
@@ -118,14 +108,15 @@ def _recorded_values(folder: Path) -> dict[str, Any]:
     source = folder / CONFIG
     try:
         return _plain_values(read_yaml(source))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if not has_checkpoint(folder):
+            advice = "name a folder such as outputs/runs/DATE/TIME-…"
+            raise ConfigError(f"{display_path(folder)}: holds no run; {advice}") from error
         problem = "is missing"
     except (UnreadableError, ConfigError) as error:
         problem = printable(str(error))
-    if not has_checkpoint(folder):
-        if problem != "is missing":
-            raise ConfigError(f"{display_path(source)}: {problem}; start a new run")
-        raise ConfigError(f"{display_path(folder)}: holds no run; name a folder such as {RUNS}/DATE/TIME-…")
+        if not has_checkpoint(folder):
+            raise ConfigError(f"{display_path(source)}: {problem}; start a new run") from error
     from vitmnist.checkpoint import storage  # imports torch
 
     print(f"{display_path(source)}: {problem}; its checkpoint has the configuration", file=sys.stderr)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
+from vitmnist.cli.arguments import check_name
 from vitmnist.cli.command import end
 from vitmnist.cli.messages import describe
-from vitmnist.cli.overrides import check_name
 from vitmnist.errors import ConfigError, described
 from vitmnist.runtime.failures import Failure
 from vitmnist.runtime.files import display_path, locked
@@ -71,14 +70,10 @@ class Start:
 @contextmanager
 def ending(start: Start) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
-
-    def end_at_once(number: int, frame: FrameType | None) -> None:
-        end_interrupted(start.hint())
-
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     failed: BaseException | None = None
     try:
-        with handled_by(end_at_once, signal.SIGINT), start.held:
+        with handled_by(lambda *_: end_interrupted(start.hint()), signal.SIGINT), start.held:
             yield
         sys.stdout.flush()
     except SystemExit as ended:

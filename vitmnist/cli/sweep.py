@@ -12,7 +12,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,15 +21,14 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from vitmnist.cli.arguments import Arguments, quoted, without_keys
 from vitmnist.cli.command import program
-from vitmnist.cli.invocation import Invocation
 from vitmnist.cli.messages import describe
-from vitmnist.cli.overrides import key_of, quoted
 from vitmnist.cli.start import RECORDS, Start, import_run
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
-from vitmnist.errors import ConfigError, ExitCode, MissingExtraError, TrainingError
+from vitmnist.errors import ConfigError, DataError, ExitCode, MissingExtraError, TrainingError
 from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
@@ -42,16 +41,8 @@ log = logging.getLogger(__name__)
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_rounds.RoundsSweeper"
 
 
-def prepare_sweep(
-    start: Start, composed: DictConfig, invocation: Invocation, multirun: Callable[..., object]
-) -> Callable[[], object] | None:
+def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun: Callable[..., object]) -> Sweep:
     """Check a sweep and lock its folder; report on it when `start` ends.
-
-    Args:
-        multirun: of Hydra, which gets the jobs and the overrides.
-
-    Returns:
-        What runs the jobs; None if nothing is left to do.
 
     Raises:
         ConfigError: the command line or the folder cannot be used.
@@ -62,36 +53,37 @@ def prepare_sweep(
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     searched_metric(composed)  # raises an error for another name
-    folder, given = Path(composed.hydra.sweep.dir), _repeats(composed)
-    overrides = [*invocation.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
+    folder, repeats = Path(composed.hydra.sweep.dir), _repeats(composed)
+    overrides = [*arguments.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
     if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
         raise MissingExtraError("hydra/sweeper=optuna", "search")
-    if given > 1:
+    if repeats > 1:
         if _is_search(composed.hydra):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
-        overrides = [f"repeat={','.join(map(str, range(1, given + 1)))}", *overrides, ROUNDS]
+        overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
     refused = () if composed.resume == "auto" else (JOURNAL, *(f"**/{pattern}" for pattern in RECORDS))
     start.hold(folder, "hydra.sweep.dir", refused)
-    start.hint = partial(_hint, folder, invocation.arguments)
+    start.hint = partial(_hint, folder, arguments.typed)
     if _is_parallel(composed.hydra):
         start.stop.lead()
     job = Job(start.stop)
-    start.held.enter_context(_reported(folder, job))
-    return partial(multirun, job, overrides)
+    start.held.enter_context(_reported(folder, job, start.stop))
+    return Sweep(multirun, job, overrides)
 
 
 def _repeats(composed: DictConfig) -> int:
     """How many rounds were typed; raises `ConfigError` if that is not one positive number."""
-    given = [one.partition("=")[2] for one in composed.hydra.overrides.task if one.startswith("repeats=")]
-    if composed.repeats < 1 or (given and given[-1] != str(composed.repeats)):
-        raise ConfigError(f"repeats={given[-1] if given else composed.repeats}: must be one whole number, at least 1")
+    typed = [text.partition("=")[2] for text in composed.hydra.overrides.task if text.startswith("repeats=")]
+    value = typed[-1] if typed else str(composed.repeats)
+    if composed.repeats < 1 or value != str(composed.repeats):
+        raise ConfigError(f"repeats={value}: must be one whole number, at least 1")
     return int(composed.repeats)
 
 
 def _hint(folder: Path, typed: list[str]) -> str:
     """The end of a message about an interruption: how the same command continues."""
     shown = display_path(folder)
-    kept = [one for one in typed if key_of(one) not in ("resume", "hydra.sweep.dir")]
+    kept = without_keys(typed, ["resume", "hydra.sweep.dir"])
     same = shlex.join([*kept, f"hydra.sweep.dir={shown}", "resume=auto"])
     return f"; results: {shown}, resume with\n    {program()} {same}"
 
@@ -135,7 +127,7 @@ class Job:
             return before.quality(searched_metric(composed).name)
         if before.status == "failed" and not differing and _is_search(job):  # so does its trial, which counts
             return None
-        overrides = [one for one in job.overrides.task if key_of(one) != "resume"]
+        overrides = without_keys(list(job.overrides.task), ["resume"])
         try:
             gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
             if stop.request:  # received too late to stop the previous job
@@ -158,8 +150,6 @@ class Job:
             log.info("job %s: %s", job.job.num, error)
         except Exception as error:
             self._record(error, composed, folder, overrides)
-        finally:
-            _write_report(Path(job.runtime.cwd, job.sweep.dir), with_chart=False)
         if stop.is_orphan:
             os._exit(ExitCode.UNFINISHED)  # a process of joblib waits for further jobs for five minutes
         return None
@@ -181,6 +171,15 @@ class Job:
                 refused.write(folder)
 
 
+@dataclass
+class Sweep:
+    """A sweep in a locked folder: `multirun` of Hydra, and its arguments."""
+
+    multirun: Callable[..., object]
+    job: Job
+    overrides: list[str]
+
+
 @cache
 def _stop_signal_of_launcher() -> StopSignal:
     """That of a process of a launcher, for all of its jobs."""
@@ -191,37 +190,36 @@ def _stop_signal_of_launcher() -> StopSignal:
 
 
 @contextmanager
-def _reported(folder: Path, job: Job) -> Iterator[None]:
-    """Report on a sweep at the end of the block.
+def _reported(folder: Path, job: Job, stop: StopSignal) -> Iterator[None]:
+    """Report on a sweep at the end of the block, and when it is stopped.
 
     Raises:
         TrainingError: names the jobs that failed, with the exit code that they have in common, or 1.
         RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
-    stop: Any = job.stop
     try:
         yield
-    except Exception as error:
-        if stop.request:  # the signal ends a process of joblib that has no job yet
-            raise interruption(stop.request) from error
-        raise
+    except (Exception, RunInterrupted) as error:
+        if not stop.request:
+            raise
+        _write_report(folder)
+        raise interruption(stop.request) from error  # the signal ends a process of joblib that has no job yet
+    _write_report(folder)
     if stop.request:
         raise interruption(stop.request)
-    if text := _write_report(folder, with_chart=True):
-        log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
-    jobs = [read_run(job) for job in (begun | {job.resolve(): job for job in find_runs([folder])}).values()]
+    runs = [read_run(path) for path in (begun | {path.resolve(): path for path in find_runs([folder])}).values()]
     failed = {
-        one.folder.name: one.result.get("exit_code") or ExitCode.FAILED
-        for one in jobs
-        if one.status not in ("completed", "interrupted", "running")
+        run.folder.name: run.result.get("exit_code") or ExitCode.FAILED
+        for run in runs
+        if run.status not in ("completed", "interrupted", "running")
     } | dict.fromkeys(job.unrecorded, ExitCode.FAILED)
     if failed:
-        failure = TrainingError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
+        failure = TrainingError(f"{len(failed)} of {len(runs)} jobs failed: {', '.join(failed)}")
         failure.exit_code = min(failed.values()) if len(set(failed.values())) == 1 else ExitCode.FAILED
         raise failure
-    if unfinished := [one.folder.name for one in jobs if one.status in ("interrupted", "running")]:
-        raise RunInterrupted(f"{len(unfinished)} of {len(jobs)} jobs are unfinished: {', '.join(unfinished)}")
+    if unfinished := [run.folder.name for run in runs if run.status in ("interrupted", "running")]:
+        raise RunInterrupted(f"{len(unfinished)} of {len(runs)} jobs are unfinished: {', '.join(unfinished)}")
 
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
@@ -234,15 +232,14 @@ def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     return [key for key, value in recorded.items() if key in now and key != "resume" and now[key] != value]
 
 
-def _write_report(folder: Path, with_chart: bool) -> str | None:
-    """Write the report of a sweep so far; returns it as text, or None if it could not be written.
-
-    The chart is drawn once, at the end: importing matplotlib can take longer than a short job.
-    """
-    from vitmnist.report.write import as_text, write_report
+def _write_report(folder: Path) -> None:
+    """Write the report of a sweep, and log it as text; an error is logged too."""
+    from vitmnist.report.write import as_text, write_report  # imports matplotlib, which takes a second
 
     try:
-        return as_text(write_report([folder], folder, with_chart=with_chart))
+        text = as_text(write_report([folder], folder))
+        log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
+    except DataError:
+        log.info("no job has begun, so there is no report")
     except Exception as error:  # `vitmnist report` can write it later
         log.error("the report could not be written: %s", error)
-        return None

@@ -10,8 +10,7 @@ import logging
 import os
 from pathlib import Path
 
-from vitmnist.cli.invocation import AUTO_FORM
-from vitmnist.cli.overrides import key_of, value_of
+from vitmnist.cli.arguments import AUTO_FORM, key_of, value_of, without_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import to_plain_dict
@@ -45,7 +44,7 @@ def check_restarts(typed: list[str]) -> None:
 
 def start_other_ranks(world: World, typed: list[str], folder: Path, config: Config) -> None:
     """Let the other ranks train in the folder and with the configuration of this one."""
-    start = {"folder": str(folder), "typed": _compared(typed), "config": to_plain_dict(config)}
+    start = {"folder": str(folder), "typed": without_keys(typed, ["data.root"]), "config": to_plain_dict(config)}
     world.broadcast_object(lambda: start)
 
 
@@ -58,7 +57,7 @@ def follow_rank_0(world: World, typed: list[str]) -> tuple[Config, Path] | None:
     start = world.broadcast_object(dict)
     if start is None:
         return None
-    if _compared(typed) != start["typed"]:
+    if without_keys(typed, ["data.root"]) != start["typed"]:
         raise ConfigError(
             f"rank {world.rank} was started differently: {' '.join(typed)} (rank 0: {' '.join(start['typed'])}); "
             "start every rank with the same arguments"
@@ -69,7 +68,3 @@ def follow_rank_0(world: World, typed: list[str]) -> tuple[Config, Path] | None:
     line = "%(asctime)s  %(message)s"
     logging.basicConfig(filename=folder / f"rank-{world.rank}.log", level=logging.INFO, format=line, force=True)
     return validate(Config, start["config"]), folder
-
-
-def _compared(typed: list[str]) -> list[str]:
-    return [one for one in typed if key_of(one) != "data.root"]

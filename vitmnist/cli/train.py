@@ -6,7 +6,6 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +17,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log, env_override
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import OmegaConf, read_write
 
 import vitmnist
+from vitmnist.cli.arguments import Arguments, key_of, parse, without_keys
 from vitmnist.cli.command import program
-from vitmnist.cli.invocation import Invocation, parse
-from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import SEVERAL, continued, is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.start import RECORDS, Start, ending, import_run
-from vitmnist.cli.sweep import prepare_sweep
+from vitmnist.cli.sweep import Sweep, prepare_sweep
 from vitmnist.cli.torchrun import check_restarts, connect_ranks, follow_rank_0, start_other_ranks
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
@@ -42,12 +40,29 @@ def main() -> None:
     """Train what the command line says; an exception becomes one message and an exit code."""
     start = Start(sys.argv[1:])
     with ending(start):
-        if train := prepare(start):
-            train()
+        prepared = prepare(start)
+        if isinstance(prepared, Sweep):
+            prepared.multirun(prepared.job, prepared.overrides)
+        elif prepared:
+            config, folder, overrides = prepared
+            run, shown = import_run(), display_path(folder)
+            try:
+                run(config, folder.absolute(), overrides, start.stop, start.world)
+            except Exception as error:
+                if (folder / "result.json").exists() and not isinstance(error, ConfigError):  # which is not recorded
+                    log.info("failed; results: %s", shown)
+                raise
+            if start.world.is_main:
+                start.held.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # a completed run ends by itself
+                view = f"\nView them with\n    tensorboard --logdir {shlex.quote(shown)}"
+                log.info("Results: %s%s", shown, view * ("tensorboard" in config.logger))
 
 
-def prepare(start: Start) -> Callable[[], object] | None:
-    """Check what was typed, and lock the folder; returns what trains, or None if nothing is left to do.
+def prepare(start: Start) -> tuple[Config, Path, list[str]] | Sweep | None:
+    """Check what was typed, and lock the folder.
+
+    Returns:
+        The configuration of a run, its folder, and its overrides; or a sweep; None if nothing is left to do.
 
     Raises:
         ConfigError: the arguments, the configuration or the folder cannot be used; nothing was written.
@@ -56,59 +71,54 @@ def prepare(start: Start) -> Callable[[], object] | None:
     if not start.world.is_main:
         followed = follow_rank_0(start.world, start.typed)
         start.is_training = followed is not None
-        return followed and partial(import_run(), *followed, [], start.stop, start.world)
+        return followed and (*followed, [])
     if "--version" in start.typed:
-        return partial(print, f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
-    invocation = parse(start.typed)
+        print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
+        return None
+    arguments = parse(start.typed)
     check_restarts(start.typed)
-    if invocation.is_question:
-        return partial(_answer, invocation)
-    if invocation.run:
-        return _prepare_resumed(start, invocation.run, invocation.overrides)
-    return _prepare_composed(start, invocation)
+    if arguments.is_question:
+        sys.argv[1:] = arguments.typed
+        with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them
+            hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
+        return None
+    prepared = _resumed(start, arguments) if arguments.run else _composed(start, arguments)
+    if isinstance(prepared, tuple):
+        config, folder, _ = prepared
+        start_other_ranks(start.world, start.typed, folder.absolute(), config)
+        start.hint, start.is_training = partial(_hint, folder, start.world.size), True
+    return prepared
 
 
-def _answer(invocation: Invocation) -> None:
-    """Let Hydra answer a question such as `--help` or `--cfg job`."""
-    sys.argv[1:] = invocation.arguments
-    with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them its own way
-        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
-
-
-def _prepare_resumed(start: Start, folder: Path, typed: list[str]) -> Callable[[], object] | None:
+def _resumed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
     """Resume a run with its recorded values and what was typed, without Hydra."""
+    folder, typed = arguments.run, arguments.overrides
+    assert folder
     config = recorded_config(folder, typed)
     start.hold(folder, "hydra.run.dir")
     if not (resumed := continued(folder, config)):
         return None
-    keys = [key_of(one) for one in typed]
-    overrides = [one for one in recorded_overrides(folder) if key_of(one) not in keys] + typed
     line = "%(asctime)s  %(message)s"  # as in conf/config.yaml, which formats the log of a new run
     file = logging.FileHandler(folder / "vitmnist.log")
     file.setFormatter(logging.Formatter(line))  # with the date, which the terminal leaves out
     handlers = (logging.StreamHandler(sys.stdout), file)
     logging.basicConfig(format=line, datefmt="%H:%M:%S", level=logging.INFO, handlers=handlers, force=True)
-    return _training(start, resumed, folder, overrides)
+    return resumed, folder, [*without_keys(recorded_overrides(folder), [*map(key_of, typed)]), *typed]
 
 
-def _prepare_composed(start: Start, invocation: Invocation) -> Callable[[], object] | None:
-    """Compose the configuration of a run or sweep that begins, or that `resume=auto` continues."""
-    options, overrides = invocation.options, invocation.overrides
-    folder = str(Path(options.config_path or CONF).resolve())
-    start.held.enter_context(initialize_config_dir(folder, job_name="train", version_base="1.3"))
+def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | Sweep | None:
+    """Compose the configuration of a run that begins, or that `resume=auto` continues, or of a sweep."""
+    options, overrides = arguments.options, arguments.overrides
+    config_path = str(Path(options.config_path or CONF).resolve())
+    start.held.enter_context(initialize_config_dir(config_path, job_name="train", version_base="1.3"))
     composer, name = GlobalHydra.instance().hydra, options.config_name or "config"
     assert composer
     composed = composer.compose_config(name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     if options.multirun or composed.hydra.mode == RunMode.MULTIRUN:
-        return prepare_sweep(start, composed, invocation, partial(composer.multirun, name))
-    if any(one.is_sweep_override() for one in OverridesParser.create().parse_overrides(overrides)):
+        return prepare_sweep(start, composed, arguments, partial(composer.multirun, name))
+    if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
         composer.compose_config(name, overrides, RunMode.RUN)  # raises an error that explains -m
-    return _prepare_run(start, composed, overrides)
-
-
-def _prepare_run(start: Start, composed: DictConfig, typed: list[str]) -> Callable[[], object] | None:
-    """A single run in a locked folder, unless it is completed."""
     if composed.repeats > 1:
         raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
     folder, is_auto = Path(composed.hydra.run.dir), composed.resume == "auto"
@@ -117,39 +127,18 @@ def _prepare_run(start: Start, composed: DictConfig, typed: list[str]) -> Callab
     start.hold(folder, "hydra.run.dir", () if is_auto else RECORDS)
     if is_auto and is_resumable(folder):  # asked under the lock: another process may have trained here meanwhile
         # The same command line is typed again and again: the values of `experiment=` and the like are recorded.
-        recorded = recorded_config(folder, [one for one in typed if key_of(one) not in SEVERAL])
-        if not (resumed := continued(folder, recorded)):
+        resumed = continued(folder, recorded_config(folder, without_keys(overrides, [*SEVERAL])))
+        if not resumed:
             return None
         print(f"resume=auto: resuming {display_path(folder)}")
         config = resumed
     elif is_auto:
         print(f"resume=auto: nothing to resume in {display_path(folder)}; a new run begins")
-    overrides = [one for one in composed.hydra.overrides.task if key_of(one) != "resume"]
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     start.held.enter_context(env_override(composed.hydra.job.env_set))
-    return _training(start, config, folder, overrides)
-
-
-def _training(start: Start, config: Config, folder: Path, overrides: list[str]) -> Callable[[], None]:
-    """What trains a single run in its folder, when all ranks know of it."""
-    start_other_ranks(start.world, start.typed, folder.absolute(), config)
-    start.hint, start.is_training = partial(_hint, folder, start.world.size), True
-
-    def train() -> None:
-        shown = display_path(folder)
-        try:
-            import_run()(config, folder.absolute(), overrides, start.stop, start.world)
-        except Exception as error:
-            if (folder / "result.json").exists() and not isinstance(error, ConfigError):  # which is not recorded
-                log.info("failed; results: %s", shown)
-            raise
-        start.held.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # a completed run ends by itself
-        view = f"\nView them with\n    tensorboard --logdir {shlex.quote(shown)}" * ("tensorboard" in config.logger)
-        log.info("Results: %s%s", shown, view)
-
-    return train
+    return config, folder, without_keys(list(composed.hydra.overrides.task), ["resume"])
 
 
 def _hint(folder: Path, ranks: int) -> str:

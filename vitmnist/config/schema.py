@@ -107,11 +107,11 @@ class Config:
     model: dict[str, Any] = group("vitmnist.models.base:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING
-    lr_scale: dict[str, float] = section(dict, **{"at least": 0})
+    lr_scale: dict[str, float] = section(dict, at_least=0)
     data: DataConfig = section(DataConfig)
     loss: dict[str, Any] = group("vitmnist.losses.base:LOSSES")
-    optimizer: dict[str, Any] = group("vitmnist.optim.base:OPTIMIZERS")
-    schedule: dict[str, Any] = group("vitmnist.optim.base:SCHEDULES")
+    optimizer: dict[str, Any] = group("vitmnist.optim.optimizers:OPTIMIZERS")
+    schedule: dict[str, Any] = group("vitmnist.optim.schedules:SCHEDULES")
     trainer: TrainerConfig = section(TrainerConfig)
     monitor: str = described(may_change=True)
     patience: int | None = bounded(at_least=1, may_change=True)
@@ -157,17 +157,17 @@ def keys_where(
     Args:
         values: a configuration; the options of the members that it chooses are looked at too.
     """
-    found = []
+    keys = []
     for item in fields(schema):
-        key, below, given = join(prefix, item.name), item.default_factory, (values or {}).get(item.name)
+        key, section, chosen = join(prefix, item.name), item.default_factory, (values or {}).get(item.name)
         if holds(item.metadata):
-            found.append(key)
-        elif is_dataclass(below):
-            found += keys_where(holds, given, below, key)
-        elif "registry" in item.metadata and given:
-            _, options = resolve_name(item.metadata["registry"]).member(given, key)
-            found += keys_where(holds, None, type(options), key)
-    return found
+            keys.append(key)
+        elif is_dataclass(section):
+            keys += keys_where(holds, chosen, section, key)
+        elif "registry" in item.metadata and chosen:
+            _, options = resolve_name(item.metadata["registry"]).member(chosen, key)
+            keys += keys_where(holds, None, type(options), key)
+    return keys
 
 
 def registries(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from enum import Enum
 from operator import ge, gt, le, lt
@@ -17,31 +17,16 @@ from vitmnist.errors import ConfigError, UnknownKeyError, first_line, nearest
 Schema = TypeVar("Schema")
 
 AUTO = "auto"
-BOUNDS = {"at least": ge, "above": gt, "at most": le, "below": lt}
-
-
-def bounded(
-    default: Any = MISSING,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    **metadata: Any,
-) -> Any:
-    """A dataclass field for a number, or a tuple of the lowest and highest one, whose bounds `validate` checks.
-
-    Args:
-        metadata: what else describes the key; see `vitmnist.config.schema`.
-    """
-    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    known = {name: bound for name, bound in bounds.items() if bound is not None}
-    return described(default, **known, **metadata)
+BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
+"""The metadata of a field that are bounds of a number, or of each number in a list, tuple or dict."""
 
 
 def described(default: Any = MISSING, **metadata: Any) -> Any:
-    """A dataclass field whose metadata describe its key; see `vitmnist.config.schema`."""
+    """A dataclass field whose metadata describe its key: `BOUNDS`, and those of `vitmnist.config.schema`."""
     return field(default=default, metadata=metadata)
+
+
+bounded = described  # for numbers
 
 
 def or_auto(**bounds: Any) -> Any:
@@ -49,9 +34,9 @@ def or_auto(**bounds: Any) -> Any:
     return bounded(**bounds, auto=True)
 
 
-def group(registry: str, **described: Any) -> Any:
+def group(registry: str, **metadata: Any) -> Any:
     """A field for a config group: a section whose `name` chooses a member of the registry at `module:NAME`."""
-    return field(default=MISSING, metadata={"registry": registry, **described})
+    return described(registry=registry, **metadata)
 
 
 def section(schema: type, **described: Any) -> Any:
@@ -80,8 +65,8 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
     except errors.ValidationError as error:
         raise ConfigError(wrong_type(schema, error, key)) from error
     except errors.ConfigKeyError as error:
-        known = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
-        raise UnknownKeyError(join(key, error.full_key), known) from error
+        allowed = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
+        raise UnknownKeyError(join(key, error.full_key), allowed) from error
     except errors.MissingMandatoryValue as error:
         full, siblings = join(key, error.full_key), getattr(error.object_type, "__dataclass_fields__", {})
         is_group = error.key in siblings and str(siblings[error.key].type) == "dict[str, Any]"
@@ -144,33 +129,27 @@ def _check_bounds(options: Any, key: str) -> None:
     for item in fields(options):
         value, full = getattr(options, item.name), join(key, item.name)
         bounds = {name: bound for name, bound in item.metadata.items() if name in BOUNDS}
+        allowed = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
         if is_dataclass(value):
             _check_bounds(value, full)
         elif AUTO in item.metadata and isinstance(value, str):
             if value != AUTO:
                 raise ConfigError(f"{full}={value}: must be {allowed_kinds(get_type_hints(type(options))[item.name])}")
         elif bounds and isinstance(value, list | tuple):
-            _check_interval(full, value, bounds)
-        elif bounds and isinstance(value, dict):
-            for name, one in value.items():
-                _check_number(join(full, name), one, bounds)
-        elif (bounds or isinstance(value, float)) and value is not None:
-            _check_number(full, value, bounds)
+            is_interval = len(value) == 2 and value[0] <= value[1] < math.inf
+            if not is_interval or not all(_is_within(number, bounds) for number in value):
+                raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first, {allowed}")
+        elif bounds or isinstance(value, float):
+            numbers = {join(full, name): number for name, number in value.items()} if isinstance(value, dict) else {}
+            for name, number in (numbers or {full: value}).items():
+                if isinstance(number, float) and not math.isfinite(number):  # infinity would pass a lower bound
+                    raise ConfigError(f"{name}={number}: must be finite")
+                if isinstance(number, int | float) and not _is_within(number, bounds):
+                    raise ConfigError(f"{name}={number}: must be {allowed}")
 
 
-def _check_number(key: str, value: float, bounds: Mapping[str, float]) -> None:
-    if not math.isfinite(value):  # infinity would pass a lower bound, and no record has either
-        raise ConfigError(f"{key}={value}: must be finite")
-    if not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
-        allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
-        raise ConfigError(f"{key}={value}: must be {allowed}")
-
-
-def _check_interval(key: str, values: Sequence[float], bounds: Mapping[str, float]) -> None:
-    is_inside = all(BOUNDS[name](value, bound) for value in values for name, bound in bounds.items())
-    if len(values) != 2 or not values[0] <= values[1] < math.inf or not is_inside:
-        allowed = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
-        raise ConfigError(f"{key}={list(values)}: must be two numbers, the lower one first, {allowed}")
+def _is_within(number: float, bounds: Mapping[str, float]) -> bool:
+    return all(BOUNDS[name](number, bound) for name, bound in bounds.items())
 
 
 def join(key: str, name: object) -> str:

@@ -16,10 +16,10 @@ def to_plain_dict(config: Any) -> dict[str, Any]:
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a nested configuration by their full keys."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
-        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def is_under(key: str, sections: Sequence[str]) -> bool:

@@ -44,14 +44,14 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label
     return losses.where(targets.any(dim=1), 0).sum()  # smoothing would give a row of zeros a loss
 
 
-def class_weights(given: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
+def class_weights(weights: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
     """The weight of each class, float32 `[classes]`; None for equal weights.
 
     `balanced` is the inverse of a class' frequency, scaled so that the mean over the training images is 1.
     """
-    if given is None:
+    if weights is None:
         return None
-    if given == BALANCED:
+    if weights == BALANCED:
         counts = torch.bincount(labels, minlength=len(classes))
         if missing := [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]:
             raise ConfigError(
@@ -59,10 +59,10 @@ def class_weights(given: Any, labels: Tensor, classes: tuple[str, ...]) -> Tenso
                 f"{len(classes)} weights, or null"
             )
         return len(labels) / (len(classes) * counts.float())
-    is_numbers = isinstance(given, list) and all(type(one) in (int, float) and 0 <= one < 1e6 for one in given)
-    if not is_numbers or len(given) != len(classes) or not any(given):
+    is_numbers = isinstance(weights, list) and all(type(item) in (int, float) and 0 <= item < 1e6 for item in weights)
+    if not is_numbers or len(weights) != len(classes) or not any(weights):
         raise ConfigError(
-            f"loss.class_weights={given}: must be null, balanced, or a list of {len(classes)} numbers, at least 0, in "
-            f"the order of the classes {listed(classes)}"
+            f"loss.class_weights={weights}: must be null, balanced, or a list of {len(classes)} numbers, at least 0, "
+            f"in the order of the classes {listed(classes)}"
         )
-    return torch.tensor(given, dtype=torch.float32)
+    return torch.tensor(weights, dtype=torch.float32)

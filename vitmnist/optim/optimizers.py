@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
-from vitmnist.optim.base import OPTIMIZERS
+from vitmnist.registry import Registry
+
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", __package__)
 
 
 @dataclass

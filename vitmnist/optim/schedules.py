@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
-from vitmnist.optim.base import SCHEDULES
-from vitmnist.registry import NoOptions
+from vitmnist.registry import NoOptions, Registry
+
+SCHEDULES: Registry[float] = Registry("schedule", __package__)
+"""Functions of (options, step, steps of the run, steps of an epoch): the factor of the learning rate in a step.
+
+Steps count from 0. A factor may not depend on those before, so that a resumed run may have another number of steps.
+"""
+
+
+def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
+    """The factor of the learning rate as a function of the step; raises `ConfigError` as `Registry.member`."""
+    factor, options = SCHEDULES.member(values)
+    return lambda step: float(factor(options, step, epochs * steps_per_epoch, steps_per_epoch))
 
 
 @dataclass

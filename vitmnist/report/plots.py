@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitmnist.config.labels import value_text
-from vitmnist.report.compare import Comparison, Configuration, quality_text, quality_title
+from vitmnist.report.comparison import Comparison, Configuration
 from vitmnist.report.statistics import seconds
+from vitmnist.report.summary import quality_text, quality_title
 
 # Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -27,6 +28,7 @@ PHASES: dict[str, dict[str, Any]] = {
 }
 """How the parts of an epoch are drawn, all in the colour of the loader: the page also has a dark background."""
 WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10  # inches, points: on a phone, 360 pixels wide, text has 10 pixels
+MAX_ROWS = 100  # of a comparison that are drawn, the first ones of the table; a PNG has at most 2**16 pixels a side
 AXIS = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
 NARROW: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}  # three entries in a line
 LABEL, LINE = 42, 62  # characters that fit above a bar next to its figures, and in the width of the chart
@@ -48,9 +50,9 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
     shown = [
         (comparison, rows, plot)
         for comparison in comparisons
-        if (rows := [row for row in comparison.ordered if row.epoch_s])
+        if (rows := [row for row in comparison.ordered if row.epoch_s][:MAX_ROWS])
         for plot in PLOTS
-        if comparison.differs or plot is not qualities  # equal qualities show nothing
+        if comparison.differs or plot is epoch_times  # equal qualities show nothing
     ]
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows, _ in shown]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")

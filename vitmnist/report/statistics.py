@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -70,48 +70,52 @@ class Ratio(Difference):
         return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
 
-def compare_all(times: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Ratio]:
-    """The ratio of each pair of configurations that have a round in common.
-
-    Args:
-        times: seconds by round, for each configuration.
-    """
-    logs = {name: {key: math.log(time) for key, time in row.items() if time > 0} for name, row in times.items()}
-    return {
-        pair: Ratio(
-            math.exp(one.mean), one.blocks, *(None if end is None else math.exp(end) for end in (one.low, one.high))
-        )
-        for pair, one in differences(logs).items()
-    }
-
-
-def differences(values: Mapping[T, Mapping[Any, float]]) -> dict[tuple[T, T], Difference]:
+class Differences(Generic[T]):
     """The difference of each pair of configurations that have a block in common: a round, or a seed.
 
     A two-way analysis: configurations are treatments, in blocks. Each pair is compared over its common blocks, with
     Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments, 2017, 3.5 and 4.1). The
     variance of a configuration is estimated from its differences from the others (Grubbs, JASA 43, 1948), and is at
-    least the pooled one: a noisy configuration widens its own intervals.
+    least the pooled one: a noisy configuration widens its own intervals. `scipy.stats.tukey_hsd` knows no blocks.
 
     Args:
         values: by block, for each configuration.
     """
-    if len(values) < 2:
-        return {}
-    names, blocks = list(values), list(dict.fromkeys(key for by_block in values.values() for key in by_block))
-    table = np.array([[by_block.get(key, math.nan) for key in blocks] for by_block in values.values()])
-    pairs = table[:, None] - table[None]  # [configuration, configuration, block]
-    common = np.isfinite(pairs)
-    counts = common.sum(-1)
-    means = np.where(common, pairs, 0).sum(-1) / np.maximum(counts, 1)
-    squares = (np.where(common, pairs - means[..., None], 0) ** 2).sum(-1)
-    margins = _margins(np.isfinite(table), squares, counts)
-    found = {}
-    for one, other in np.argwhere(counts * ~np.eye(len(names), dtype=bool)):
-        mean, margin = float(means[one, other]), float(margins[one, other])
-        low, high = (mean - margin, mean + margin) if math.isfinite(margin) else (None, None)
-        found[names[one], names[other]] = Difference(mean, int(counts[one, other]), low, high)
-    return found
+
+    def __init__(self, values: Mapping[T, Mapping[Any, float]]) -> None:
+        blocks = dict.fromkeys(key for by_block in values.values() for key in by_block)
+        table = np.array([[by_block.get(key, math.nan) for key in blocks] for by_block in values.values()])
+        table = table.reshape(len(values), len(blocks))  # also without any
+        pairs = table[:, None] - table[None]  # [configuration, configuration, block]
+        common = np.isfinite(pairs)
+        self._index = {name: number for number, name in enumerate(values)}
+        self._counts = common.sum(-1)
+        self._means = np.where(common, pairs, 0).sum(-1) / np.maximum(self._counts, 1)
+        squares = (np.where(common, pairs - self._means[..., None], 0) ** 2).sum(-1)
+        self._margins = _margins(np.isfinite(table), squares, self._counts)
+
+    @classmethod
+    def of_logarithms(cls, times: Mapping[T, Mapping[Any, float]]) -> Differences[T]:
+        """Those of the logarithms of times, which `ratio` turns into factors."""
+        return cls(
+            {name: {key: math.log(time) for key, time in row.items() if time > 0} for name, row in times.items()}
+        )
+
+    def get(self, first: T, second: T) -> Difference | None:
+        """The difference of two configurations; None if they are the same, unknown, or have no common block."""
+        if first is second or first not in self._index or second not in self._index:
+            return None
+        pair = self._index[first], self._index[second]
+        mean, margin, count = float(self._means[pair]), float(self._margins[pair]), int(self._counts[pair])
+        interval = (mean - margin, mean + margin) if math.isfinite(margin) else (None, None)
+        return Difference(mean, count, *interval) if count else None
+
+    def ratio(self, first: T, second: T) -> Ratio | None:
+        """As `get`, of logarithms."""
+        if not (logs := self.get(first, second)):
+            return None
+        low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
+        return Ratio(math.exp(logs.mean), logs.blocks, low, high)
 
 
 def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -124,14 +128,13 @@ def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np
     """
     number, freedoms = len(present), np.maximum(counts - 1, 0)
     np.fill_diagonal(freedoms, 0)
-    if not (counts[~np.eye(number, dtype=bool)] >= MIN_ROUNDS).any():
+    if not (freedoms >= MIN_ROUNDS - 1).any():
         return np.full(counts.shape, math.inf)
     pooled = squares.sum() / freedoms.sum() / 2  # a difference has the variances of both
     variances = np.full(number, pooled)
     if number > 2:
         of_differences = squares.sum(1) / np.maximum(freedoms.sum(1), 1)
-        own = ((number - 1) * of_differences - number * pooled) / (number - 2)
-        variances = np.maximum(own, pooled)
+        variances = np.maximum(((number - 1) * of_differences - number * pooled) / (number - 2), pooled)
     rows, columns = np.nonzero(present)
     design = np.concatenate([np.eye(number)[rows], np.eye(present.shape[1])[columns]], axis=1)
     freedom = len(rows) - int(np.linalg.matrix_rank(design))

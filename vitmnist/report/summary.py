@@ -11,45 +11,53 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import median
 
-from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides, quality_text, quality_title
-from vitmnist.report.statistics import MIN_ROUNDS, differences, seconds
-from vitmnist.tracking.epoch_table import steady_epochs
+from vitmnist.report.comparison import Comparison, Configuration, overrides
+from vitmnist.report.statistics import MIN_ROUNDS, Differences, seconds
+from vitmnist.tracking.epoch_table import Metric, steady_epochs
 from vitmnist.tracking.runs import Run, search_summary
 
+LOADER, OPTION = "data/loader", "data.loader."  # columns of a comparison
 BUSY = 1.5  # times as long as another epoch of the same configuration
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
 
 
 def summary(comparison: Comparison) -> list[str]:
     """The sentences, the most important one first."""
-    quality = best_quality(comparison)
     sweeps = dict.fromkeys(run.folder.parent for row in comparison.rows for run in row.runs)
-    found = [sentence for folder in sweeps if (sentence := search_summary(folder))]
+    searches = [sentence for folder in sweeps if (sentence := search_summary(folder))]
     sentences = [
-        *found,
-        quality if comparison.differs and not found else "",  # a search does not repeat a trial with other seeds
+        *searches,
+        "" if searches else best_quality(comparison),  # a search does not repeat a trial with other seeds
         *fastest(comparison),
         busy(comparison),
-        not_ranked(comparison),
         *loss_sentences(comparison),
-        "" if comparison.differs else quality,
     ]
     return [sentence for sentence in sentences if sentence]
+
+
+def quality_title(metric: Metric) -> str:
+    """`accuracy`: a metric without its unit; by its name if it has no column."""
+    return (metric.column or metric.name).partition(",")[0]
+
+
+def quality_text(metric: Metric, value: float) -> str:
+    """`97.10%` or `0.1234`."""
+    return f"{value:.{4 if metric.digits is None else metric.digits}f}{'%' * (metric.unit == '%')}"
 
 
 def fastest(comparison: Comparison) -> list[str]:
     """Which loader is the fastest, and whether it matters, for each combination of the other values that vary.
 
-    If anything but the loader varies, the same follows for all configurations.
+    If no loaders are compared, the same of the configurations.
     """
     ranked = comparison.ranked
     if not ranked:
         return ["No run can be ranked: a run must be completed, alone on the machine, and have a second epoch."]
     if len(ranked) == 1:
-        return [f"{ranked[0].label} took {_time(ranked[0])}" if ranked[0].label else _time(ranked[0])]
+        return [f"{ranked[0].label} took {_time(ranked[0])}".removeprefix(" took ")]
     groups = {shared: rows for shared, rows in loader_groups(ranked).items() if len(rows) > 1}
     answers = [_answer(comparison, rows, "loader", f" at {shared}" * bool(shared)) for shared, rows in groups.items()]
-    return answers if ranked in groups.values() else [*answers, _answer(comparison, ranked, "configuration")]
+    return answers or [_answer(comparison, ranked, "configuration")]
 
 
 def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
@@ -63,12 +71,12 @@ def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration
 
 def loader_names(rows: Iterable[Configuration]) -> list[str]:
     """Loaders with their options that vary; the key of an option is given once: `disk (num_workers=2)`, `disk (4)`."""
-    names, given = [], set[str]()
+    names, named = [], set[str]()
     for row in rows:
         loader = row.values.get(LOADER)
         options = {key[len(OPTION) :]: value for key, value in row.values.items() if key.startswith(OPTION)}
-        values = [f"{value}" if loader and key in given else f"{key}={value}" for key, value in options.items()]
-        given.update(options)
+        values = [f"{value}" if loader and key in named else f"{key}={value}" for key, value in options.items()]
+        named.update(options)
         names.append(f"{loader} ({', '.join(values)})" if loader and values else str(loader or " ".join(values)))
     return names
 
@@ -76,35 +84,25 @@ def loader_names(rows: Iterable[Configuration]) -> list[str]:
 def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, where: str = "") -> str:
     """Whether a choice matters, the row with the lowest median, and how the others compare with it."""
     best, *others = rows
-    pairs = [comparison.ratios.get(pair) for pair in combinations(rows, 2)]
+    pairs = [comparison.ratio(*pair) for pair in combinations(rows, 2)]
     verdict = f"Whether the {noun} matters{where} takes {MIN_ROUNDS} rounds to tell (repeats={MIN_ROUNDS})"
     if any(ratio and ratio.is_difference for ratio in pairs):
         verdict = f"The {noun} matters{where}"
     elif all(ratio and ratio.low is not None for ratio in pairs):
         verdict = f"No difference between {noun}s is distinguishable from noise{where}"
-    known = [(row, ratio) for row in others if (ratio := comparison.ratios.get((row, best)))]
-    slower = [ratio for _, ratio in known if ratio.is_difference and ratio.mean > 1]
-    is_fastest = len(slower) == len(others)
-    name, *names = loader_names([best, *(row for row, _ in known)])
-    relative = ", ".join(f"{other} {ratio}" for other, (_, ratio) in zip(names, known, strict=True))
+    ratios = {row: ratio for row in others if (ratio := comparison.ratio(row, best))}
+    is_fastest = len(ratios) == len(others) and all(ratio.is_difference and ratio.mean > 1 for ratio in ratios.values())
+    name, *names = loader_names([best, *ratios])
+    relative = ", ".join(f"{other} {ratio}" for other, ratio in zip(names, ratios.values(), strict=True))
     if noun == "configuration":
-        ratios = sorted((ratio for _, ratio in known), key=lambda ratio: ratio.mean)
-        name, relative = best.label, " to ".join(map(str, dict.fromkeys([*ratios[:1], *ratios[-1:]])))
+        extremes = sorted(ratios.values(), key=lambda ratio: ratio.mean)
+        name, relative = best.label, " to ".join(map(str, dict.fromkeys([*extremes[:1], *extremes[-1:]])))
     answer = f"{verdict}: {name} {'is the fastest' if is_fastest else 'has the lowest median'}, {_time(best)}"
     return f"{answer} Relative to it: {relative}." if relative else answer
 
 
 def _time(row: Configuration) -> str:
     return f"{seconds(row.epoch_s.median)} s per epoch ({row.epoch_s})." if row.epoch_s else ""
-
-
-def not_ranked(comparison: Comparison) -> str:
-    """How many rows have no time that is compared, and how to measure those whose runs overlapped."""
-    rows = sum(not row.rounds for row in comparison.rows)
-    runs = sum(run.overlapping for row in comparison.rows for run in row.runs)
-    reasons = f"Not ranked, for the reason in the column status: {rows} of {len(comparison.rows)} rows." if rows else ""
-    overlaps = f" {runs} runs overlapped with another on this machine: run one at a time." if runs else ""
-    return (reasons + overlaps).strip()
 
 
 def loss_sentences(comparison: Comparison) -> list[str]:
@@ -129,13 +127,13 @@ def _first_difference(runs: Sequence[tuple[Configuration, Run]]) -> str:
     """The earliest epoch in which losses differ, and the two runs that are furthest apart there."""
     for number in range(max((len(run.epochs) for _, run in runs), default=0)):
         for key, loss in LOSSES.items():
-            known = [(run.epochs[number].get(key), row) for row, run in runs if number < len(run.epochs)]
-            values = [(value, row) for value, row in known if value is not None]
+            recorded = [(run.epochs[number].get(key), row) for row, run in runs if number < len(run.epochs)]
+            values = [(value, row) for value, row in recorded if value is not None]
             values.sort(key=lambda pair: (pair[0], pair[1].label))
             if values and values[0][0] != values[-1][0]:
-                (low, one), (high, other) = values[0], values[-1]
-                name, second = loader_names([one, other])
-                names = f"{name} and {second}" if one is not other else f"Rounds of {name or 'one configuration'}"
+                (low, lowest), (high, highest) = values[0], values[-1]
+                name, other = loader_names([lowest, highest])
+                names = f"{name} and {other}" if lowest is not highest else f"Rounds of {name or 'one configuration'}"
                 return f"{names} first differ in epoch {number + 1}, in the {loss} by {high - low:.2g}"
     return ""
 
@@ -156,55 +154,52 @@ def _equality(runs: Sequence[tuple[Configuration, Run]]) -> str:
 def best_quality(comparison: Comparison) -> str:
     """Which configuration is the best by the monitored metric, and whether that is more than noise over the seeds."""
     groups, metric = comparison.by_quality, comparison.metric
-    if sum(len(alike) for _, alike in groups) < 2:
+    if not comparison.differs:
         return ""
-    medians = [median(values.values()) for values, _ in groups]
-    rows = [row for one, (_, alike) in zip(medians, groups, strict=True) if one == medians[0] for row in alike]
-    count, value = f"{len(rows)} of {len(comparison.rows)} configurations", quality_text(metric, medians[0])
-    if medians[0] == medians[-1]:
-        return f"The same {quality_title(metric)} in {count}: {value}."
+    best = median(groups[0][0].values())
+    rows = [row for values, alike in groups if median(values.values()) == best for row in alike]
     by_seed = [item for row in rows for item in row.by_seed(metric.name).items()]
-    low, high = (quality_text(metric, bound(one for _, one in by_seed)) for bound in (min, max))
+    low, high = (quality_text(metric, bound(value for _, value in by_seed)) for bound in (min, max))
     seeds = len({seed for seed, _ in by_seed})
     over = f" ({low} to {high} over {seeds} {comparison.block}s)" if seeds > 1 else ""
     first, *others = (row.values for row in rows)
-    label = overrides({key: one for key, one in first.items() if all(other.get(key) == one for other in others)})
-    is_one = len(rows) == len(groups[0][1])  # apart from the loader
-    best = f"Best {quality_title(metric)}: {label if is_one and label else count}, {value}{over}."
-    return f"{best} {_certainty(comparison)}" if is_one else best
+    label = overrides({key: value for key, value in first.items() if all(other.get(key) == value for other in others)})
+    is_single = len(rows) == len(groups[0][1])  # apart from the loader
+    name = label if is_single and label else f"{len(rows)} of {len(comparison.rows)} configurations"
+    sentence = f"Best {quality_title(metric)}: {name}, {quality_text(metric, best)}{over}."
+    return f"{sentence} {_certainty(comparison)}" if is_single else sentence
 
 
 def _certainty(comparison: Comparison) -> str:
     """Whether the best configuration differs from all others by more than noise."""
-    metric, sign = comparison.metric, 1 if comparison.metric.direction == "max" else -1
+    metric, block = comparison.metric, comparison.block
+    sign = 1 if metric.direction == "max" else -1
     values = [{seed: sign * value for seed, value in by_seed.items()} for by_seed, _ in comparison.by_quality]
-    found = differences(dict(enumerate(values)))
-    leads = [found.get((0, other)) for other in range(1, len(values))]
+    differences = Differences(dict(enumerate(values)))
+    leads = [differences.get(0, other) for other in range(1, len(values))]
     low = [lead.low for lead in leads if lead and lead.low is not None]
     if any(lead and lead.low == lead.high is not None for lead in leads):  # of a few images, which change together
-        return f"The {comparison.block}s change nothing about it, so they cannot tell whether that is more than noise."
+        return f"The {block}s change nothing about it, so they cannot tell whether that is more than noise."
     if len(low) < len(leads):
         few = min(lead.blocks if lead else 0 for lead in leads)
-        block, key = comparison.block, "data.holdout_seed" if comparison.block == "fold" else "seed"
+        key = "data.holdout_seed" if block == "fold" else "seed"
         seeds = {0: f"Runs with different {block}s", 1: f"One {block}"}.get(few, f"{few} {block}s")
         return f"{seeds} cannot tell whether that is more than noise; type {key}=1,2,3."
     if unsure := sum(bound <= 0 for bound in low):
         equal = f"{unsure} of {len(low)} others" if len(low) > 1 else "the other"
-        return f"That may be noise: {equal} cannot be told apart from it; more {comparison.block}s may tell."
+        return f"That may be noise: {equal} cannot be told apart from it; more {block}s may tell."
     points = quality_text(metric, min(low)).replace("%", " percentage points")
     return f"That is more than noise: by at least {points} (95% interval)."
 
 
 def busy(comparison: Comparison) -> str:
     """Says that the machine was busy if a configuration needed much longer at one time than at another."""
-    times = {
-        row: [epoch["epoch_s"] for runs in row.rounds.values() for run in runs for epoch in steady_epochs(run.epochs)]
-        for row in comparison.ranked
-    }
-    row, known = max(times.items(), key=lambda entry: max(entry[1]) / (min(entry[1]) or 1), default=(None, [1.0]))
-    if row is None or max(known) <= BUSY * min(known):
-        return ""
-    return (
-        f"The machine was busy: epochs of {row.label or 'the same run'} took {seconds(min(known))} to "
-        f"{seconds(max(known))} s. Measure again when nothing else runs."
-    )
+    for row in comparison.ranked:
+        runs = [run for runs in row.rounds.values() for run in runs]
+        times = [epoch["epoch_s"] for run in runs for epoch in steady_epochs(run.epochs)]
+        if max(times) > BUSY * min(times):
+            return (
+                f"The machine was busy: epochs of {row.label or 'the same run'} took {seconds(min(times))} to "
+                f"{seconds(max(times))} s. Measure again when nothing else runs."
+            )
+    return ""

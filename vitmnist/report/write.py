@@ -7,20 +7,26 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from markdown import markdown
 from tabulate import tabulate
 
+from vitmnist.config.labels import value_text
 from vitmnist.errors import printable
-from vitmnist.report.compare import Comparison
-from vitmnist.report.grouping import CHECKSUMS, compare
-from vitmnist.report.summary import summary
-from vitmnist.report.table import Table, as_csv, table
+from vitmnist.report.comparison import CHECKSUMS, NOTHING, Comparison, Configuration, compare
+from vitmnist.report.plots import draw
+from vitmnist.report.statistics import Spread, seconds
+from vitmnist.report.summary import quality_text, summary
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.runs import find_runs, read_run
+from vitmnist.runtime.records import csv_text
+from vitmnist.tracking.epoch_table import epoch_metrics
+from vitmnist.tracking.runs import TEST_ACC, find_runs, read_run
 
-CHART = "![Seconds per epoch](report.png)"  # in Markdown
+Table = tuple[list[str], list[list[str]]]  # header, rows
+
 FACTS = "machine, software and data"  # folded in Markdown and on the page
+CHART = "![Seconds per epoch](report.png)"  # in Markdown
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with its median epoch, without the first one after
 each start. × fastest: geometric mean of the ratios to the row with the lowest median, over the rounds that both have,
@@ -31,82 +37,134 @@ Memory: peak resident memory (host), peak tensor memory (GPU).
 """
 
 
-def write_report(folders: Iterable[Path], output: Path, with_chart: bool = True) -> list[Comparison]:
+def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     """Write the report on all runs in or below some folders, and return its comparisons.
-
-    Args:
-        with_chart: draw the chart, which imports matplotlib; otherwise an earlier one is removed.
 
     Raises:
         DataError: a folder does not exist, or contains no runs.
         OSError: the files cannot be written.
     """
-    found = find_runs(folders)
+    comparisons = compare([read_run(folder) for folder in find_runs(folders)])
     output.mkdir(parents=True, exist_ok=True)
-    # No lock: each file is replaced as a whole, and a sweep writes its report once more after the last job.
-    comparisons = compare([read_run(folder) for folder in found])
-    text, svg = as_markdown(comparisons, with_chart), None
-    (output / "report.png").unlink(missing_ok=True)
-    if with_chart:
-        from vitmnist.report.plots import draw  # imports matplotlib, which takes a second
-
-        png, svg = draw(comparisons)
-        write_atomic(output / "report.png", png)
-    write_atomic(output / "report.csv", as_csv(comparisons).encode())
-    write_atomic(output / "report.md", text.encode())
-    write_atomic(output / "report.html", as_html(text, svg).encode())
+    text, (png, svg) = as_markdown(comparisons), draw(comparisons)
+    write_atomic(output / "report.png", png)  # no lock: each file is replaced as a whole
+    for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, svg)}.items():
+        write_atomic(output / f"report.{suffix}", content.encode())
     return comparisons
 
 
-def as_markdown(comparisons: Sequence[Comparison], with_chart: bool = True) -> str:
+def as_markdown(comparisons: Sequence[Comparison]) -> str:
     """The report as Markdown; its chart is `report.png` in the same folder."""
-    chart = [CHART] if with_chart else []
-    blocks = (_rendered(block, _escape, "github") for block in _blocks(comparisons))
-    return "\n\n".join(["# Report", *chart, *blocks, LEGEND.lstrip()])
+    blocks: list[str] = []
+    for comparison, paragraphs, rows in _blocks(comparisons):
+        blocks += [*map(_escape, paragraphs), _tabulated(rows, _escape, "github")]
+        if comparison.facts:
+            facts = _tabulated(([FACTS, ""], [list(fact) for fact in comparison.facts.items()]), _escape, "github")
+            blocks.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts}\n\n</details>')
+    return "\n\n".join(["# Report", CHART, *blocks, LEGEND.lstrip()])
 
 
-def as_html(text: str, svg: str | None) -> str:
+def as_html(text: str, svg: str) -> str:
     """The Markdown report as a page that needs no other file, with `svg` in place of the chart."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box, which the keyboard can reach.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
-    if svg:
-        chart = svg.replace("<svg", '<svg role="img" aria-label="Seconds per epoch"', 1)
-        body = body.replace(markdown(CHART, output_format="html"), chart)
+    chart = svg.replace("<svg", '<svg role="img" aria-label="Seconds per epoch"', 1)
+    body = body.replace(markdown(CHART, output_format="html"), chart)
     return files("vitmnist.report").joinpath("page.html").read_text(encoding="utf-8").replace("BODY", body)
 
 
 def as_text(comparisons: Sequence[Comparison]) -> str:
     """The report for a terminal, without the facts about machine and software."""
-    return "\n\n".join(_rendered(block, _line, "simple") for block in _blocks(comparisons, with_facts=False))
+    blocks: list[str] = []
+    for _, paragraphs, rows in _blocks(comparisons):
+        blocks += [*map(_line, paragraphs), _tabulated(rows, _line, "simple")]
+    return "\n\n".join(blocks)
 
 
-def _blocks(comparisons: Sequence[Comparison], with_facts: bool = True) -> Iterator[str | Table]:
-    """Headings, paragraphs and tables."""
-    several = len(comparisons) > 1
-    if several:
-        facts = [comparison.facts for comparison in comparisons]
-        titles = {"machines": ("host", "cpu", "cpu count"), "datasets": ("data", CHECKSUMS)}
-        counts = {noun: len({tuple(map(fact.get, keys)) for fact in facts}) for noun, keys in titles.items()}
-        differing = " and ".join(f"{count} {noun}" for noun, count in counts.items() if count > 1)
-        yield f"These runs are from {differing}, which are not compared with each other."
+def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
+    """Each comparison, the heading and sentences about it, and its table."""
+    is_single = len(comparisons) == 1
+    facts = [comparison.facts for comparison in comparisons]
+    titles = {"machines": ("host", "cpu", "cpu count"), "datasets": ("data", CHECKSUMS)}
+    counts = {noun: len({tuple(map(fact.get, keys)) for fact in facts}) for noun, keys in titles.items()}
+    differing = " and ".join(f"{count} {noun}" for noun, count in counts.items() if count > 1)
     for number, comparison in enumerate(comparisons, 1):
-        if several:
-            yield f"## {number}. {comparison.machine_and_data}"
-        yield from summary(comparison)
-        yield table(comparison)
-        if with_facts and comparison.facts:
-            yield [FACTS, ""], [list(fact) for fact in comparison.facts.items()]
+        first = [f"These runs are from {differing}, which are not compared with each other."] if number == 1 else []
+        heading = [] if is_single else [*first, f"## {number}. {comparison.machine_and_data}"]
+        yield comparison, [*heading, *summary(comparison)], table(comparison)
 
 
-def _rendered(block: str | Table, clean: Callable[[str], str], table_format: str) -> str:
-    if isinstance(block, str):
-        return clean(block)
-    header, *rows = ([clean(cell) for cell in row] for row in (block[0], *block[1]))
-    table = str(tabulate(rows, header, tablefmt=table_format, disable_numparse=True))
-    if header[0] != FACTS:
-        return table
-    return f'<details markdown="1"><summary>{FACTS}</summary>\n\n{table}\n\n</details>'
+def table(comparison: Comparison) -> Table:
+    """A row for each configuration, in the order of the chart. Columns without a value are left out.
+
+    So is the status if all runs completed.
+    """
+    measured = [_measured(comparison, row) for row in comparison.ordered]
+    titles = [title for title in measured[0] if {values[title] for values in measured} - {NOTHING, "completed"}]
+    rows = [
+        [value_text(row.values.get(column, NOTHING)) for column in comparison.columns]
+        + [values[title] for title in titles]
+        for row, values in zip(comparison.ordered, measured, strict=True)
+    ]
+    return [*comparison.columns, *titles], rows
+
+
+def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
+    """The measured values of a row by the title of their column: quality, time, and the rest."""
+    monitored = comparison.metric
+    quality, seeds = row.quality(monitored.name), NOTHING
+    if quality and quality.n > 1:
+        low, high = (quality_text(monitored, bound).rstrip("%") for bound in (quality.low, quality.high))
+        seeds = f"{low}–{high}, n={quality.n}"
+    cells = {
+        monitored.column or monitored.name: _median(row.spread(monitored.name), monitored.digits),
+        f"over {comparison.block}s": seeds,
+        "test accuracy, %": _median(row.quality(TEST_ACC), 2),
+    }
+    for metric in epoch_metrics().values():
+        if metric.column and metric != monitored:
+            cells[metric.column] = _median(row.spread(metric.name), metric.digits)
+        if metric.name == "epoch_s":
+            cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else NOTHING
+            cells["× fastest"] = str(comparison.to_fastest(row) or NOTHING)
+    return cells | {"status": row.status}
+
+
+def _median(spread: Spread | None, digits: int | None = None) -> str:
+    if spread is None:
+        return NOTHING
+    return seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
+
+
+def as_csv(comparisons: Sequence[Comparison]) -> str:
+    """All rows of all comparisons, not rounded. An empty cell was not measured."""
+    columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
+    rows: list[dict[str, Any]] = [
+        {"comparison": number, "machine": comparison.machine_and_data, **columns, **row.values}
+        | _csv_values(comparison, row)
+        for number, comparison in enumerate(comparisons, 1)
+        for row in comparison.rows
+    ]
+    return csv_text(list(rows[0]), rows)
+
+
+def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
+    """Median, lowest and highest run of each metric, and how the time compares with the fastest."""
+    ratio, test = comparison.to_fastest(row), row.quality(TEST_ACC)
+    values: dict[str, Any] = {"runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
+    for column, part in (("ratio_to_fastest", "mean"), ("ratio_low", "low"), ("ratio_high", "high")):
+        values[column] = getattr(ratio, part, None)
+    for name in epoch_metrics():
+        spread = row.spread(name)
+        for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
+            values[f"{name}{column}"] = getattr(spread, part, None)
+    return values | {TEST_ACC: test and test.median, "status": row.status}
+
+
+def _tabulated(rows: Table, clean: Callable[[str], str], table_format: str) -> str:
+    header, *lines = ([clean(cell) for cell in row] for row in (rows[0], *rows[1]))
+    return str(tabulate(lines, header, tablefmt=table_format, disable_numparse=True))
 
 
 def _line(text: str) -> str:

@@ -2,7 +2,7 @@
 
 A metric of logits and labels, or of the confusion matrix, is a module in `vitmnist/metrics`. Any other needs a row
 here, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in `vitmnist/training/loop.py`), or of
-`RunContext.finish_epoch`.
+`Trainer.finish_epoch`.
 """
 
 from __future__ import annotations

@@ -37,10 +37,9 @@ def train_epoch(
     """
     metrics = progress.metrics
     step.train_mode()
-    step.on_gradients = progress.log_step  # called in each step, between backward and schedule
     timer = progress.timer = EpochTimer(step.device)  # synchronises: work queued before is not charged to the epoch
     for images, labels, keys, size in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
-        sums = step(images, labels, keys, size)
+        sums = step(images, labels, keys, size, progress.log_step)
         metrics.update(sums)
         timer.begin("other")
         after_step(timer)
@@ -188,24 +187,25 @@ def evaluate(
     timer.stop()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    own = (torch.cat([getattr(one, part) for one in predictions]) for part in ("labels", "confidence", "targets"))
-    found = _of_all_ranks(Predictions(*own), sampler, world)
+    parts = ("labels", "confidence", "targets")
+    of_rank = Predictions(*(torch.cat([getattr(batch, part) for batch in predictions]) for part in parts))
+    gathered = _of_all_ranks(of_rank, sampler, world)
     values = metrics.compute("eval") | {
-        f"eval_{name}": value for name, value in confusion_metrics(found.confusion_matrix(logits.shape[1])).items()
+        f"eval_{name}": value for name, value in confusion_metrics(gathered.confusion_matrix(logits.shape[1])).items()
     }
-    return {**values, "eval_s": sum(seconds.values()), "save_s": saving}, found
+    return {**values, "eval_s": sum(seconds.values()), "save_s": saving}, gathered
 
 
-def _of_all_ranks(own: Predictions, sampler: EpochSampler, world: World) -> Predictions:
+def _of_all_ranks(of_rank: Predictions, sampler: EpochSampler, world: World) -> Predictions:
     """The predictions of all ranks, in split order."""
     if world.size == 1:
-        return own
+        return of_rank
     # Without the rank's padding image, which is the last one if there is any.
-    indices = sampler.indices(0, device=own.labels.device)[: len(own.labels)]
+    indices = sampler.indices(0, device=of_rank.labels.device)[: len(of_rank.labels)]
     size = sampler.global_sampler.size
     return Predictions(
         *(
             world.all_reduce_sum(part.new_zeros(size).index_copy_(0, indices, part))
-            for part in (own.labels, own.confidence, own.targets)
+            for part in (of_rank.labels, of_rank.confidence, of_rank.targets)
         )
     )

@@ -6,9 +6,10 @@ import copy
 import logging
 import os
 import random
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -19,25 +20,24 @@ from torch import Tensor, nn
 from vitmnist.augment.compose import build_augment, input_size
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split
-from vitmnist.data.preparation import given_statistics
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
+from vitmnist.data.preparation import given_statistics, prepare
 from vitmnist.data.sampler import EpochSampler, RankSampler
-from vitmnist.errors import ConfigError, described, first_line
+from vitmnist.errors import ConfigError, DataError, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses.base import LOSSES
 from vitmnist.models.base import MODELS
-from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
-from vitmnist.optim.lr_scale import BATCH_NORMS, scale_learning_rates
+from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.schedules import build_schedule
+from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.runtime.world import World
 from vitmnist.timing.benchmark import Candidate
-from vitmnist.training.compilation import compile_step, preserved_buffers
-from vitmnist.training.initial_weights import load_initial_weights
-from vitmnist.training.ranks import read_dataset
-from vitmnist.training.step import TrainStep
+from vitmnist.training.fine_tuning import BATCH_NORMS, load_initial_weights, scale_learning_rates
+from vitmnist.training.step import TrainStep, compile_step, preserved_buffers
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 log = logging.getLogger(__name__)
@@ -83,13 +83,6 @@ def build_setup(
     """
     check_config(config, device)
     dataset = read_dataset(config, world)
-    if dataset.eval_split == "train":
-        raise ConfigError(f"{dataset.name}: has neither validation nor test images; type data.holdout=0.1")
-    if config.patience and dataset.validation is None:
-        raise ConfigError(
-            f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; type "
-            "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
-        )
     sampler = RankSampler.of(train_sampler(config, dataset), world.rank, world.size)
     if device.type == "cuda":
         use_deterministic_kernels()
@@ -97,30 +90,18 @@ def build_setup(
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
     step = build_step(config, dataset.train, sampler, device, step_config, weights)
-    has_batch_norm = any(isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules())
-    if has_batch_norm and step.microbatch_size < min(sampler.batch_size, sampler.size):
-        log.warning(
-            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
-            "trainer.micro_batch=null takes them from the whole batch",
-            step_config.micro_batch,
-        )
-    if has_batch_norm and not step_config.compile:  # compiled code gets full microbatches
-        _check_single_images(config.model["name"], step, dataset.train, sampler, world)
+    _check_batch_norm(config.model["name"], step, step_config, dataset.train, sampler, world)
     # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their own
     # may differ by one image.
     eval_batch = world.broadcast_object(lambda: step.microbatch_size) * world.size
-    eval_sampler = split_sampler(dataset.evaluated, eval_batch, world)
-
+    sets = [(dataset.train, sampler), (dataset.evaluated, split_sampler(dataset.evaluated, eval_batch, world))]
     values, selection = config.data.loader, None
     if isinstance(LOADERS.member(values)[1], AutoOptions):
-        selection = (
-            select_run_loader(config, dataset, step, step_config, sampler, eval_sampler) if world.is_main else None
-        )
+        selection = select_run_loader(config, step, step_config, sets) if world.is_main else None
         values = world.broadcast_object(lambda: selection.values if selection else None)
-    sets = [(dataset.train, sampler), (dataset.evaluated, eval_sampler)]
     # All together, because the first loader may leave no room for the second.
     check_fits(values["name"], needs_of(values, sets, device) or Memory(), device, others=("ram", "cache", "disk"))
-    train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, split, one, device)) for split, one in sets)
+    train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, *data, device)) for data in sets)
     train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
     step_config = compile_step(step, train_loader, step_config)
     if step.compile_s:
@@ -198,7 +179,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
     """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
     try:
         with torch.no_grad():
-            found = model.eval()(images)  # in this mode, no state changes and no random number is drawn
+            logits = model.eval()(images)  # in this mode, no state changes and no random number is drawn
     except Exception as error:  # of any type: the model's code
         if classify(error).is_user_error:
             raise
@@ -207,19 +188,31 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
         ) from error
     model.train()
-    if not isinstance(found, Tensor) or found.shape != (len(images), classes):
-        shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
+        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
             f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
             f"[{len(images)}, {classes}]"
         )
 
 
-def _check_single_images(name: str, step: TrainStep, split: Split, sampler: EpochSampler, world: World) -> None:
-    """Raise `ConfigError` if a step would run batch normalisation on one image with one value per channel."""
+def _check_batch_norm(
+    name: str, step: TrainStep, step_config: StepConfig, split: Split, sampler: EpochSampler, world: World
+) -> None:
+    """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
+    if not any(isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()):
+        return
+    if step.microbatch_size < min(sampler.batch_size, sampler.size):
+        log.warning(
+            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
+            "trainer.micro_batch=null takes them from the whole batch",
+            step_config.micro_batch,
+        )
+    if step_config.compile:  # compiled code gets full microbatches
+        return
     sizes = (max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1))  # of a rank without images: padding
-    has_one = [(size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes]
-    in_first, in_last = map(any, zip(*world.all_gather_object(has_one), strict=True))
+    is_single = [(size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes]
+    in_first, in_last = map(any, zip(*world.all_gather_object(is_single), strict=True))
     try:
         if in_first or in_last:
             with torch.no_grad(), preserved_buffers(step.model):  # the generators are seeded later
@@ -232,19 +225,15 @@ def _check_single_images(name: str, step: TrainStep, split: Split, sampler: Epoc
 
 
 def select_run_loader(
-    config: Config,
-    dataset: Dataset,
-    step: TrainStep,
-    step_config: StepConfig,
-    sampler: EpochSampler,
-    eval_sampler: EpochSampler,
+    config: Config, step: TrainStep, step_config: StepConfig, sets: Sequence[tuple[Split, EpochSampler]]
 ) -> LoaderSelection:
     """Time the loaders with the run's own training step, then restore its state."""
     _, options = LOADERS.member(config.data.loader)
+    train, *others = sets
     initial = copy.deepcopy(step.state_dict())
 
     # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-    compiled_config = compile_step(step, ResidentBatch(dataset.train, sampler, step.device), step_config)
+    compiled_config = compile_step(step, ResidentBatch(*train, step.device), step_config)
 
     def timed(loader: Loader) -> Candidate:
         compile_step(step, loader, compiled_config)  # once more if the loader delivers floats
@@ -252,9 +241,7 @@ def select_run_loader(
 
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
-        selection, _ = select_loader(
-            options, dataset.train, sampler, step.device, timed=timed, also=[(dataset.evaluated, eval_sampler)]
-        )
+        selection, _ = select_loader(options, *train, step.device, timed=timed, also=others)
     finally:
         step.load_state_dict(initial)
         step.model.zero_grad()
@@ -286,3 +273,58 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
         _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
+
+
+def agree_on_device(config: Config, world: World) -> torch.device:
+    """This rank's device; all ranks have one of the same type.
+
+    Raises:
+        ConfigError: a rank has no device, or one of another type; the same error on each rank.
+    """
+    visible = world.all_gather_object((socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+    try:
+        device, reason = choose_device(config.device, world, visible.count(visible[world.rank]) == 1), None
+    except ConfigError as error:
+        device, reason = torch.device("cpu"), str(error)
+    ranks = world.all_gather_object((reason, device.type))
+    for number, (reason, kind) in enumerate(ranks):
+        if reason:
+            raise ConfigError(reason)
+        if kind != ranks[0][1]:
+            raise ConfigError(
+                f"device={config.device}: is {ranks[0][1]} on rank 0 and {kind} on rank {number}; name one"
+            )
+    if world.size > 1 and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def read_dataset(config: Config, world: World) -> Dataset:
+    """Read the dataset. On each machine the first rank downloads or decodes it, then the others read the files.
+
+    Raises:
+        ConfigError, DataError: it cannot be read or evaluated, or differs between machines.
+    """
+    if world.local_rank:
+        world.barrier()
+    dataset = build_dataset(config.data.dataset, config.data.root)
+    if not world.local_rank:
+        world.barrier()
+    dataset = prepare(dataset, config.data)
+    if dataset.eval_split == "train":
+        raise ConfigError(f"{dataset.name}: has neither validation nor test images; type data.holdout=0.1")
+    if config.patience and dataset.validation is None:
+        raise ConfigError(
+            f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; type "
+            "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
+        )
+    if world.size == 1:
+        return dataset
+    checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
+    if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
+        raise DataError(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
+    # The other ranks of a machine need not compute them again.
+    splits: dict[str, Any] = {
+        name: replace(split, sha256=checksums[0][f"{name}_images"]) for name, split in dataset.splits.items()
+    }
+    return replace(dataset, **splits)

@@ -1,10 +1,13 @@
-"""One training step: forward, backward, optimizer, averaged weights, schedule."""
+"""One training step, eager or compiled: forward, backward, optimizer, averaged weights, schedule."""
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +18,16 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
+from vitmnist.data.seeding import preserved_generators
+from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses.base import Loss
 from vitmnist.metrics.base import batch_metrics
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.step_options import StepConfig
+
+log = logging.getLogger(__name__)
 
 IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
 
@@ -70,21 +77,19 @@ class TrainStep:
         self._frozen_norms = frozen_norms
         self.train_mode()  # the mode in which the step is compiled
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self.steps = 0
+        """Steps done since the beginning of the run."""
         self._begin_step(0)
         self.device = preprocess.mean.device
         # The fewest microbatches of at most micro_batch images, all of nearly the same size.
         self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
-        self.on_gradients: Callable[[TrainStep], object] = lambda step: None
-        """Called in each step, once the gradients are complete."""
-        self.steps: int
-        """Steps done since the beginning of the run."""
         self.compile_s = 0.0
         """Seconds spent on compilation."""
         self.pad = False
         """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes."""
         self.eager = ModelAndLoss(model, preprocess, config.precision, loss)
         self.forward: nn.Module = self.eager
-        """Model and loss: eager or compiled (`vitmnist.training.compilation`), with several ranks wrapped by DDP."""
+        """Model and loss: eager or compiled (`compile_step`), with several ranks wrapped by DDP."""
         self.mixed = preprocess.mixed
         """Eager or compiled, if the augmentation mixes images."""
         self._batch_size, self._clip_norm = batch_size, clip_norm
@@ -119,10 +124,21 @@ class TrainStep:
             for number, ((images, labels), keys) in enumerate(batches, start)
         )
 
-    def __call__(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> Sums:
-        """Train on a batch, without waiting for the device; the arguments are those of `forward_backward`."""
+    def __call__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        keys: Tensor | None,
+        size: int,
+        on_gradients: Callable[[TrainStep], object] = lambda step: None,
+    ) -> Sums:
+        """Train on a batch, without waiting for the device; the arguments are those of `forward_backward`.
+
+        Args:
+            on_gradients: called once the gradients are complete.
+        """
         sums = self.forward_backward(images, labels, keys, size)
-        self.on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
+        on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
@@ -162,7 +178,7 @@ class TrainStep:
         for start in range(0, number, self.microbatch_size):
             rows = slice(start, start + self.microbatch_size)
             with no_sync() if rows.stop < number else nullcontext():  # all-reduce once, with the last one
-                inputs, input_keys, *others = (None if one is None else one[rows] for one in tensors)
+                inputs, input_keys, *others = (None if tensor is None else tensor[rows] for tensor in tensors)
                 part = self.forward(inputs, input_keys, *others)
                 loss = part["loss"] / size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
@@ -192,11 +208,11 @@ class TrainStep:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()  # creates the optimizer's state, to check the saved one against
         self.model.zero_grad()
-        own, saved = self.optimizer.state_dict(), state["optimizer"]
-        _check_optimizer_state(saved["state"], own["state"])
+        current, saved = self.optimizer.state_dict(), state["optimizer"]
+        _check_optimizer_state(saved["state"], current["state"])
         self.model.load_state_dict(state["model"])
         # The options of the groups follow from the configuration, and their learning rates from the step.
-        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
+        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": current["param_groups"]})
         self._begin_step(int(state["schedule"]["last_epoch"]))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
@@ -226,16 +242,76 @@ class ModelAndLoss(nn.Module):
         return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
 
 
+def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepConfig:
+    """Compile a step if configured, for what the loader delivers: uint8 or float32.
+
+    Drops the step's gradients, and restores the model's buffers and the random generators.
+
+    Returns:
+        The options: with `compile=False` if it was `auto` and failed. The step is then eager.
+
+    Raises:
+        ConfigError: `trainer.compile=true` failed.
+    """
+    if not config.compile:
+        return config
+    if not step.compile_s:
+        log.info("compiling the step, which may take a minute")
+    keys = next(step.preprocess.keys(loader.sampler, 0))
+    with closing(loader.epoch(0)) as batches:
+        images, labels = next(batches)
+    batch = images, labels, keys, len(labels)
+    started = time.perf_counter()
+    with preserved_generators(step.device), preserved_buffers(step.model):
+        if step.forward is step.eager:
+            # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
+            step.forward_backward(*batch)
+            step.forward = torch.compile(step.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            step.mixed = torch.compile(step.mixed, fullgraph=True, dynamic=False)
+            step.pad = True
+        try:
+            try:
+                step.forward_backward(*batch)  # reuses what earlier jobs of a sweep have compiled
+            except Exception:
+                torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
+                step.forward_backward(*batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # dynamo and inductor raise many types
+            step.forward, step.mixed, step.pad = step.eager, step.preprocess.mixed, False
+            reason = f"failed: {first_line(error)}"
+            if "compile" not in config.reasons:
+                raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error
+            log.info("trainer.compile=false: %s", reason)
+            return replace(config, compile=False, reasons={**config.reasons, "compile": reason})
+        finally:
+            step.model.zero_grad()
+    step.compile_s += time.perf_counter() - started
+    return config
+
+
+@contextmanager
+def preserved_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model on exit, such as the statistics of batch normalisation."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), before, strict=True):
+                buffer.copy_(value)
+
+
 def _padded(tensor: Tensor, missing: int, fill: int = 0) -> Tensor:
     return F.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, missing], value=fill)
 
 
-def _check_optimizer_state(saved: dict[int, dict[str, Any]], own: dict[int, dict[str, Any]]) -> None:
+def _check_optimizer_state(saved: dict[int, dict[str, Any]], current: dict[int, dict[str, Any]]) -> None:
     """Raise `ValueError` for a tensor of another shape or dtype: torch loads it, and fused AdamW ends with SIGSEGV.
 
     What was saved lacks parameters that never had a gradient.
     """
     for key, state in saved.items():
-        for name, value in own[key].items():
+        for name, value in current[key].items():
             if isinstance(value, Tensor) and (state[name].shape, state[name].dtype) != (value.shape, value.dtype):
                 raise ValueError(f"optimizer state {key}, {name}: {list(state[name].shape)} of {state[name].dtype}")

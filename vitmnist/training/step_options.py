@@ -82,9 +82,9 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
             + (" (as a CPU measured it)" if is_cuda else ""),
         ),
     }
-    given = {key: getattr(config, key) for key in rules}
-    resolved = {key: rules[key][0] if value == "auto" else value for key, value in given.items()}
-    return StepConfig(**resolved, reasons={key: rules[key][1] for key, value in given.items() if value == "auto"})
+    configured = {key: getattr(config, key) for key in rules}
+    resolved = {key: rules[key][0] if value == "auto" else value for key, value in configured.items()}
+    return StepConfig(**resolved, reasons={key: rules[key][1] for key, value in configured.items() if value == "auto"})
 
 
 def _has_bf16(device: torch.device) -> bool:

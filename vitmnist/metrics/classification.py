@@ -1,13 +1,19 @@
-"""Metrics in which every class counts the same, however many images it has."""
+"""Accuracy, and metrics in which every class counts the same, however many images it has."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitmnist.metrics.base import METRICS, ConfusionMetric
+from vitmnist.metrics.base import METRICS, BatchMetric, ConfusionMetric
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@METRICS.register("acc", BatchMetric("%", tag="acc", column="accuracy, %", digits=2))
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """The number of correct predictions; padding never counts, because its label is no class."""
+    return (logits.argmax(dim=1) == labels).sum()
 
 
 @METRICS.register("macro_f1", ConfusionMetric("%", tag="macro_f1", column="macro F1, %", digits=2))

@@ -1,0 +1,304 @@
+"""Divides runs into comparisons, one for each machine and dataset, and groups the repeats of a configuration.
+
+Columns are found, not listed: any configuration key and any fact about the software that varies is one. Configurations
+are compared over the rounds of a sweep (`repeats`), in each of which every configuration runs: whatever slows a whole
+round down cancels in the ratio.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from statistics import median
+from typing import Any
+
+from vitmnist.config.labels import trainer_label
+from vitmnist.config.schema import affects_nothing, keys_where
+from vitmnist.config.values import is_under
+from vitmnist.report.statistics import Differences, Ratio, Spread
+from vitmnist.tracking.epoch_table import Metric, epoch_metrics
+from vitmnist.tracking.runs import Run, monitored
+
+NOTHING = "–"  # not measured, or not applicable
+MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
+CHECKSUMS = "SHA-256 of the data"
+
+Seeds = tuple[str, str]  # seed, and seed of the hold-out
+
+
+def overrides(values: Mapping[str, Any]) -> str:
+    """Keys and values as on the command line: `data/loader=ram batch_size=500`."""
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """A row of the report: its values in the columns that vary, and its runs."""
+
+    values: dict[str, Any]
+    runs: list[Run]
+
+    @property
+    def label(self) -> str:
+        """Its values as overrides."""
+        return overrides(self.values)
+
+    @cached_property
+    def rounds(self) -> dict[Seeds, list[Run]]:
+        """The ranked runs by round: folder of the sweep, and `repeat`. Empty if no time of this row is compared."""
+        rounds: dict[Seeds, list[Run]] = {}
+        for run in self.runs:
+            if run.is_ranked:
+                key = str(run.folder.resolve().parent), str(run.config.get("repeat"))
+                rounds.setdefault(key, []).append(run)
+        return rounds
+
+    def spread(self, name: str) -> Spread | None:
+        """A metric over the ranked runs (over all runs, if none is ranked), or its final value over the seeds."""
+        if epoch_metrics()[name].over_epochs == "last" and (quality := self.quality(name)):
+            return quality
+        ranked = [run for runs in self.rounds.values() for run in runs]
+        return Spread.of(_values(ranked or self.runs, name))
+
+    @cached_property
+    def epoch_s(self) -> Spread | None:
+        """Seconds per epoch, evaluation included."""
+        return self.spread("epoch_s")
+
+    def by_seed(self, name: str) -> dict[Seeds, float]:
+        """A metric of quality by seed and fold. Runs with the same ones are not independent: the first one counts."""
+        runs = [run for run in reversed(self.runs) if run.status == "completed"]
+        return {run.seeds: value for run in runs if (value := run.quality(name)) is not None}
+
+    def quality(self, name: str) -> Spread | None:
+        """A metric of quality over the seeds and folds."""
+        return Spread.of(list(self.by_seed(name).values()))
+
+    @property
+    def status(self) -> str:
+        """How its runs ended and why, and why their times are not compared, with numbers of runs if they differ."""
+        states = Counter(run.state for run in self.runs)
+        return "; ".join(f"{count} {state}" if len(states) > 1 else state for state, count in states.items())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of one machine and one dataset.
+
+    Args:
+        columns: the configuration keys that vary, then the facts about the software that vary.
+        rows: one for each combination of their values.
+        facts: machine, software and data that all runs have in common, by title.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Configuration]
+    facts: Mapping[str, str]
+
+    @cached_property
+    def ranked(self) -> list[Configuration]:
+        """The rows whose times are compared, lowest median first."""
+        timed = [(row.epoch_s.median, row) for row in self.rows if row.rounds and row.epoch_s]
+        return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
+
+    @cached_property
+    def _log_times(self) -> Differences[Configuration]:
+        # Runs of several seeds in a round share the state of the machine: they count as one.
+        times = {
+            row: {key: median(_values(runs, "epoch_s")) for key, runs in row.rounds.items()} for row in self.ranked
+        }
+        return Differences.of_logarithms(times)
+
+    def ratio(self, row: Configuration, other: Configuration) -> Ratio | None:
+        """How many times as long an epoch of a ranked row takes as one of another; None without a common round."""
+        return self._log_times.ratio(row, other)
+
+    def to_fastest(self, row: Configuration) -> Ratio | None:
+        """The ratio of a row to the one with the lowest median; None for that row, and without a common round."""
+        return self.ratio(row, self.ranked[0]) if self.ranked else None
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The metric that the runs monitor."""
+        return monitored(run for row in self.rows for run in row.runs)
+
+    @cached_property
+    def by_quality(self) -> list[tuple[dict[Seeds, float], list[Configuration]]]:
+        """The values of the metric by seed and fold, the best median first, and the rows that have them.
+
+        Rows that agree in their common seeds are together: loaders deliver identical batches, and repeat no quality.
+        """
+        groups: list[tuple[dict[Seeds, float], list[Configuration]]] = []
+        for row in self.rows:
+            values = row.by_seed(self.metric.name)
+            for group, rows in groups:
+                common = group.keys() & values.keys()
+                if common and all(group[seed] == values[seed] for seed in common):
+                    group.update(values)
+                    rows.append(row)
+                    break
+            else:
+                groups += [(values, [row])] if values else []
+        best_first = self.metric.direction == "max"
+        return sorted(groups, key=lambda group: median(group[0].values()), reverse=best_first)
+
+    @cached_property
+    def block(self) -> str:
+        """In what repeats of a configuration differ: `seed`, `fold` (`data.holdout_seed`), or `run` if in both."""
+        pairs = {run.seeds for row in self.rows for run in row.runs if run.config}
+        seeds, folds = ({pair[part] for pair in pairs} for part in (0, 1))
+        return "seed" if len(folds) < 2 else "fold" if len(seeds) < 2 else "run"
+
+    @property
+    def differs(self) -> bool:
+        """Whether the metric differs between rows."""
+        return len(self.by_quality) > 1
+
+    @cached_property
+    def ordered(self) -> list[Configuration]:
+        """The rows as table and chart show them: by quality, batch size, whether they are ranked, and time."""
+        rank = {row: number for number, (_, rows) in enumerate(self.by_quality) for row in rows} if self.differs else {}
+
+        def key(row: Configuration) -> tuple[float, ...]:
+            size, time = row.values.get("batch_size"), row.epoch_s
+            by_time = not time, size if isinstance(size, int) else 0, not row.rounds, time.median if time else 0.0
+            return rank.get(row, len(rank)), *by_time
+
+        return sorted(self.rows, key=key)
+
+    @property
+    def machine_and_data(self) -> str:
+        """Machine and data in one line."""
+        facts = (self.facts.get(title) for title in ("gpu", "cpu", "host", "data"))
+        return ", ".join(filter(None, facts)) or "unknown machine and data"
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    """Divide runs by machine and dataset. The order of the runs is kept."""
+    overlapping = _overlapping(runs)
+    runs = [replace(run, overlapping=str(run.folder) in overlapping) for run in runs]
+    started = {run.folder.parent: run for run in reversed(runs) if run.section("environment")}
+    groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        # A run that never started is listed with the other runs of its sweep.
+        groups[_identity(run if run.section("environment") else started.get(run.folder.parent, run))].append(run)
+    return [_comparison(group) for group in groups.values()]
+
+
+def _overlapping(runs: Iterable[Run]) -> set[str]:
+    """The folders of the runs that were active at the same time as another run on their host."""
+    by_host: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for run in runs:
+        if host := run.section("environment").get("host"):
+            by_host[host].append((run.result["began_at"], run.result["ended_at"], str(run.folder)))
+    folders: set[str] = set()
+    for spans in by_host.values():
+        latest_end, latest = 0.0, ""  # of the runs that began before
+        for start, end, folder in sorted(spans):
+            if start < latest_end:
+                folders |= {folder, latest}
+            if end > latest_end:
+                latest_end, latest = end, folder
+    return folders
+
+
+def _identity(run: Run) -> tuple[str, ...]:
+    """The machine and the dataset of a run; folds have a dataset in common."""
+    machine, dataset = run.section("environment"), run.section("dataset")
+    checksums = dataset.get("folds_of") or dataset.get("sha256")
+    return tuple(map(fact_text, (*(machine.get(key) for key in MACHINE), dataset.get("name"), checksums)))
+
+
+def _comparison(runs: Sequence[Run]) -> Comparison:
+    configs = [_displayed_config(run) for run in runs]
+    facts_by_run = [_facts(run) for run in runs]
+    titles = dict.fromkeys(title for facts in facts_by_run for title in facts)
+    texts = {title: {facts.get(title, NOTHING) for facts in facts_by_run if facts} for title in titles}
+    columns = {key: _title(key) for key in _varied_keys(configs)}
+    varied = [title for title in titles if len(texts[title]) > 1]
+    rows: dict[tuple[str, str], Configuration] = {}
+    for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
+        values = {title: config[key] for key, title in columns.items() if key in config}
+        values |= {title: facts[title] for title in varied if facts.get(title, NOTHING) != NOTHING}
+        unique = str(run.folder) if run.status == "unreadable" else ""  # it repeats no other run
+        rows.setdefault((unique, repr(values)), Configuration(values, [])).runs.append(run)
+    common = {title: min(texts[title]) for title in titles if title not in varied and texts[title] != {NOTHING}}
+    return Comparison([*columns.values(), *varied], list(rows.values()), common)
+
+
+def _displayed_config(run: Run) -> dict[str, Any]:
+    """The configuration with loader and trainer as the report names them.
+
+    `prefetch of ram`; `auto: ram` for what `auto` chose; `plain, fused=true` for a trainer with changed options.
+    """
+    config = {key: value for key, value in run.config.items() if not is_under(key, ["trainer"])}
+    if trainer := {key[8:]: value for key, value in run.config.items() if key.startswith("trainer.")}:
+        config["trainer.name"] = trainer_label(trainer)
+    loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
+    chosen = run.section("choices").get("loader", "auto")
+    if base:
+        config["data.loader.name"] = f"{loader} of {base}"
+    elif loader == "auto" and chosen != "auto":
+        config["data.loader.name"] = f"auto: {chosen}"
+    return config
+
+
+def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values vary among configurations, apart from seeds and round.
+
+    An option of a group counts only if it varies among runs of the same member: `num_workers`, which only `disk` has,
+    does not distinguish `disk` from `ram`.
+    """
+    varied, skipped = [], [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
+    for key in dict.fromkeys(key for config in configs for key in config):
+        groups = [f"{group}.name" for group in accumulate(key.split(".")[:-1], "{}.{}".format)]
+        values: dict[str, set[str]] = defaultdict(set)
+        for config in filter(None, configs):  # an unknown configuration distinguishes nothing
+            members = [config.get(name) for name in groups if name != key]
+            values[repr(members)].add(repr(config.get(key)))
+        if any(len(different) > 1 for different in values.values()) and not is_under(key, skipped):
+            varied.append(key)
+    return varied
+
+
+def _title(key: str) -> str:
+    """A key as it is typed: a config group with slashes, any other key with dots."""
+    return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Machine, software and data of a run, by title; empty if it never started."""
+    environment, dataset = run.section("environment"), run.section("dataset")
+    if not environment:
+        return {}
+    sizes = [
+        f"{fact_text(dataset[f'{split}_size'])} {split}"
+        for split in ("train", "validation", "test")
+        if f"{split}_size" in dataset
+    ]
+    facts = {
+        **environment,
+        "device": run.result.get("device"),
+        "processes": run.section("distributed").get("ranks"),
+        "data": f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None,
+        CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
+    }
+    return {title.replace("_", " "): fact_text(value) for title, value in facts.items()}
+
+
+def fact_text(value: Any) -> str:
+    """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or NOTHING
+    if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
+        return value[:12]
+    if type(value) is int:
+        return f"{value:,}"
+    return NOTHING if value is None else str(value)
+
+
+def _values(runs: Iterable[Run], name: str) -> list[float]:
+    return [value for run in runs if (value := run.value(name)) is not None]

@@ -1,0 +1,118 @@
+"""Fine-tuning: the weights that `init` names, and other learning rates for the parameters that `lr_scale` names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitmnist.errors import ConfigError, listed
+
+log = logging.getLogger(__name__)
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+PREFIXES = ({"module"}, {"_orig_mod"}, {"model"}, {"backbone"})
+"""The first part of all names of a network within DataParallel, `torch.compile`, Lightning's modules and others."""
+
+
+def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
+    """Load weights and statistics by their names in `state_dict()`.
+
+    If the model has none of the names, prefixes that all of them have are left out. If it still has none, they are
+    those of the first of its parts that has some: a `backbone`.
+
+    Args:
+        skip: patterns of names that may differ; what they name is left as the model has it.
+
+    Raises:
+        ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
+    """
+    state = model.state_dict()
+    while not state.keys() & weights.keys() and {name.partition(".")[0] for name in weights} in PREFIXES:
+        log.info("init: all names begin with %s., which is left out", next(iter(weights)).partition(".")[0])
+        weights = {name.partition(".")[2]: value for name, value in weights.items()}
+    if not state.keys() & weights.keys():
+        parts = [f"{name}." for name, _ in model.named_children()]
+        part = next((part for part in parts if any(part + name in state for name in weights)), "")
+        weights = {part + name: value for name, value in weights.items()}
+    every = state.keys() | weights.keys()
+    for pattern in skip:
+        if not any(fnmatchcase(name, pattern) for name in every):
+            raise ConfigError(f"init_skip: {pattern!r} fits no weight; those of the model are {listed(state)}")
+    same = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
+    differing = [
+        f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
+        for name in sorted(every - same.keys())
+        if not any(fnmatchcase(name, pattern) for pattern in skip)
+    ]
+    if differing:
+        raise ConfigError(
+            f"init: the weights are not those of this model: {listed(differing)}; type what may differ as "
+            "init_skip='[NAME,PATTERN.*]', or name other weights"
+        )
+    if not same:
+        raise ConfigError(
+            f"init_skip={[*skip]}: leaves nothing of init, none of whose weights has a name and shape of the model; "
+            "set init=null, or name other weights"
+        )
+    model.load_state_dict(same, strict=False)
+    log.info("started from %d of %d weights of init; the model has %d", len(same), len(weights), len(state))
+
+
+def _shape(weights: Mapping[str, Tensor], name: str) -> str:
+    return str(list(weights[name].shape)) if name in weights else "missing"
+
+
+def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float]) -> list[nn.Module]:
+    """Multiply the learning rates of an optimizer that has done no step, and freeze the parameters of factor 0.
+
+    The optimizer's groups are divided, so that their other options, such as weight decay, stay as they are.
+
+    Args:
+        factors: by pattern of the parameters' names; the last one that fits counts, and without one 1.
+
+    Returns:
+        The batch normalisations that are frozen, whose statistics must not move either.
+
+    Raises:
+        ConfigError: a pattern fits no parameter, or all are frozen.
+    """
+    if not factors:
+        return []
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for pattern in factors:
+        if not any(fnmatchcase(name, pattern) for name in names.values()):
+            raise ConfigError(
+                f"lr_scale: {pattern!r} fits no parameter; those of the model are {listed(names.values())}"
+            )
+
+    def factor_of(name: str) -> float:
+        return next((factor for pattern, factor in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)
+
+    def is_frozen(name: str, norm: nn.Module) -> bool:
+        # One without parameters is frozen by the name of its statistics.
+        parts = [part for part, _ in norm.named_parameters()] or ["running_mean"]
+        return not any(factor_of(f"{name}.{part}") for part in parts)
+
+    groups = []
+    for group in optimizer.param_groups:
+        by_factor: dict[float, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_factor.setdefault(factor_of(names[parameter]), []).append(parameter)
+        groups += [
+            {**group, "params": parameters, "lr": factor * group["lr"]}
+            for factor, parameters in by_factor.items()
+            if factor
+        ]
+    if not groups:
+        raise ConfigError(f"lr_scale={dict(factors)}: freezes all parameters; leave some of them to train")
+    optimizer.param_groups[:] = groups
+    for parameter, name in names.items():
+        if not factor_of(name):
+            parameter.requires_grad_(False)
+    return [
+        module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS) and is_frozen(name, module)
+    ]
