@@ -177,6 +177,7 @@ def test_pictures_whose_content_is_the_same_are_compared_and_not_decoded_again(
 
     if not writable:
         monkeypatch.setattr(source_files, "write_atomic", refuse)
+    caplog.clear()
     caplog.set_level(logging.INFO)
     for count in (1, 1 if writable else 2):
         assert load(folder).sha256 == before.sha256
