@@ -127,7 +127,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
     'data.root="~nosuchuser/x"': "~nosuchuser/x: there is no such user; type the full name of a folder",
-    "data.root=~/mnist": "must be quoted",
+    "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
     # Given weights, and learning rates by parameter.
     r"init=no\${where}": "init=no${where}: there is no such file or folder",
     "init=.": ".: holds no best or final weights in checkpoints/",
