@@ -21,16 +21,7 @@ from vitmnist.config.validation import bounded, described, section
 from vitmnist.data.channel_statistics import ChannelSums, channel_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.image_listing import JPEG, SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
-from vitmnist.data.images import (
-    ImageReader,
-    Mode,
-    Pixels,
-    Resize,
-    empty_images,
-    file_warnings,
-    is_colour,
-    pixel_range,
-)
+from vitmnist.data.images import ImageReader, Mode, Pixels, Resize, empty_images, file_warnings, is_colour, pixel_range
 from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.runtime.backend import one_core_each
 from vitmnist.runtime.cpu import available_cores
