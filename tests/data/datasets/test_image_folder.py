@@ -138,17 +138,33 @@ def restore(first: Path, second: Path) -> None:
         os.utime(path, ns=(0, 0))
 
 
-@pytest.mark.parametrize("change", [exchange, restore])
+def exchange_unpacked(first: Path, second: Path) -> None:
+    """As `mv` exchanges their folders: files that are unpacked together can have the same ctime, and keep it."""
+    exchange(first, second)
+
+
+@pytest.mark.parametrize("change", [exchange, restore, exchange_unpacked])
 def test_a_picture_replaced_by_one_of_the_same_name_size_and_time_is_decoded_again(
-    change: Callable[[Path, Path], None], folder: Path, caplog: pytest.LogCaptureFixture
+    change: Callable[[Path, Path], None],
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def stat_of_one_ctime(path: Path, **options: bool) -> os.stat_result:
+        status = os.stat(path, **options)
+        return os.stat_result(tuple(status), {"st_ctime_ns": 0, "st_mtime_ns": status.st_mtime_ns})
+
+    if change is exchange_unpacked:
+        monkeypatch.setattr(Path, "stat", stat_of_one_ctime)
     pair = folder / "cat" / "a.bmp", folder / "dog" / "a.bmp"
     for seed, path in enumerate(pair):
         draw(path, seed)
         os.utime(path, ns=(0, 0))
     before = load(folder, mode="rgb")
     change(*pair)
+    caplog.set_level(logging.INFO)
     after = load(folder, mode="rgb")
+    assert caplog.text.count("comparing 2 files with what was decoded") == 1
     assert re.search("the cache .* cannot be used .*a.bmp has other content than when it was decoded", caplog.text)
     shutil.rmtree(folder.parent / "root")
     assert after.sha256 == load(folder, mode="rgb").sha256 != before.sha256
