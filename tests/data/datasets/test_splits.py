@@ -89,6 +89,29 @@ def test_folders_may_lack_a_split(divided: Path) -> None:
     assert sizes(load(divided, test_share=0)) == {"train": 12}
 
 
+@pytest.mark.parametrize(
+    ("moves", "named"),
+    [
+        ({"train": "training_set", "val": "seg_valid", "test": "test_set"}, "seg_valid, test_set, training_set"),
+        ({"train": "trn", "val": "vld", "test": "tst"}, "trn, tst, vld"),
+        ({"train": "../rest"}, "test, val"),
+        ({"train/cat": "cat", "train/dog": "dog", "train/eel": "eel", "val": "../rest"}, "test"),
+    ],
+)
+def test_splits_of_other_names_are_no_classes(divided: Path, moves: dict[str, str], named: str) -> None:
+    for name, other in moves.items():
+        (divided / name).rename(divided / other)
+    with pytest.raises(DataError, match=f"look like splits: {named}, with the folders cat, dog, eel; name splits"):
+        load(divided)
+
+
+def test_a_class_may_have_the_name_of_a_split_or_folders(folder: Path) -> None:
+    (folder / "eel").rename(folder / "test")
+    for name in ("cat/2024/0.png", "cat/2025/0.png", "dog/2024/0.png"):
+        draw(folder / name, 0)
+    assert load(folder).train.classes == ("cat", "dog", "test")
+
+
 def test_splits_have_the_same_classes_and_none_is_empty(divided: Path) -> None:
     shutil.rmtree(divided / "val" / "eel")
     with pytest.raises(DataError, match=r"the validation split lacks classes of the training split: eel; .*skip"):

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import logging
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -123,15 +124,18 @@ def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictur
     names = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(names) < 2:
         raise DataError(
-            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/; "
-            f"found: {shorten(names) or 'none'}"
+            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/, to evaluate a "
+            f"model those of its classes; found: {shorten(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name, left_out)]
     classes: dict[str, str] = {}  # by the real path of each folder that holds pictures
+    inner: dict[str, set[str]] = {name: set() for name in names}  # folders with pictures in that of a class
     for parent in sorted({path.parent for path in paths}):
+        inner[parent.parts[0]].update(parent.parts[1:2])
         name = classes.setdefault(os.path.realpath(folder / parent), parent.parts[0])
         if name != parent.parts[0]:
             raise DataError(f"{folder}: the classes {name} and {parent.parts[0]} have the same folder; remove a link")
+    _refuse_splits(folder, inner)
     pictures = mixed([(folder / path, nfc(path.parts[0])) for path in paths], folder)
     names = sorted(set(map(nfc, names)))
     if empty := sorted(set(names) - {name for _, name in pictures}):
@@ -140,6 +144,23 @@ def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictur
             raise DataError(f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true")
         log.warning("%s; left out", message)
     return pictures
+
+
+def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
+    """Raise `DataError` if folders that would be classes, each with its folders in `inner`, are splits by their names.
+
+    So are all of them, if all have the same two or more folders.
+    """
+    words = {word for names in FOLDERS.values() for word in names}
+    splits = [name for name, held in inner.items() if held and words.intersection(re.findall("[a-z]+", name.lower()))]
+    if not splits and len(inner[min(inner)]) > 1 and len(set(map(frozenset, inner.values()))) == 1:
+        splits = [*inner]
+    if splits:
+        raise DataError(
+            f"{folder}: folders of classes that look like splits: {shorten(splits)}, with the folders "
+            f"{shorten(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "
+            "each, or type data.dataset.labels=FILE.csv, which names the class of each picture"
+        )
 
 
 def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
