@@ -153,6 +153,8 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
         (("train/cat/0.png", "train/cat/no\x1b.png"), r":\d+: there is no file .*no\\x1b\.png"),
         (("train/cat/0.png", "train/cat/1.png"), r":\d+: train/cat/1\.png is in line \d+ already"),
         (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be below data\.dataset\.path"),
+        (("cat/0.png,cat,tr", "cat/0.png,cat, wild,tr"), r":\d+: has 4 fields, the header has 3; quote values"),
+        (("file,label,split", "file,label, label"), r"labels\.csv:1: has more than one column label; rename or remove"),
         (("test/eel/0.png,eel", "test/eel/0.png,fly"), "labels.csv: the test split has classes .*: fly"),
         ((",train", ",test"), "two or more labels of training pictures are expected"),
     ],
@@ -180,7 +182,8 @@ def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCapt
     labels = divided.parent / "labels.csv"
     rows = [row.replace(".png", "").replace(DECOMPOSED, COMPOSED) for row in table(divided)[1:]]
     rows = [str(divided / row) + ",3" if row.startswith("train/dog") else f"{row},3" for row in rows]
-    labels.write_text("\n".join(["image_id,target,split,fold", *rows]))
+    rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values have no meaning
+    labels.write_text("\n".join(["image_id, target ,split,fold,,", *rows]))
     columns = {"file": "image_id", "label": "target"}
     assert_as_drawn(load(divided, labels=str(labels), columns=columns, suffix=".png"), divided)
     assert "labels.csv: columns that are not used: 'fold'" in caplog.text

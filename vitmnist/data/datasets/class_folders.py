@@ -215,19 +215,24 @@ def read_labels(
     try:
         with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
-            columns = rows.fieldnames or []
+            rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
             required = {names.file, names.label, *({names.split} - {TableColumns.split})}
             if lacking := sorted(required.difference(columns)):
                 problem = f"has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}"
                 raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
+            if several := [name for name, count in Counter(columns).items() if name and count > 1]:
+                raise DataError(f"{labels}:1: has more than one column {shorten(several)}; rename or remove one")
             if unused := [repr(name) for name in columns if name not in (*required, names.split)]:
                 log.warning("%s: columns that are not used: %s", labels, shorten(unused))
             for row in rows:
-                name, label, typed = row[names.file], row[names.label], str(row.get(names.split, "train"))
+                values = (row.get(column, "train") or "" for column in (names.file, names.label, names.split))
+                name, label, typed = map(str.strip, values)
                 path = _locate(f"{name}{suffix}", folder)
                 is_below = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
                 split = next((split for split, folders in FOLDERS.items() if typed.lower() in folders), None)
+                number = len(columns) + len(row.get(None, ()))  # a comma in a label, without quotes
                 problems = {
+                    f"has {number} fields, the header has {len(columns)}; quote values with commas": None in row,
                     f"the column {names.file} is empty": not name,
                     f"the column {names.label} is empty": not label,
                     f"{names.split}={typed}: must be train, val or test": split is None,
