@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.picture import is_32_bit, to_image
+from vitmnist.data.picture import deep_pixels, is_32_bit, scale_transparency, to_image
 from vitmnist.errors import DataError, printable
 
 # The same with every build of Pillow: what it cannot read is reported as unreadable.
@@ -145,6 +145,7 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
 def has_alpha(path: Path) -> bool:
     """Whether an image has transparent pixels, which become white; raises `DataError` if it cannot be read."""
     with open_picture(path) as image:
+        scale_transparency(image)
         if image.mode[0] == "I" and "transparency" in image.info:  # Pillow makes these pixels opaque in RGBA
             return bool((np.asarray(image) == image.info["transparency"]).any())
         least, _ = image.convert("RGBA").getchannel("A").getextrema()
@@ -158,10 +159,16 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def pixel_range(path: Path) -> tuple[int, float, float] | None:
-    """16 or 32 bits, and the lowest and highest value; None if a picture has 8 bits or is unreadable."""
+    """16 or 32 bits, and the lowest and highest value; None if a picture has 8 bits or is unreadable.
+
+    8 bits and their range if it has 16 per channel, in colour or with transparency, of which Pillow keeps the upper 8.
+    """
     with suppress(DataError), open_picture(path) as image:  # reported when it is decoded
-        if image.mode[0] in "IF" and np.isfinite(pixels := np.asarray(image)).all():
+        if image.mode[0] in "IF":
+            pixels = deep_pixels(image)
             return 32 if is_32_bit(image) else 16, float(pixels.min()), float(pixels.max())
+        if ";16" in str(getattr(image, "tile", "")):  # the mode of the file, such as RGB;16B
+            return 8, 0, 255
     return None
 
 

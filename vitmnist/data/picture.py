@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
+PHOTOMETRIC, SAMPLE_FORMAT = 262, 339  # tags of TIFF files
+UNSIGNED, SIGNED = 1, 2  # values of the latter
 MAX_SIDE = 65_535  # in pixels, as of a JPEG file; to resize a longer side takes seconds
 
 
@@ -36,11 +38,14 @@ def to_image(
         range_32_bit: the values of int32 and float pixels that become black and white; None: they are refused.
         decode: makes uint8 `[H, W]` or `[H, W, C]` of an image; the same pixels as `np.array`, perhaps sooner.
     """
+    scale_transparency(opened)
     orientation, to_size = stored_size(opened, size, resize)
     drafted = opened.draft(None, (2 * to_size[0], 2 * to_size[1])) if draft else None
     image: Image.Image = opened
     if image.mode[0] in "IF":
         image = to_8_bit(image, max_16_bit, range_32_bit)
+    elif tiff_tag(image, SAMPLE_FORMAT) == SIGNED:
+        raise ValueError("its pixels are signed 8-bit integers, which Pillow reads as unsigned")
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(background, image.convert("RGBA"))
@@ -95,15 +100,39 @@ def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image:
 
 def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, float] | None) -> Image.Image:
     """A grey image of 16 or 32 bits, which Pillow would clip at 255; white where a 16-bit PNG is transparent."""
-    pixels = np.asarray(image).astype(np.float64)
-    if not np.isfinite(pixels).all():
-        raise ValueError("some of its pixels are not finite")
+    pixels = deep_pixels(image)
     if not (limits := range_32_bit if is_32_bit(image) else (0, max_16_bit)):
         raise ValueError("int32 and float pixels need data.dataset.range_32_bit=[BLACK,WHITE] in training")
-    low, high = limits
+    # Pillow inverts TIFF files of up to 8 bits in which 0 is white, and no others.
+    low, high = limits[::-1] if tiff_tag(image, PHOTOMETRIC) == 0 else limits
     scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)
     scaled[pixels == image.info.get("transparency", np.nan)] = 255
     return Image.fromarray(scaled.astype(np.uint8))
+
+
+def deep_pixels(image: Image.Image) -> NDArray[np.float64]:
+    """The pixels of a grey image of 16 or 32 bits; raises `ValueError` if Pillow cannot tell all of them."""
+    pixels = np.asarray(image).astype(np.float64)
+    if not np.isfinite(pixels).all():
+        raise ValueError("some of its pixels are not finite")
+    if image.mode == "I" and tiff_tag(image, SAMPLE_FORMAT, UNSIGNED) == UNSIGNED and pixels.min() < 0:
+        raise ValueError("some of its uint32 pixels are above 2147483647, which Pillow reads as negative")
+    return pixels
+
+
+def tiff_tag(image: Image.Image, tag: int, default: int | None = None) -> int | None:
+    """The value of a tag, the first if it has several; `default` if it is missing or the file is no TIFF."""
+    value = getattr(image, "tag_v2", {}).get(tag, default)
+    return value[0] if isinstance(value, tuple) else value
+
+
+def scale_transparency(opened: Image.Image) -> None:
+    """Scale the transparent value of a PNG file that is not loaded, as Pillow scales its pixels of 2, 4 and 16 bits."""
+    for *_, stored in getattr(opened, "tile", ()) if "transparency" in opened.info else ():
+        if factor := {"L;2": 85, "L;4": 17}.get(stored):
+            opened.info["transparency"] *= factor
+        elif stored == "RGB;16B":  # of which Pillow keeps the upper 8 bits
+            opened.info["transparency"] = tuple(value >> 8 for value in opened.info["transparency"])
 
 
 def is_32_bit(image: Image.Image) -> bool:

@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +262,14 @@ def test_pictures_of_cameras_with_10_and_12_bits_are_warned_of_with_the_key_that
     scaled = load(folder, max_16_bit=key or 4096)
     assert int(scaled.train.images.max()) == round(255 * highest / (key or 4096))
     assert "16-bit" not in caplog.text
+    content = (folder / "cat" / "0.png").read_bytes()  # of which a row of 8 pixels becomes 4, of grey and alpha
+    start = content.index(b"IHDR")
+    header = struct.pack(">IIBBBBB", 4, 8, 16, 4, 0, 0, 0)
+    header = b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    (folder / "cat" / "0.png").write_bytes(content[:start] + header + content[start + len(header) :])
+    for count in (1, 2):
+        load(folder, max_16_bit=4096)
+        assert caplog.text.count("max_16_bit has no effect on 1 pictures of 16 bits in colour or with transp") == count
 
 
 def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_name_the_file(

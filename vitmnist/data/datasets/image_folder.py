@@ -35,7 +35,7 @@ from vitmnist.store.source_files import SourceFiles
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-VERSION = 4  # of the decoded pixels and the notes about them; another one makes caches decode again
+VERSION = 5  # of the decoded pixels and the notes about them; another one makes caches decode again
 CAMERAS = 1023, 4095  # highest values of cameras of 10 and 12 bits, whose files have 16
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 COLOUR_SAMPLES = 100  # pictures checked for colour
@@ -188,6 +188,12 @@ def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int,
             "%s: no 16-bit picture has a value above %d: all are dark; set data.dataset.max_16_bit=%d (%d-bit cameras)"
         )
         log.warning(message, folder, highest, limit, limit.bit_length())
+    if (reduced := notes["reduced"]) and options.max_16_bit != 65_535:
+        log.warning(
+            "%s: data.dataset.max_16_bit has no effect on %d pictures of 16 bits in colour or with transparency, of "
+            "which Pillow keeps the upper 8 bits",
+            *(folder, reduced),
+        )
     if warned := notes["warned"]:
         log.warning("%s: %d pictures are read with a warning: %s", folder, len(warned), shorten(warned))
     if coloured := notes["coloured"]:
@@ -280,12 +286,13 @@ class FolderDecoder:
         """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
         cores = available_cores()
         paths = [path for path, _ in self.samples if path.suffix.lower() not in JPEG]
-        values: dict[int, list[float]] = {16: [], 32: []}
+        values: dict[int, list[float]] = {8: [], 16: [], 32: []}
         with closing(ordered_map(pixel_range, paths, cores, 2 * cores, one_core_each())) as ranges:
             for bits, low, high in filter(None, ranges):
                 values[bits] += [low, high]
         limits = self.options.range_32_bit or ((min(values[32]), max(values[32])) if values[32] else None)
-        return {"max_16_bit": max(values[16], default=65_535), "range_32_bit": limits}
+        depth = {"max_16_bit": max(values[16], default=65_535), "range_32_bit": limits}
+        return {**depth, "reduced": len(values[8]) // 2}
 
     def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
         images = empty_images(len(indices), *self.options.shape)
