@@ -40,7 +40,7 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     if isinstance(error, OverrideParseException):
         return Failure(_unreadable(str(error.override)))
     if type(error) is ValueError and text.startswith("Config group override"):  # such as model=null
-        return Failure(f"{first_line(error)}; type GROUP=NAME")
+        return Failure(f"{first_line(error)}; type GROUP=NAME, as data/augment=none")
     if "${experiment}_${model}" in text:  # in the defaults of conf/config.yaml
         return Failure("model is missing; type model=NAME")
     if text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
@@ -83,7 +83,8 @@ def _unknown_key(unknown: UnknownKeyError, typed: Sequence[str]) -> str:
     leaf = unknown.key.rpartition(".")[2]
     if advice := FAMILIAR_KEYS.get(leaf):
         value = next((one.partition("=")[2] for one in reversed(typed) if key_of(one) == unknown.key), "VALUE")
-        return f"{unknown.key}: {advice.replace('{}', value)}"
+        advice = advice.replace("{}", value).replace("augment=null", "augment=none")
+        return f"{unknown.key}: {advice}"
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     found = [key for key in values if f".{key}".endswith(f".{leaf}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(found[:3])}?" if found else str(unknown)
