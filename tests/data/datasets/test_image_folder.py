@@ -26,7 +26,7 @@ from vitmnist.data.channels import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_io import Mode, PictureReader, find_pictures, to_tensor
 from vitmnist.data.tensors import digest
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.store import source_files
 
 CLASSES = ("cat", "dog", "eel")
@@ -246,6 +246,22 @@ def test_pictures_of_32_bits_have_one_scale_in_the_whole_set(folder: Path, dtype
                     scaled = 33 if name not in ramps else (ramps[name][0, 0] - low) * 255 / (high - low)
                     assert (split.images[row] == min(255, round(scaled))).all()
         assert len(ramps) == 10
+    with pytest.raises(ConfigError, match=r"data\.dataset\.range_32_bit=\[3\.0, 3\.0\]: black and white must differ"):
+        load(folder, range_32_bit=(3, 3))
+
+
+def test_constant_training_images_are_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As of a value that stands for no data, next to which all others are white."""
+    for number, path in enumerate(folder.glob("*/*.png")):
+        write_deep(path.with_suffix(".tif"), np.full((8, 8), 0.01 * number), "float32")
+        path.unlink()
+    pets = load(folder)
+    assert "are constant" not in caplog.text
+    write_deep(folder / pets.test.files[0], np.full((8, 8), -3.4e38), "float32")
+    for count in (1, 2):  # decoded now, and found decoded
+        load(folder)
+        message = "all training images are constant, or nearly so; -3.4e+38 is black, 0.29 white; set data.dataset.ra"
+        assert caplog.text.count(message) == count
 
 
 @pytest.mark.parametrize(("highest", "key"), [(1023, 1023), (1024, 4095), (4095, 4095), (4096, None)])

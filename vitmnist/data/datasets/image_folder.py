@@ -98,6 +98,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = home_expanded(options.path)
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    if options.range_32_bit and len({*options.range_32_bit}) == 1:
+        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     labels_file = home_expanded(options.labels) if options.labels else None
     classes, parts = find_samples(
         folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
@@ -188,6 +190,10 @@ def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int,
             "%s: no 16-bit picture has a value above %d: all are dark; set data.dataset.max_16_bit=%d (%d-bit cameras)"
         )
         log.warning(message, folder, highest, limit, limit.bit_length())
+    if max(notes["std"]) * 255 <= 1:  # as of a constant channel
+        black_white = "; %g is black, %g white; set data.dataset.range_32_bit=[BLACK,WHITE]"
+        advice = black_white % tuple(limits) if (limits := notes["range_32_bit"]) else ""
+        log.warning("%s: all training images are constant, or nearly so%s", folder, advice)
     if (reduced := notes["reduced"]) and options.max_16_bit != 65_535:
         log.warning(
             "%s: data.dataset.max_16_bit has no effect on %d pictures of 16 bits in colour or with transparency, of "
